@@ -1,0 +1,191 @@
+"""Every way a request or a layer can fail, as one family tree.
+
+ServiceError
+├── Rejected             the caller's request cannot be served as it stands; repeating it changes nothing
+│   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding)
+│   ├── InvalidInput     they parse and are wrong (BadShape, BadDtype, BadMask, MaskKindRequired, CausalAlignRequired,
+│   │                    NonFinite, MaskedRow, UnknownField)
+│   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit)
+│   ├── NotServed        nothing answers to that (LayerNotFound, RouteNotFound, MethodNotAllowed, NotAcceptable,
+│   │                    UnsupportedMediaType, UnsupportedContentEncoding)
+│   └── ClientTimeout    the body did not arrive in time
+├── Refused              not now (QueueFull, NotReady, Draining); each says when to come back
+├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
+└── LayerError           a checkpoint or a stored layer is not what it must be (command line and start-up, never a request)
+
+Laws: `code` is stable and part of the contract; the message says what was expected and what came, in words and numbers,
+and never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """The root: a stable `code`, a sentence for people, and a JSON pointer to the field (`param`) where there is one."""
+
+    code: ClassVar[str]
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class Rejected(ServiceError):
+    code = "rejected"
+
+
+class Malformed(Rejected):
+    code = "malformed"
+
+
+class BadRequest(Malformed):
+    code = "bad_request"
+
+
+class BadJson(Malformed):
+    code = "bad_json"
+
+
+class JsonTooDeep(Malformed):
+    code = "json_too_deep"
+
+
+class DuplicateKey(Malformed):
+    code = "duplicate_key"
+
+
+class BadEncoding(Malformed):
+    code = "bad_encoding"
+
+
+class InvalidInput(Rejected):
+    code = "invalid"
+
+
+class BadShape(InvalidInput):
+    code = "bad_shape"
+
+
+class BadDtype(InvalidInput):
+    code = "bad_dtype"
+
+
+class BadMask(InvalidInput):
+    code = "bad_mask"
+
+
+class MaskKindRequired(InvalidInput):
+    code = "mask_kind_required"
+
+
+class CausalAlignRequired(InvalidInput):
+    code = "causal_align_required"
+
+
+class NonFinite(InvalidInput):
+    code = "non_finite"
+
+
+class MaskedRow(InvalidInput):
+    code = "masked_row"
+
+
+class UnknownField(InvalidInput):
+    code = "unknown_field"
+
+
+class TooLarge(Rejected):
+    code = "too_large"
+
+
+class BodyTooLarge(TooLarge):
+    code = "body_too_large"
+
+
+class DecompressedTooLarge(TooLarge):
+    code = "decompressed_too_large"
+
+
+class CostLimit(TooLarge):
+    code = "cost_limit"
+
+
+class NotServed(Rejected):
+    code = "not_served"
+
+
+class LayerNotFound(NotServed):
+    code = "layer_not_found"
+
+
+class RouteNotFound(NotServed):
+    code = "not_found"
+
+
+class MethodNotAllowed(NotServed):
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class NotAcceptable(NotServed):
+    code = "not_acceptable"
+
+
+class UnsupportedMediaType(NotServed):
+    code = "unsupported_media_type"
+
+
+class UnsupportedContentEncoding(NotServed):
+    code = "unsupported_content_encoding"
+
+
+class ClientTimeout(Rejected):
+    code = "client_timeout"
+
+
+class Refused(ServiceError):
+    """Nothing is wrong with the request; `retry_after_s` whole seconds from now it may be taken."""
+
+    code = "refused"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+
+
+class NotReady(Refused):
+    code = "not_ready"
+
+
+class Draining(Refused):
+    code = "draining"
+
+
+class Failed(ServiceError):
+    code = "failed"
+
+
+class DeadlineExceeded(Failed):
+    code = "deadline_exceeded"
+
+
+class EngineFailed(Failed):
+    code = "engine_failed"
+
+
+class EngineDown(Failed):
+    code = "engine_down"
+
+
+class LayerError(ServiceError):
+    code = "layer_error"
