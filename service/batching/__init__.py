@@ -1,0 +1,1 @@
+"""The waiting room: knows time and fairness; no torch, no HTTP."""

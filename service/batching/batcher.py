@@ -1,0 +1,254 @@
+"""The batcher: admits jobs, dispatches batches, settles what comes back.
+
+Lives here: the waiting room's state and its one task; it meets the engine in one small Protocol.
+Must not know: tensors, HTTP, metrics; which jobs run together (policy) and what may come in (admission).
+Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
+are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; if the loop
+dies everyone is told; draining admits nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Generic
+
+from service.batching.admission import QueueLimits, check_cost, check_room, check_time
+from service.batching.clock import Clock
+from service.batching.engine import Engine, ask, failure_of, told
+from service.batching.job import BatchInfo, Cost, Job, Outcome, P, R
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent
+from service.batching.pace import Pace
+from service.batching.policy import BatchLimits, Lanes, is_full, take
+from service.errors import DeadlineExceeded, Draining, EngineDown, NotReady, ServiceError
+
+DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
+
+
+class Batcher(Generic[P, R]):
+    """The waiting room of one engine, on one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine[P, R],
+        batch_limits: BatchLimits,
+        queue_limits: QueueLimits,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._engine = engine
+        self._batch_limits = batch_limits
+        self._queue_limits = queue_limits
+        self._clock = clock
+        self._observer = observer
+        self._lanes: Lanes[Job[P, R]] = Lanes()
+        self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
+        self._pace = Pace()
+        self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
+        self._left = asyncio.Event()  # a job went: drain looks again
+        self._task: asyncio.Task[None] | None = None
+        self._is_draining = False
+        self._is_stopping = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_queued(self) -> int:
+        return self._lanes.num_jobs
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._lanes.num_bytes
+
+    @property
+    def num_running(self) -> int:
+        """Jobs of the batch in flight that somebody still waits for."""
+        return sum(not job.is_settled for job in self._running)
+
+    def start(self) -> None:
+        if self._task is not None:
+            raise RuntimeError("the batcher was started twice. This is a bug.")
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name="batcher")
+        self._task.add_done_callback(self._end)
+
+    async def submit(self, payload: P, lane: Hashable, cost: Cost, deadline: float) -> Outcome[R]:
+        """The answer to a payload, by a finite deadline on the clock.
+
+        Raises CostLimit, QueueFull, NotReady before it is admitted, Draining, DeadlineExceeded and EngineDown before or
+        after, EngineFailed or the engine's own ServiceError after. Cancelling it at any moment leaves nothing behind.
+        """
+        job = self.admit(payload, lane, cost, deadline)
+        try:
+            return await job.promise
+        except asyncio.CancelledError:
+            self._observer.job_cancelled(CancelEvent(lane, job.stage))
+            raise
+        finally:
+            self._withdraw(job)
+            del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors till a gc
+
+    def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float) -> Job[P, R]:
+        """Check and append in one synchronous step."""
+        self._check_open()
+        check_cost(cost, self._queue_limits)
+        check_room(cost, self._lanes, self._queue_limits, self._pace)
+        check_time(lane, deadline - self._clock.now(), self._lanes, self._pace)
+        job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
+        job.timer = self._clock.call_at(deadline, partial(self._expire, job))
+        self._lanes.append(job)
+        self._arrived.set()
+        self._tell_queue()
+        return job
+
+    def begin_drain(self) -> None:
+        """Admit nothing any more; what waits is dispatched without waiting for company."""
+        self._is_draining = True
+        self._arrived.set()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Admit nothing, finish what was admitted; after `timeout_s` fail the rest with Draining, return how many."""
+        self.begin_drain()
+        until = self._clock.now() + timeout_s
+        while self.num_queued + self.num_running and self._clock.now() < until:
+            await self._wait(self._left, until)
+        return self.give_up()
+
+    def give_up(self) -> int:
+        """Admit nothing any more and fail everyone who waits or runs, at once; how many were told."""
+        self.begin_drain()
+        return self._fail_all(partial(Draining, "the service shut down before this was finished"))
+
+    async def stop(self) -> None:
+        """End the task; whoever still waits gets Draining."""
+        self._is_stopping = True
+        self.give_up()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _serve(self) -> None:
+        while True:
+            await self._gather()
+            await self._execute()
+
+    async def _gather(self) -> None:
+        """Return when a batch is due; the engine is idle."""
+        if not self._lanes.num_jobs:
+            self._lanes.rest()
+        while (due_at := self._due_at()) > self._clock.now():
+            await self._wait(self._arrived, due_at)
+
+    async def _wait(self, event: asyncio.Event, until: float) -> None:
+        """Wait for the event's next time, or until a time that need not be finite."""
+        event.clear()
+        timer = self._clock.call_at(until, event.set) if math.isfinite(until) else None
+        try:
+            await event.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _due_at(self) -> float:
+        """When the next batch goes: never while nothing waits, else at once unless it is to wait for company."""
+        limits = self._queue_limits
+        if not self._lanes.num_jobs:
+            return math.inf
+        could_grow = self._lanes.num_jobs < limits.capacity and not is_full(self._lanes, self._batch_limits)
+        if limits.max_wait_s <= 0 or self._is_draining or not could_grow:
+            return -math.inf
+        return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
+
+    async def _execute(self) -> None:
+        """Take a batch, drop whose callers left in this very turn, and run it; if it fails, its members one by one."""
+        self._running = [job for job in take(self._lanes, self._batch_limits) if not job.is_settled]
+        self._tell_queue()
+        if self._running and not await self._attempt(self._running):
+            for job in self._running:
+                if not job.is_settled:
+                    await self._attempt([job])
+        self._running = []
+        self._left.set()
+
+    async def _attempt(self, jobs: list[Job[P, R]]) -> bool:
+        """Run these jobs and settle them; False if several failed together, of whom any may be the culprit.
+
+        Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
+        """
+        costs = [job.cost for job in jobs]
+        batch = BatchInfo.of(costs)
+        for job in jobs:
+            job.start(batch)
+        started_at = self._clock.now()
+        future = await ask(self._engine, [job.payload for job in jobs])
+        compute_s = self._clock.now() - started_at
+        failure = failure_of(future, len(jobs))
+        if isinstance(failure, EngineDown):
+            raise failure
+        if failure is not None and len(jobs) > 1:
+            self._observer.retried_apart(RetryEvent(jobs[0].lane, self.num_running, type(failure).__name__))
+            return False
+        if failure is not None:
+            jobs[0].fail(told(failure))
+            return True
+        for job, result in zip(jobs, future.result(), strict=True):
+            job.settle(result)
+        self._pace.note(sum(cost.flops for cost in costs), compute_s)
+        self._observer.batch_done(BatchEvent.of(jobs[0].lane, costs, compute_s))
+        return True
+
+    def _expire(self, job: Job[P, R]) -> None:
+        """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""
+        job.fail(DeadlineExceeded(f"there was no answer within the {job.deadline - job.accepted_at:.3f} s allowed"))
+        self._forget(job)
+
+    def _withdraw(self, job: Job[P, R]) -> None:
+        """The caller goes, with his answer or without: nothing of the job stays behind."""
+        job.fail(asyncio.CancelledError())
+        self._forget(job)
+
+    def _forget(self, job: Job[P, R]) -> None:
+        if self._lanes.remove(job):
+            self._arrived.set()
+            self._tell_queue()
+        self._left.set()
+
+    def _fail_all(self, error: Callable[[], ServiceError]) -> int:
+        """Fail everyone who waits or runs, each with an error of his own; how many were told."""
+        jobs = [*self._running, *self._lanes.clear()]
+        num_told = sum(job.fail(error()) for job in jobs if not job.is_settled)
+        self._left.set()
+        self._tell_queue()
+        return num_told
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """The task's last call, however it ended, even if it was cancelled before its first step."""
+        error = None if task.cancelled() else task.exception()
+        num_told = self._fail_all(partial(EngineDown, DOWN))
+        self._running = []
+        if not self._is_stopping:
+            self._observer.died(DeathEvent(num_told, error))
+
+    def _check_open(self) -> None:
+        if self._task is not None and self._task.done() and not self._is_stopping:
+            raise EngineDown(DOWN)
+        if self._is_draining:
+            raise Draining("the service is shutting down and takes no new requests")
+        if self._task is None:
+            raise NotReady("the service has not started yet")
+
+    def _tell_queue(self) -> None:
+        self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
+
+    def __repr__(self) -> str:
+        running, ended = ("draining" if self._is_draining else "open"), ("stopped" if self._is_stopping else "dead")
+        state = "not started" if self._task is None else running if self.is_alive else ended
+        queued = f"{self.num_queued} jobs ({self.queued_bytes} bytes) wait in {self._lanes.num_lanes} lanes"
+        return f"<Batcher is {state}: {queued}, {self.num_running} run>"

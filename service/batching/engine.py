@@ -1,0 +1,86 @@
+"""The engine as the waiting room sees it: a batch goes in, a future of its results comes out.
+
+Lives here: the one Protocol in which the two rooms meet, the wait for its future, and what its failures mean.
+Must not know: jobs, queues, tensors, the engine's thread.
+Laws: whatever the engine raises or returns becomes an answer or a failure of that batch, never an exception of the
+loop; a foreign exception is translated once, here, and its text never reaches a caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from service.batching.job import P, R
+from service.errors import EngineDown, EngineFailed, ServiceError
+
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class Engine(Protocol[P_contra, R]):
+    """What computes: one result per payload, in their order; EngineDown says that no later batch will be answered."""
+
+    def run(self, batch: Sequence[P_contra], /) -> Future[Sequence[R]]: ...
+
+
+async def ask(engine: Engine[P, R], batch: Sequence[P]) -> Future[Sequence[R]]:
+    """The engine's future for this batch, done; cancelling this calls off a batch that has not begun.
+
+    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a
+    cancellation of the caller.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed before its engine was
+            loop.call_soon_threadsafe(done.set)
+
+    future = _hand_over(engine, batch)
+    future.add_done_callback(tell)
+    try:
+        await done.wait()
+    finally:
+        future.cancel()
+    return future
+
+
+def failure_of(future: Future[Sequence[R]], num_payloads: int) -> BaseException | None:
+    """What went wrong with a batch whose future is done; None where its results can be given out."""
+    if future.cancelled():
+        return EngineDown("the engine dropped a batch")
+    error = future.exception()
+    if error is not None:
+        return error
+    results: object = future.result()
+    if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
+        return TypeError(f"the engine returned {type(results).__name__}, not a sequence of results. This is a bug.")
+    if len(results) != num_payloads:
+        return ValueError(f"the engine returned {len(results)} results for {num_payloads} payloads. This is a bug.")
+    return None
+
+
+def told(failure: BaseException) -> ServiceError:
+    """A failure as its caller is told it: one of the family as itself, any other without its text."""
+    if isinstance(failure, ServiceError):
+        return failure
+    error = EngineFailed("the engine failed on this request; the fault is the service's, and is in its log")
+    error.__cause__ = failure
+    return error
+
+
+def _hand_over(engine: Engine[P, R], batch: Sequence[P]) -> Future[Sequence[R]]:
+    try:
+        return engine.run(batch)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is this batch's failure
+        return _failed(
+            error
+        )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
+
+
+def _failed(error: BaseException) -> Future[Sequence[R]]:
+    future: Future[Sequence[R]] = Future()
+    future.set_exception(error)
+    return future

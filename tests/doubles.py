@@ -1,0 +1,174 @@
+"""Hand-written doubles: an engine behind a gate, a clock turned by hand, a listener that writes down what it hears.
+
+Laws: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from itertools import count
+from typing import Any, TypeVar
+
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
+from service.errors import EngineDown
+
+T = TypeVar("T")
+Batch = Sequence[Any]
+
+
+def echo(batch: Batch) -> list[Any]:
+    """What GateEngine answers unless told otherwise: as many results as payloads, each recognisable."""
+    return [("answer", payload) for payload in batch]
+
+
+class ManualClock:
+    """Monotonic seconds that pass only when the test says so."""
+
+    class Call:
+        def __init__(self, when: float, callback: Callable[[], object]) -> None:
+            self.when = when
+            self.callback: Callable[[], object] | None = callback
+
+        def cancel(self) -> None:
+            self.callback = None
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+        self._calls: list[tuple[float, int, ManualClock.Call]] = []
+        self._order = count()
+
+    def now(self) -> float:
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> ManualClock.Call:
+        call = self.Call(when, callback)
+        heapq.heappush(self._calls, (when, next(self._order), call))
+        return call
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, making each call when it is due."""
+        until = self._now + seconds
+        while self._calls and self._calls[0][0] <= until:
+            when, _, call = heapq.heappop(self._calls)
+            self._now = max(self._now, when)
+            if call.callback is not None:
+                call.callback()
+        self._now = until
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that are still to come; 0 at rest, else a timer leaked."""
+        return sum(call.callback is not None for _, _, call in self._calls)
+
+
+class GateEngine:
+    """An engine that holds each batch until the test opens the gate; it insists on one batch at a time.
+
+    `is_open` answers at once. `bad` payloads fail every batch they are in. `answer` may be replaced to return nonsense.
+    """
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.is_open = is_open
+        self.bad: dict[Any, BaseException] = {}
+        self.answer: Callable[[Batch], Any] = echo
+        self.batches: list[list[Any]] = []
+        self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
+
+    @property
+    def executed(self) -> list[Any]:
+        """Every payload that was ever handed over, in order."""
+        return [payload for batch in self.batches for payload in batch]
+
+    @property
+    def is_busy(self) -> bool:
+        return self.held is not None and not self.held[1].done()
+
+    def run(self, batch: Batch) -> Future[Any]:
+        assert not self.is_busy, "two batches in flight"
+        future: Future[Any] = Future()
+        self.batches.append(list(batch))
+        self.held = (list(batch), future)
+        if self.is_open:
+            self.release()
+        return future
+
+    def release(self) -> None:
+        """The held batch ends as its payloads deserve."""
+        batch, future = self._take()
+        bad = [self.bad[payload] for payload in batch if payload in self.bad]
+        if bad:
+            future.set_exception(bad[0])
+        else:
+            future.set_result(self.answer(batch))
+
+    def open(self) -> None:
+        """The held batch ends, and later ones at once."""
+        self.is_open = True
+        if self.is_busy:
+            self.release()
+
+    def fail(self, error: BaseException) -> None:
+        """The held batch fails."""
+        self._take()[1].set_exception(error)
+
+    def die(self) -> None:
+        """The held batch fails, and no later one will be answered."""
+        self.fail(EngineDown("the compute thread ended"))
+
+    def drop(self) -> None:
+        """The held batch is cancelled from the engine's side."""
+        assert self._take()[1].cancel()
+
+    def _take(self) -> tuple[list[Any], Future[Any]]:
+        assert self.held is not None, "no batch is held"
+        held, self.held = self.held, None
+        return held
+
+
+class RecordingObserver:
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[int, int]] = []
+        self.batches: list[BatchEvent] = []
+        self.retries: list[RetryEvent] = []
+        self.cancelled: list[CancelEvent] = []
+        self.deaths: list[DeathEvent] = []
+
+    def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
+        self.queue.append((num_jobs, num_bytes))
+
+    def batch_done(self, event: BatchEvent) -> None:
+        self.batches.append(event)
+
+    def retried_apart(self, event: RetryEvent) -> None:
+        self.retries.append(event)
+
+    def job_cancelled(self, event: CancelEvent) -> None:
+        self.cancelled.append(event)
+
+    def died(self, event: DeathEvent) -> None:
+        self.deaths.append(event)
+
+
+async def turns(num: int = 12) -> None:
+    """Let the loop turn until what is ready has run; nothing here waits for anything but the next turn."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]], *, loop_factory: Any = None) -> T:
+    """Run a test's coroutine; whatever the loop or a destructor complains of fails it."""
+    complaints: list[dict[str, Any]] = []
+
+    async def supervised() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        return await main()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        result = runner.run(supervised())
+    assert not complaints, complaints
+    return result

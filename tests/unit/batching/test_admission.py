@@ -1,0 +1,172 @@
+"""What is refused and what expires: a full queue, a deadline; each refusal names its value and its limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.errors import (
+    DeadlineExceeded,
+    QueueFull,
+)
+from tests.doubles import run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+
+
+@pytest.mark.parametrize("running", [1, 3])
+@pytest.mark.parametrize("over", [0, 1, 7])
+def test_q2_exactly_what_exceeds_the_capacity_is_refused(running, over):
+    async def main():
+        capacity = 6
+        async with Room(capacity=capacity, max_requests=3) as room:
+            clients = await room.send_running(*range(running))
+            clients += [room.send(number) for number in range(capacity + over)]
+            await turns()
+            refused = [client for client in clients if client.done()]
+            assert [type(error_of(client)) for client in refused] == [QueueFull] * over
+            room.engine.open()
+            await turns(60)
+            assert sum(error_of(client) is None for client in clients) == running + capacity
+
+    run(main)
+
+
+def test_a_burst_of_the_queues_size_from_idle_is_not_refused():
+    async def main():
+        async with Room(capacity=50, max_requests=4) as room:
+            room.engine.open()
+            clients = [room.send(number) for number in range(50)]
+            await turns(100)
+            assert [result_of(client) for client in clients] == [("answer", number) for number in range(50)]
+            assert {len(batch) for batch in room.engine.batches} <= {1, 2, 3, 4}
+
+    run(main)
+
+
+def test_a_full_queue_names_the_values_and_says_when_to_come_back():
+    async def main():
+        async with Room(capacity=3, max_requests=1) as room:
+            await room.send_running("x")
+            room.clock.advance(0.5)
+            room.engine.release()  # 1000 flops in 0.5 s
+            await turns()
+            await room.send_running("y")
+            for number in range(3):
+                await room.send_waiting(number)
+            late = room.send("late")
+            await turns()
+            error = error_of(late)
+            assert isinstance(error, QueueFull)
+            assert error.retry_after_s == 2, "3000 flops wait, at 2000 a second"
+            assert "3 requests wait" in error.message
+            assert "at most 3" in error.message
+
+    run(main)
+
+
+def test_the_queue_is_bounded_in_bytes():
+    async def main():
+        async with Room(max_bytes=100) as room:
+            await room.send_running("x")
+            fits, over, small = (room.send(n, cost=cost_of(input_bytes=n)) for n in (60, 41, 40))
+            await turns()
+            assert room.batcher.queued_bytes == 100
+            error = error_of(over)
+            assert isinstance(error, QueueFull)
+            assert all(word in error.message for word in ("60", "41", "100"))
+            assert error.retry_after_s == 1, "no batch was measured yet"
+            room.engine.open()
+            await turns()
+            assert error_of(fits) is None
+            assert error_of(small) is None
+
+    run(main)
+
+
+def test_a_place_that_a_cancelled_client_leaves_is_free_again():
+    async def main():
+        async with Room(capacity=1) as room:
+            await room.send_running("x")
+            (client,) = await room.send_waiting("y")
+            client.cancel()
+            await turns()
+            await room.send_waiting("z")
+
+    run(main)
+
+
+def test_q4_a_deadline_that_passes_in_the_queue_is_told_at_once_and_the_work_is_never_executed():
+    async def main():
+        async with Room() as room:
+            await room.send_running("x")
+            client = room.send("y", timeout_s=5)
+            await turns()
+            room.clock.advance(4.999)
+            await turns()
+            assert not client.done()
+            room.clock.advance(0.001)
+            await turns()
+            error = error_of(client)
+            assert isinstance(error, DeadlineExceeded)
+            assert "5.000 s" in error.message
+            assert room.batcher.num_queued == 0
+            room.engine.open()
+            await turns()
+            assert room.engine.executed == ["x"]
+
+    run(main)
+
+
+def test_a_deadline_that_passes_while_running_is_told_at_once_and_the_result_is_discarded():
+    async def main():
+        async with Room() as room:
+            clients = [room.send("x", timeout_s=5), room.send("y", timeout_s=50)]
+            await turns()
+            room.clock.advance(5)
+            await turns()
+            assert isinstance(error_of(clients[0]), DeadlineExceeded)
+            assert room.batcher.num_running == 1
+            room.engine.release()
+            await turns()
+            assert result_of(clients[1]) == ("answer", "y")
+
+    run(main)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+def test_a_deadline_that_has_passed_is_not_admitted(timeout_s):
+    async def main():
+        async with Room() as room:
+            assert isinstance(error_of(await ended(room.send("x", timeout_s=timeout_s))), DeadlineExceeded)
+            assert room.engine.executed == []
+
+    run(main)
+
+
+def test_q5_a_deadline_before_the_work_queued_ahead_can_be_done_is_refused_at_once():
+    async def main():
+        async with Room(max_requests=1) as room:
+            await room.send_running("x")
+            room.clock.advance(1.0)
+            room.engine.release()  # 1000 flops a second
+            await turns()
+            await room.send_running("y")
+            await room.send_waiting(0, 1, 2)
+            hopeless = room.send("hopeless", timeout_s=2.9)
+            hopeful = room.send("hopeful", timeout_s=3.1)
+            other = room.send("other lane", lane="b", timeout_s=0.1)
+            await turns()
+            assert isinstance(error_of(hopeless), DeadlineExceeded)
+            assert not hopeful.done()
+            assert not other.done(), "a new lane does not wait for the whole queue"
+
+    run(main)
+
+
+def test_no_timer_is_left_when_a_job_is_finished():
+    async def main():
+        async with Room() as room:
+            room.engine.open()
+            await ended(room.send("x"))
+            assert room.clock.num_calls == 0
+
+    run(main)

@@ -1,0 +1,338 @@
+"""The batcher dispatches at once when idle and gathers while busy; it starts, drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import uvloop
+
+from service.batching.batcher import Batcher
+from service.batching.clock import LoopClock
+from service.batching.job import BatchInfo
+from service.batching.observer import BatchEvent
+from service.errors import (
+    Draining,
+    NotReady,
+)
+from tests.doubles import GateEngine, RecordingObserver, run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+
+
+def test_an_idle_engine_gets_a_lone_request_at_once():
+    async def main():
+        async with Room() as room:
+            (client,) = await room.send_running("x")
+            room.engine.release()
+            await turns()
+            outcome = client.result()
+            assert (outcome.result, outcome.batch) == (("answer", "x"), BatchInfo(1, 1, 10))
+
+    run(main)
+
+
+def test_what_arrives_in_one_turn_shares_a_batch():
+    async def main():
+        async with Room() as room:
+            await room.send_running(*range(8))
+
+    run(main)
+
+
+def test_what_arrives_while_the_engine_is_busy_shares_the_next_batch():
+    async def main():
+        async with Room() as room:
+            await room.send_running("x")
+            for number in range(5):
+                await room.send_waiting(number)
+            assert len(room.engine.batches) == 1, "one batch in flight at a time"
+            room.engine.release()
+            await turns()
+            assert room.engine.batches == [["x"], [0, 1, 2, 3, 4]]
+
+    run(main)
+
+
+def test_an_answer_says_its_batch_its_wait_and_its_computing():
+    async def main():
+        async with Room() as room:
+            await room.send_running("x")
+            clients = [
+                room.send("y", cost=cost_of(sequences=2, tokens=30)),
+                room.send("z", cost=cost_of(sequences=3, tokens=4)),
+            ]
+            await turns()
+            room.clock.advance(0.5)
+            room.engine.release()
+            await turns()
+            room.clock.advance(0.125)
+            room.engine.release()
+            await turns()
+            for client in clients:
+                outcome = client.result()
+                assert (outcome.batch, outcome.queue_s, outcome.compute_s) == (BatchInfo(2, 5, 34), 0.5, 0.125)
+            assert room.heard.batches[1] == BatchEvent("a", 2, 5, 34, 0, 0.125)
+
+    run(main)
+
+
+def test_with_a_wait_an_idle_engine_waits_that_long_from_the_first_request():
+    async def main():
+        async with Room(max_wait_s=0.010) as room:
+            room.send("x")
+            await turns()
+            room.clock.advance(0.006)
+            room.send("y")
+            await turns()
+            room.clock.advance(0.003)
+            await turns()
+            assert room.engine.batches == []
+            room.clock.advance(0.001)
+            await turns()
+            assert room.engine.batches == [["x", "y"]]
+
+    run(main)
+
+
+def test_with_a_wait_a_full_batch_goes_at_once():
+    async def main():
+        async with Room(max_wait_s=0.010, max_requests=3) as room:
+            await room.send_running(1, 2, 3)
+
+    run(main)
+
+
+def test_with_a_wait_a_full_queue_goes_at_once():
+    async def main():
+        async with Room(max_wait_s=0.010, capacity=2) as room:
+            await room.send_running(1, 2)
+
+    run(main)
+
+
+def test_with_a_wait_time_spent_while_the_engine_was_busy_counts():
+    async def main():
+        async with Room(max_wait_s=0.010) as room:
+            room.send("x")
+            await turns()
+            room.clock.advance(0.010)
+            await turns()
+            await room.send_waiting("y")
+            room.clock.advance(0.010)
+            room.engine.release()
+            await turns()
+            assert room.engine.batches == [["x"], ["y"]]
+
+    run(main)
+
+
+def test_with_a_wait_draining_stops_waiting():
+    async def main():
+        async with Room(max_wait_s=3600) as room:
+            client = room.send("x")
+            await turns()
+            room.engine.is_open = True
+            assert await room.batcher.drain(10) == 0
+            assert result_of(client) == ("answer", "x")
+
+    run(main)
+
+
+def test_with_a_wait_the_last_one_leaving_leaves_no_timer():
+    async def main():
+        async with Room(max_wait_s=3600) as room:
+            client = room.send("x")
+            await turns()
+            client.cancel()
+            await turns()
+            assert room.clock.num_calls == 0
+            room.check_empty()
+
+    run(main)
+
+
+def test_a_room_that_is_not_started_is_not_ready():
+    async def main():
+        room = Room()
+        assert not room.batcher.is_alive
+        assert isinstance(error_of(await ended(room.send("x"))), NotReady)
+        assert await room.batcher.drain(1) == 0
+        await room.batcher.stop()
+        assert isinstance(error_of(await ended(room.send("x"))), Draining)
+
+    run(main)
+
+
+def test_a_room_starts_once():
+    async def main():
+        async with Room() as room:
+            with pytest.raises(RuntimeError, match="This is a bug"):
+                room.batcher.start()
+
+    run(main)
+
+
+def test_begin_drain_is_synchronous_and_what_runs_and_waits_goes_on():
+    async def main():
+        async with Room() as room:
+            clients = [*await room.send_running("x"), *await room.send_waiting("y")]
+            room.batcher.begin_drain()
+            assert isinstance(error_of(await ended(room.send("late"))), Draining)
+            room.engine.open()
+            await turns()
+            assert [error_of(client) for client in clients] == [None, None]
+
+    run(main)
+
+
+def test_a_drain_whose_time_is_up_fails_the_rest_and_says_how_many():
+    async def main():
+        async with Room(max_requests=2) as room:
+            clients = [*await room.send_running("r"), *await room.send_waiting("w0", "w1", "w2")]
+            drain = asyncio.create_task(room.batcher.drain(7))
+            await turns()
+            room.clock.advance(6.9)
+            room.engine.release()
+            await turns()
+            assert not drain.done()
+            room.clock.advance(0.1)
+            await turns()
+            assert drain.result() == 3
+            assert [type(error_of(client)) for client in clients] == [type(None), Draining, Draining, Draining]
+            room.engine.release()  # of the batch in flight: its results go nowhere, the one behind it is not run
+            await turns()
+            assert room.engine.executed == ["r", "w0", "w1"]
+
+    run(main)
+
+
+def test_a_drain_counts_a_cancelled_or_expired_job_as_finished():
+    async def main():
+        async with Room() as room:
+            (running,) = await room.send_running("r")
+            room.send("expires", timeout_s=3)
+            drain = asyncio.create_task(room.batcher.drain(10))
+            await turns()
+            room.clock.advance(3)
+            await turns()
+            assert not drain.done()
+            running.cancel()
+            await turns()
+            assert drain.result() == 0
+
+    run(main)
+
+
+def test_a_cancelled_drain_leaves_no_timer_and_the_room_still_drains():
+    async def main():
+        async with Room() as room:
+            (client,) = await room.send_running("r")
+            drain = asyncio.create_task(room.batcher.drain(10))
+            await turns()
+            drain.cancel()
+            await turns()
+            assert drain.cancelled()
+            assert room.batcher.is_draining
+            room.engine.release()
+            await turns()
+            assert error_of(client) is None
+            assert room.clock.num_calls == 0
+
+    run(main)
+
+
+def test_stop_ends_the_task_tells_whoever_waits_and_calls_the_batch_off():
+    async def main():
+        async with Room() as room:
+            clients = [*await room.send_running("r"), *await room.send_waiting("w")]
+            assert room.engine.held
+            _, future = room.engine.held
+            await room.batcher.stop()
+            await turns()
+            assert [type(error_of(client)) for client in clients] == [Draining, Draining]
+            assert not room.batcher.is_alive
+            assert future.cancelled(), "a batch that had not begun need not"
+            assert room.heard.deaths == [], "stopping is not dying"
+            assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+            await room.batcher.stop()
+
+    run(main)
+
+
+def test_a_result_that_comes_after_the_loop_was_closed_is_harmless(caplog):
+    engine = GateEngine()
+
+    class Started(GateEngine):
+        def run(self, batch):
+            future = engine.run(batch)
+            future.set_running_or_notify_cancel()
+            return future
+
+    async def main():
+        async with Room(engine=Started()) as room:
+            room.send("x")
+            await turns()
+
+    run(main)
+    engine.release()
+    assert caplog.records == []
+
+
+def test_its_repr_tells_the_state_as_a_sentence():
+    async def main():
+        room = Room()
+        assert repr(room.batcher) == "<Batcher is not started: 0 jobs (0 bytes) wait in 0 lanes, 0 run>"
+        async with room:
+            await room.send_running("x", "y")
+            await room.send_waiting("z", lane="a")
+            await room.send_waiting("z", lane="b")
+            assert repr(room.batcher) == "<Batcher is open: 2 jobs (16 bytes) wait in 2 lanes, 2 run>"
+            room.batcher.begin_drain()
+            assert repr(room.batcher).startswith("<Batcher is draining: ")
+        assert repr(room.batcher).startswith("<Batcher is stopped: ")
+        async with Room() as room:
+            await room.send_running("x")
+            room.engine.die()
+            await turns()
+            assert repr(room.batcher).startswith("<Batcher is dead: ")
+
+    run(main)
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
+    """Everyone gets his own answer, and some of them in company."""
+
+    class Thread:
+        def __init__(self) -> None:
+            self.pool = ThreadPoolExecutor(1)
+
+        def run(self, batch):
+            return self.pool.submit(lambda: [("answer", payload) for payload in batch])
+
+    async def main():
+        room, engine, heard = Room(capacity=1000), Thread(), RecordingObserver()
+        clock = LoopClock()
+        batcher: Batcher[int, tuple[str, int]] = Batcher(
+            engine, room.batcher._batch_limits, room.batcher._queue_limits, clock, heard
+        )
+        batcher.start()
+
+        async def client(number):
+            for turn in range(5):
+                payload = 1000 * turn + number
+                outcome = await batcher.submit(payload, payload % 3, cost_of(), clock.now() + 60)
+                assert outcome.result == ("answer", payload)
+                assert outcome.queue_s >= 0
+                assert outcome.compute_s > 0
+
+        with engine.pool:
+            await asyncio.gather(*[client(number) for number in range(200)])
+            assert await batcher.drain(30) == 0
+            await batcher.stop()
+        assert sum(event.requests for event in heard.batches) == 1000
+        assert len(heard.batches) < 1000
+        assert heard.queue[-1] == (0, 0)
+
+    run(main, loop_factory=loop_factory)

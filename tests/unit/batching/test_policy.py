@@ -1,0 +1,95 @@
+"""The policy keeps its limits, its order and its shares, for any jobs; no clock and no loop is needed to see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+
+from service.batching.policy import Lanes, is_full, take
+from tests.unit.batching.items import (
+    WIDE,
+    Item,
+    cost,
+    costs,
+    drained,
+    given,
+    items,
+    keeps,
+    lanes_of,
+    limits,
+    some_limits,
+)
+
+# What every choice has in common
+
+
+@given(items, some_limits)
+def test_a_batch_keeps_every_limit_except_a_lone_oversize_job(waiting, bounds):
+    for batch in drained(lanes_of(waiting), bounds):
+        assert keeps(batch, bounds) or len(batch) == 1
+
+
+@given(items, some_limits)
+def test_it_always_progresses_and_takes_each_job_once(waiting, bounds):
+    lanes = lanes_of(waiting)
+    batches = drained(lanes, bounds)
+    assert Counter(item for batch in batches for item in batch) == Counter(waiting)
+    assert (lanes.num_jobs, lanes.num_bytes, lanes.num_flops, lanes.num_lanes) == (0, 0, 0, 0)
+
+
+@given(items, some_limits)
+def test_a_batch_is_of_one_lane_and_a_lane_is_never_reordered(waiting, bounds):
+    served: dict[str, list[Item]] = {}
+    for batch in drained(lanes_of(waiting), bounds):
+        assert len({item.lane for item in batch}) == 1
+        served.setdefault(batch[0].lane, []).extend(batch)
+    for lane, jobs in served.items():
+        assert jobs == [item for item in waiting if item.lane == lane]
+
+
+@given(items, some_limits)
+def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
+    lanes = lanes_of(waiting)
+    while lanes.num_jobs:
+        jobs = list(lanes.jobs(lanes.next_lane))
+        batch = take(lanes, bounds)
+        assert jobs[: len(batch)] == batch
+        assert len(batch) == len(jobs) or not keeps(jobs[: len(batch) + 1], bounds)
+
+
+@given(items, some_limits, st.builds(Item, st.just("a"), costs))
+def test_is_full_means_that_no_later_job_could_enlarge_the_next_batch(waiting, bounds, late):
+    lanes, with_late = lanes_of(waiting), lanes_of(waiting)
+    full = is_full(lanes, bounds)
+    if waiting:
+        late = Item(str(lanes.next_lane), late.cost)
+    with_late.append(late)
+    joined = late in take(with_late, bounds)
+    assert not (full and joined)
+
+
+def test_nothing_waits_means_no_batch_and_not_full():
+    assert take(Lanes(), WIDE) == []
+    assert not is_full(Lanes(), WIDE)
+
+
+def test_is_full_sees_each_limit_that_is_reached():
+    pair = [Item(cost=cost(5, cells=7, weights_bytes=3)), Item(cost=cost(5, cells=7, weights_bytes=3))]
+    assert not is_full(lanes_of(pair), WIDE)
+    assert is_full(lanes_of(pair), limits(max_requests=2))
+    assert is_full(lanes_of(pair), limits(max_tokens=10))
+    assert is_full(lanes_of(pair), limits(max_cells=14))
+    assert is_full(lanes_of(pair), limits(max_weights_bytes=5)), "the second is left out"
+    assert not is_full(lanes_of(pair), limits(max_weights_bytes=6)), "one without weights may still join"
+
+
+def test_each_limit_cuts_a_batch_where_it_is_reached():
+    jobs = [Item(cost=cost(5, cells=7, weights_bytes=3)) for _ in range(4)]
+    for bounds in (limits(max_requests=3), limits(max_tokens=15), limits(max_cells=21), limits(max_weights_bytes=9)):
+        assert [len(batch) for batch in drained(lanes_of(jobs), bounds)] == [3, 1]
+
+
+def test_an_oversize_job_runs_alone_and_does_not_block_its_lane():
+    jobs = [Item(), Item(cost=cost(99)), Item()]
+    assert drained(lanes_of(jobs), limits(max_tokens=10)) == [[jobs[0]], [jobs[1]], [jobs[2]]]

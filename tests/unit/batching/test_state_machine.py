@@ -1,0 +1,249 @@
+"""Any order of submit, cancel, complete, fail, die, tick and drain keeps the laws of the waiting room.
+
+Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
+happens, and the laws are looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from service.batching import batcher as batcher_module
+from service.batching.job import Job
+from service.errors import DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
+from tests.doubles import turns
+from tests.unit.batching.room import Room, cost_of, error_of
+
+CAPACITY, MAX_BYTES, MAX_REQUESTS = 6, 100, 3
+TOLD = (asyncio.CancelledError, DeadlineExceeded, Draining, EngineDown, EngineFailed)
+REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
+
+
+class CountedJob(Job[Any, Any]):
+    """A job that counts its endings and tells where it was admitted."""
+
+    admitted: list[CountedJob]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_endings = 0
+        self.was_executed_when_it_ended = False
+        self.admitted.append(self)
+
+    def settle(self, result: Any) -> bool:
+        return self._counted(super().settle(result))
+
+    def fail(self, error: BaseException) -> bool:
+        return self._counted(super().fail(error))
+
+    def _counted(self, is_ending: bool) -> bool:
+        if is_ending:
+            self.num_endings += 1
+            self.was_executed_when_it_ended = self.started_at is not None
+        return is_ending
+
+
+class WaitingRoom(RuleBasedStateMachine):
+    max_wait_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.complaints: list[Any] = []
+        self.runner.get_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
+        self.admitted: list[CountedJob] = []
+        CountedJob.admitted = self.admitted
+        vars(batcher_module)["Job"] = CountedJob
+        self.clients: list[asyncio.Task[Any]] = []
+        self.drain_task: asyncio.Task[int] | None = None
+        self.is_dead = False
+        self.room = Room(capacity=CAPACITY, max_bytes=MAX_BYTES, max_requests=MAX_REQUESTS, max_wait_s=self.max_wait_s)
+        self.engine, self.batcher, self.clock = self.room.engine, self.room.batcher, self.room.clock
+        self.do(self.batcher.start)
+
+    def do(self, action: Callable[[], object]) -> None:
+        """One event of the story, and what follows from it."""
+
+        async def event() -> None:
+            action()
+            await turns(30)
+
+        self.runner.run(event())
+
+    def send(self, lane: str, num_bytes: int, timeout_s: float, *, is_bad: bool = False) -> None:
+        payload = len(self.clients)
+        if is_bad:
+            self.engine.bad[payload] = ValueError("bad")
+        self.clients.append(self.room.send(payload, lane, timeout_s=timeout_s, cost=cost_of(input_bytes=num_bytes)))
+
+    @property
+    def waiting_clients(self) -> list[asyncio.Task[Any]]:
+        return [client for client in self.clients if not client.done()]
+
+    # The story
+
+    @rule(
+        lane=st.sampled_from("abc"),
+        num_bytes=st.integers(0, 60),
+        timeout_s=st.sampled_from([0.5, 3.0, 60.0]),
+        is_bad=st.sampled_from([False, False, False, True]),
+    )
+    def submit(self, lane: str, num_bytes: int, timeout_s: float, is_bad: bool) -> None:
+        self.do(lambda: self.send(lane, num_bytes, timeout_s, is_bad=is_bad))
+
+    @rule(lanes=st.text("ab", min_size=2, max_size=10))
+    def submit_many_in_one_turn(self, lanes: str) -> None:
+        def send_all() -> None:
+            for lane in lanes:
+                self.send(lane, 5, 20.0)
+
+        self.do(send_all)
+
+    @precondition(lambda self: self.waiting_clients)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.do(data.draw(st.sampled_from(self.waiting_clients)).cancel)
+
+    @precondition(lambda self: self.engine.is_busy)
+    @rule()
+    def complete(self) -> None:
+        self.do(self.engine.release)
+
+    @precondition(lambda self: self.engine.is_busy and self.waiting_clients)
+    @rule(data=st.data(), num_turns=st.integers(0, 3), how=st.sampled_from(["release", "fail"]))
+    def end_a_batch_and_cancel_meanwhile(self, data: st.DataObject, num_turns: int, how: str) -> None:
+        leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
+
+        async def story() -> None:
+            self.engine.release() if how == "release" else self.engine.fail(ValueError("batch"))
+            for client in leaving:
+                client.cancel()
+                await turns(num_turns)
+
+        self.runner.run(story())
+        self.do(lambda: None)
+
+    @precondition(lambda self: self.engine.is_busy)
+    @rule()
+    def fail(self) -> None:
+        self.do(lambda: self.engine.fail(ValueError("batch")))
+
+    @precondition(lambda self: self.engine.is_busy and len(self.clients) > 8)
+    @rule()
+    def die(self) -> None:
+        self.is_dead = self.is_dead or self.batcher.is_alive
+        self.do(self.engine.die)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 5.0]))
+    def tick(self, seconds: float) -> None:
+        self.do(lambda: self.clock.advance(seconds))
+
+    @precondition(lambda self: self.drain_task is None and len(self.clients) > 5)
+    @rule(timeout_s=st.sampled_from([0.0, 2.0, 30.0]))
+    def drain(self, timeout_s: float) -> None:
+        def start() -> None:
+            self.drain_task = asyncio.create_task(self.batcher.drain(timeout_s))
+
+        self.do(start)
+
+    # The laws
+
+    @invariant()
+    def every_admitted_job_is_settled_exactly_once_and_its_client_told(self) -> None:
+        assert all(job.num_endings == job.is_settled for job in self.admitted)
+        told = {job.payload for job in self.admitted if job.is_settled}
+        admitted = {job.payload for job in self.admitted}
+        for payload, client in enumerate(self.clients):
+            if payload not in admitted:
+                assert isinstance(error_of(client), REFUSED)
+            else:
+                assert client.done() == (payload in told)
+            if client.done() and error_of(client) is None:
+                assert client.result().result == ("answer", payload), "not somebody else's"
+            elif payload in told:
+                assert isinstance(error_of(client), TOLD)
+
+    @invariant()
+    def queued_and_running_and_settled_are_all_that_was_admitted(self) -> None:
+        num_settled = sum(job.is_settled for job in self.admitted)
+        assert self.batcher.num_queued + self.batcher.num_running + num_settled == len(self.admitted)
+        waiting = [job for job in self.admitted if job.stage == "queued"]
+        assert self.batcher.num_queued == len(waiting) <= CAPACITY
+        assert self.batcher.queued_bytes == sum(job.cost.input_bytes for job in waiting) <= MAX_BYTES
+        assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher.queued_bytes)
+
+    @invariant()
+    def a_lane_is_executed_in_order_of_arrival_and_what_ended_waiting_never(self) -> None:
+        executed = list(dict.fromkeys(self.engine.executed))
+        for lane in "abc":
+            payloads = {job.payload for job in self.admitted if job.lane == lane}
+            in_lane = [payload for payload in executed if payload in payloads]
+            assert in_lane == sorted(in_lane)
+        never = {job.payload for job in self.admitted if job.num_endings and not job.was_executed_when_it_ended}
+        assert not never & set(executed)
+
+    @invariant()
+    def a_batch_keeps_its_limits_and_its_lane(self) -> None:
+        lane_of = {job.payload: job.lane for job in self.admitted}
+        for batch in self.engine.batches:
+            assert 1 <= len(batch) <= MAX_REQUESTS
+            assert len({lane_of[payload] for payload in batch}) == 1
+
+    @invariant()
+    def each_job_not_settled_has_one_timer(self) -> None:
+        num_open = sum(not job.is_settled for job in self.admitted)
+        is_draining = self.drain_task is not None and not self.drain_task.done()
+        is_gathering = self.max_wait_s > 0 and self.batcher.num_queued > 0 and not self.engine.is_busy
+        assert self.clock.num_calls == num_open + is_draining + is_gathering
+
+    @invariant()
+    def an_idle_engine_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
+        if not self.engine.is_busy:
+            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if job.stage == "queued"]
+            assert all(seconds < self.max_wait_s for seconds in waited_s)
+
+    @invariant()
+    def readiness_tells_the_truth_and_the_dead_have_told_everyone(self) -> None:
+        assert self.batcher.is_alive != self.is_dead
+        assert len(self.room.heard.deaths) == self.is_dead
+        if self.is_dead:
+            assert all(job.is_settled for job in self.admitted)
+        if self.drain_task is not None and self.drain_task.done():
+            assert self.drain_task.exception() is None
+            assert self.batcher.num_queued == self.batcher.num_running == 0
+
+    @invariant()
+    def nobody_complains(self) -> None:
+        assert self.complaints == []
+
+    def teardown(self) -> None:
+        try:
+            self.do(self.engine.open)
+            self.runner.run(self.batcher.drain(0.0))
+            self.runner.run(self.batcher.stop())
+            self.do(lambda: None)
+            self.room.check_empty()
+            assert all(job.num_endings == 1 for job in self.admitted)
+            assert all(client.done() for client in self.clients)
+            assert self.complaints == []
+        finally:
+            vars(batcher_module)["Job"] = Job
+            self.runner.close()
+
+
+class WaitingRoomWithAWait(WaitingRoom):
+    max_wait_s = 0.75
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+TestWaitingRoom = WaitingRoom.TestCase
+TestWaitingRoom.settings = SETTINGS
+TestWaitingRoomWithAWait = WaitingRoomWithAWait.TestCase
+TestWaitingRoomWithAWait.settings = SETTINGS
