@@ -1,0 +1,1 @@
+"""The engine room: knows tensors; no asyncio, no HTTP, no pydantic."""

@@ -1,0 +1,117 @@
+"""Kernels: scaled dot-product attention of one sequence, and its weights.
+
+Legend: N heads, L query rows, S key rows, H head width, V value head width.
+
+Laws: `attend` is one 4-D scaled_dot_product_attention call a sequence on contiguous, 64-byte aligned q, k, v (the 3-D call is
+another kernel, and grouping sequences rounds differently), so a sequence's bits do not depend on its mates; weights come from
+a second pass, so asking for them cannot change the output (P2); they are computed in whole blocks of query rows and per head,
+so that any selection of heads and rows is bit for bit the slice of the full answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from service.attention.call import TopK, Weights, WeightsWanted
+
+# Query rows whose weights are computed together. A row's bits depend on the block it is computed in, so blocks are fixed.
+BLOCK_ROWS = 128
+
+
+class Heads(NamedTuple):
+    """One sequence's projections, each contiguous: q_NLH, k_NSH, v_NSV."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_NLV; a fully masked row gives zeros."""
+    mask = None if mask is None else mask.unsqueeze(0)
+    q, k, v = (x.unsqueeze(0) for x in heads)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0]
+
+
+def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
+    """The asked weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
+
+    Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
+    """
+    chosen: Sequence[int] = range(len(heads.q)) if wanted.heads is None else wanted.heads
+    if wanted.form == "mean":
+        chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
+    queries, keys = heads.q.shape[1], heads.k.shape[1]
+    rows = torch.arange(queries) if wanted.queries is None else torch.tensor(wanted.queries)
+    out = _Collected(wanted, len(chosen), len(rows), keys)
+    wide = torch.promote_types(heads.q.dtype, torch.float32)
+    q, k = heads.q.to(wide), heads.k.to(wide)
+    for start in range(0, queries, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, queries)
+        places = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+        if len(places):
+            block = q.new_empty(len(chosen), stop - start, keys)
+            for i, head in enumerate(chosen):
+                torch.mm(q[head, start:stop], k[head].T, out=block[i])
+            block = _softmax(block.mul_(scale), _block_mask(mask, chosen, start, stop))
+            out.put(places, block, rows[places] - start)
+    return out.weights()
+
+
+def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], start: int, stop: int) -> torch.Tensor | None:
+    if mask is None:
+        return None
+    part = mask if mask.shape[1] == 1 else mask[:, start:stop]
+    return part if part.shape[0] == 1 else part[list(heads)]
+
+
+def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Over the last axis; a row that the mask leaves without a key is zero, not NaN."""
+    if mask is None:
+        return scores.softmax(-1)
+    if mask.dtype == torch.bool:
+        forbidden = ~mask
+    else:
+        forbidden = mask == -torch.inf
+        scores += mask
+    weights = scores.masked_fill_(forbidden, -torch.inf).softmax(-1)
+    return weights.masked_fill_(forbidden.all(-1, keepdim=True), 0.0)
+
+
+class _Collected:
+    """Gathers the asked rows of each block in the asked order, already in the form and dtype that the answer has."""
+
+    def __init__(self, wanted: WeightsWanted, num_heads: int, num_rows: int, num_keys: int) -> None:
+        self._wanted = wanted
+        k = num_keys if wanted.k is None else wanted.k
+        lead = (num_rows,) if wanted.form == "mean" else (num_heads, num_rows)
+        self._values = torch.empty(*lead, k, dtype=wanted.dtype)
+        if wanted.form == "top_k":
+            self._indices = torch.empty(*lead, k, dtype=torch.int32)
+            self._rest = torch.empty(*lead, dtype=wanted.dtype)
+
+    def put(self, places: torch.Tensor, block: torch.Tensor, rows: torch.Tensor) -> None:
+        """`block` w_NRS holds a whole block of rows; its `rows` go to `places` of the answer."""
+        if self._wanted.form == "mean":
+            total = block[0].clone()
+            for weights in block[1:]:
+                total += weights
+            self._values[places] = total.div_(len(block))[rows].to("cpu", self._wanted.dtype)
+        elif self._wanted.form == "heads":
+            self._values[:, places] = block[:, rows].to("cpu", self._wanted.dtype)
+        else:
+            # A stable sort, not topk: ties go to the lower index.
+            ordered, order = block[:, rows].sort(dim=-1, descending=True, stable=True)
+            k = self._values.shape[-1]
+            self._values[:, places] = ordered[..., :k].to("cpu", self._wanted.dtype)
+            self._indices[:, places] = order[..., :k].to("cpu", torch.int32)
+            self._rest[:, places] = ordered[..., k:].sum(-1).to("cpu", self._wanted.dtype)
+
+    def weights(self) -> Weights:
+        if self._wanted.form == "top_k":
+            return TopK(self._values, self._indices, self._rest)
+        return self._values

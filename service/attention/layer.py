@@ -1,0 +1,231 @@
+"""Layer: one multi-head attention layer on one device in one dtype; runs a batch of calls without padding.
+
+Legend: T packed rows, R = T plus filler rows, K a width padded to a multiple of 4, N heads, G key/value heads, L query rows,
+S key rows, H head width, V value head width.
+
+Laws: a call's bits depend on the call alone (P1): which projections are fused depends on the call and the dtype, each matrix
+product runs on a row count at which rows do not see their neighbours, and attention runs sequence by sequence; where the
+BLAS at hand does not keep the second (`check` finds out) the layer is `is_sequential` and takes one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from service.attention import kernels
+from service.attention.call import Answer, Call, TopK, Weights
+from service.attention.kernels import Heads
+from service.attention.ragged import pack, padded_rows, padded_width, split
+from service.attention.spec import LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Projection:
+    """y = x·Wᵀ + b with W [out, K], its input width padded with zeros to a multiple of 4."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x_RK: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_RK, self.weight, self.bias)
+
+    def rows(self, start: int, stop: int) -> _Projection:
+        return _Projection(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+
+
+class Layer:
+    """`tensors` are named and shaped as `spec.tensor_shapes()` says; they are copied into `dtype` on `device`."""
+
+    def __init__(
+        self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
+        self.is_sequential = False
+        self.filler_rows = 0
+        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        self._fused = _fused(spec, moved, dtype)
+        widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
+        widths.append(spec.num_kv_heads * spec.value_head_width)
+        self._widths = widths
+        if self._fused is not None:
+            # Slices of the fused weight, so that it is held once.
+            stops = [widths[0], widths[0] + widths[1], sum(widths)]
+            starts = [0, *stops[:2]]
+            self._inputs = [self._fused.rows(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        else:
+            self._inputs = [_projection(moved, name) for name in ("query", "key", "value")]
+        self._output = _projection(moved, "output") if spec.has_output else None
+        self._extra_k, self._extra_v = _extra_columns(spec, moved)
+        every = [*self._inputs, *([self._output] if self._output else [])]
+        self._smallest_weight = min(projection.weight.numel() for projection in every)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the layer's matrices take on its device."""
+        weights = [self._fused.weight] if self._fused is not None else [x.weight for x in self._inputs]
+        weights += [self._output.weight] if self._output is not None else []
+        return sum(weight.numel() * weight.element_size() for weight in weights)
+
+    def forward(self, calls: Sequence[Call]) -> list[Answer]:
+        """One answer a call, in order. All calls share one packed matrix a projection, unless the layer is sequential."""
+        if not self.is_sequential:
+            return self._forward(calls)
+        return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
+
+    def _forward(self, calls: Sequence[Call]) -> list[Answer]:
+        projected = self._project(calls)
+        tokens = sum(call.query.shape[0] * call.query.shape[1] for call in calls)
+        width = self.spec.num_heads * self.spec.value_head_width
+        context_RK = self._inputs[0].weight.new_empty(self._rows(tokens), padded_width(width))
+        context_RK[tokens:].zero_()
+        context_RK[:, width:].zero_()
+        weights, start = [], 0
+        for call, parts in zip(calls, projected, strict=True):
+            stop = start + call.query.shape[0] * call.query.shape[1]
+            weights.append(self._attend(call, parts, context_RK[start:stop, :width]))
+            start = stop
+        output = context_RK[:, :width] if self._output is None else self._output(context_RK)
+        shapes = [call.query.shape[:2] for call in calls]
+        outputs = [part.to("cpu", call.query.dtype) for call, part in zip(calls, split(output, shapes), strict=True)]
+        return [Answer(part, found) for part, found in zip(outputs, weights, strict=True)]
+
+    def _rows(self, tokens: int) -> int:
+        rows = padded_rows(tokens, self.dtype, self._smallest_weight)
+        self.filler_rows += rows - tokens
+        return rows
+
+    def _project(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
+        """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, in order."""
+        own = [call for call in calls if self._fused is not None and call.is_self_attention]
+        others = [call for call in calls if self._fused is None or not call.is_self_attention]
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        if own and self._fused is not None:
+            parts = self._through(self._fused, [call.query for call in own])
+            found |= {id(call): part.split(self._widths, dim=-1) for call, part in zip(own, parts, strict=True)}
+        if others:
+            inputs = (
+                [call.query for call in others],
+                [call.source for call in others],
+                [call.source if call.value is None else call.value for call in others],
+            )
+            columns = [self._through(projection, parts) for projection, parts in zip(self._inputs, inputs, strict=True)]
+            found |= {id(call): qkv for call, qkv in zip(others, zip(*columns, strict=True), strict=True)}
+        return [found[id(call)] for call in calls]
+
+    def _through(self, projection: _Projection, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        tokens = sum(part.shape[0] * part.shape[1] for part in parts)
+        packed_RK = pack(parts, self._rows(tokens), like=projection.weight)
+        return split(projection(packed_RK), [part.shape[:2] for part in parts])
+
+    def _attend(self, call: Call, projected: tuple[torch.Tensor, ...], context: torch.Tensor) -> Weights | None:
+        """Writes the heads' output of every sequence of one call into its rows of `context`; returns the asked weights."""
+        spec, queries = self.spec, call.query.shape[1]
+        found = []
+        for b in range(call.query.shape[0]):
+            heads = self._heads(*(x[b] for x in projected))
+            mask = self._mask(call, b)
+            o_NLV = kernels.attend(heads, mask, spec.scale)
+            rows = context[b * queries : (b + 1) * queries].unflatten(-1, (spec.num_heads, spec.value_head_width))
+            rows.copy_(o_NLV.transpose(0, 1))
+            if call.weights is not None:
+                found.append(kernels.attention_weights(heads, mask, spec.scale, call.weights))
+        return _stacked(found) if found else None
+
+    def _heads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Heads:
+        """[L, N·H] to [N, L, H] and so on. Always a fresh copy: a view that happens to be contiguous need not be aligned."""
+        spec = self.spec
+
+        def apart(x: torch.Tensor, heads: int) -> torch.Tensor:
+            split_heads: torch.Tensor = x.unflatten(-1, (heads, -1))
+            return split_heads.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+        q_NLH, k_GSH, v_GSV = apart(q, spec.num_heads), apart(k, spec.num_kv_heads), apart(v, spec.num_kv_heads)
+        if self._extra_k is not None and self._extra_v is not None:
+            k_GSH = torch.cat([k_GSH, self._extra_k], dim=1)
+            v_GSV = torch.cat([v_GSV, self._extra_v], dim=1)
+        if spec.num_kv_heads != spec.num_heads:
+            shared = spec.num_heads // spec.num_kv_heads
+            k_GSH, v_GSV = k_GSH.repeat_interleave(shared, dim=0), v_GSV.repeat_interleave(shared, dim=0)
+        return Heads(q_NLH, k_GSH, v_GSV)
+
+    def _mask(self, call: Call, sequence: int) -> torch.Tensor | None:
+        """The combined mask of one sequence on the device; columns that the layer appends may always be attended to."""
+        if call.mask is None:
+            return None
+        wide = torch.promote_types(self.dtype, torch.float32)
+        mask = call.mask.lowered(sequence, wide)
+        if mask is None:
+            return None
+        if self.spec.extra_keys:
+            mask = F.pad(mask, (0, self.spec.extra_keys), value=1.0 if mask.dtype == torch.bool else 0.0)
+        if self.device.type != "cpu" and mask.dtype != torch.bool:
+            # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
+            info = torch.finfo(self.dtype)
+            mask = torch.where(mask == -torch.inf, mask, mask.clamp(info.min, info.max)).to(self.dtype)
+        return mask.to(self.device)
+
+
+def _projection(tensors: Mapping[str, torch.Tensor], *names: str) -> _Projection:
+    """One projection, or several side by side over the same input; a missing bias beside a present one is zero."""
+    weights = [tensors[f"{name}.weight"] for name in names]
+    width = weights[0].shape[1]
+    weight = weights[0].new_zeros(sum(map(len, weights)), padded_width(width))
+    torch.cat(weights, out=weight[:, :width]) if width == weight.shape[1] else weight[:, :width].copy_(
+        torch.cat(weights)
+    )
+    if not any(f"{name}.bias" in tensors for name in names):
+        return _Projection(weight, None)
+    zeros = {name: part.new_zeros(len(part)) for name, part in zip(names, weights, strict=True)}
+    return _Projection(weight, torch.cat([tensors.get(f"{name}.bias", zeros[name]) for name in names]))
+
+
+def _fused(spec: LayerSpec, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> _Projection | None:
+    """Query, key and value in one product for self-attention, where the widths allow it.
+
+    Not in float64: there fused and separate projections round differently.
+    """
+    if dtype == torch.float64 or not spec.query_width == spec.key_width == spec.value_width:
+        return None
+    return _projection(tensors, "query", "key", "value")
+
+
+def _extra_columns(
+    spec: LayerSpec, tensors: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
+    if not spec.extra_keys:
+        return None, None
+    columns = []
+    for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
+        parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
+        if spec.add_zero_attn:
+            parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
+        columns.append(torch.cat(parts, dim=1))
+    return columns[0], columns[1]
+
+
+def _stacked(parts: Sequence[Weights]) -> Weights:
+    """The weights of single sequences with the B axis in front."""
+    if isinstance(parts[0], TopK):
+        tops = [part for part in parts if isinstance(part, TopK)]
+        return TopK(*(torch.stack([getattr(top, name) for top in tops]) for name in ("values", "indices", "rest")))
+    return torch.stack([part for part in parts if isinstance(part, torch.Tensor)])
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """Answers of single sequences as one; the inverse of `Call.sequences`."""
+    output = torch.cat([answer.output for answer in answers])
+    weights = [answer.weights for answer in answers if answer.weights is not None]
+    if not weights:
+        return Answer(output)
+    if isinstance(weights[0], TopK):
+        tops = [part for part in weights if isinstance(part, TopK)]
+        names = ("values", "indices", "rest")
+        return Answer(output, TopK(*(torch.cat([getattr(top, name) for top in tops]) for name in names)))
+    return Answer(output, torch.cat([part for part in weights if isinstance(part, torch.Tensor)]))

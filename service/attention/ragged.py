@@ -1,0 +1,59 @@
+"""Ragged packing: sequences of any lengths as the rows of one matrix, and back.
+
+Legend: B sequences, L rows of one sequence, T rows of all together, R = T plus filler rows, D features, K = D padded.
+
+Laws: `split` undoes `pack` exactly; no row stands for a position that does not exist (P3), filler rows only round the matrix
+up to a size at which the BLAS gives every row the same bits whatever its neighbours (P1; measured, `docs/performance.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+# Below these sizes oneMKL and oneDNN pick kernels whose rounding depends on the number of rows: fewer than 12 rows differ in
+# float32, an odd row count in float64, and products of at most 4,096 multiply-adds in the 16-bit dtypes; an inner width that
+# is no multiple of 4 differs in most layers.
+MIN_ROWS = 12
+ROW_MULTIPLE = 4
+WIDTH_MULTIPLE = 4
+MIN_HALF_PRODUCT = 4096
+
+
+def padded_width(width: int) -> int:
+    return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+
+def padded_rows(rows: int, dtype: torch.dtype, smallest_weight: int) -> int:
+    """T rounded up; `smallest_weight` is N·K of the smallest projection that these rows go through."""
+    least = MIN_ROWS
+    if dtype in (torch.bfloat16, torch.float16):
+        least = max(least, MIN_HALF_PRODUCT // smallest_weight + 1)
+    return -(-max(rows, least) // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Parts [B, L, D] (any float dtype, any B and L) one after another as x_RK, `rows` long, in the dtype and place of `like`."""
+    width = parts[0].shape[-1]
+    packed = like.new_empty(rows, padded_width(width))
+    packed[:, width:].zero_()
+    start = 0
+    for part in parts:
+        flat = part.reshape(-1, width)
+        packed[start : start + len(flat), :width].copy_(flat)
+        start += len(flat)
+    packed[start:].zero_()
+    return packed
+
+
+def split(packed: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The inverse of `pack`: views [*shape, width] of the rows, in order; filler rows belong to nobody."""
+    parts = []
+    start = 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        parts.append(packed[start:stop].unflatten(0, tuple(shape)))
+        start = stop
+    return parts

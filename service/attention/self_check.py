@@ -1,0 +1,56 @@
+"""The self-check: does this layer, on this machine, give a sequence the same bits alone and in company (P1)?
+
+Laws: it runs real forward passes (so it is the warm-up as well); it compares bits, never within a tolerance; what it finds
+holds for one layer, dtype, device and number of threads, so it runs for each. P2 is checked on the way: asking for weights
+must not change the output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from service.attention.call import Call, WeightsWanted
+from service.attention.layer import Layer
+from service.attention.masks import CombinedMask, Sizes, causal
+
+# Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one.
+LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64)
+SEED = 20260
+
+
+def keeps_bits(layer: Layer) -> bool:
+    """Whether each of a dozen calls answers the same bits alone, in pairs and all together, with and without weights."""
+    calls = sample_calls(layer)
+    alone = [layer.forward([call])[0].output for call in calls]
+    companies: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
+    companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
+    return all(
+        torch.equal(answer.output, alone[i])
+        for company in companies
+        for i, answer in zip(company, layer.forward([calls[i] for i in company]), strict=True)
+    ) and all(
+        torch.equal(layer.forward([dataclasses.replace(call, weights=WeightsWanted("heads"))])[0].output, output)
+        for call, output in zip(calls[:4], alone, strict=False)
+    )
+
+
+def sample_calls(layer: Layer) -> list[Call]:
+    """Calls of assorted lengths: self- and cross-attention, every third one causal. Always the same for the same layer."""
+    spec, generator = layer.spec, torch.Generator().manual_seed(SEED)
+    dtype = torch.float64 if layer.dtype == torch.float64 else torch.float32
+    is_self_possible = spec.query_width == spec.key_width == spec.value_width
+
+    def rows(length: int, width: int) -> torch.Tensor:
+        return torch.randn(1, length, width, generator=generator, dtype=dtype)
+
+    calls = []
+    for i, length in enumerate(LENGTHS):
+        sizes = Sizes(1, spec.num_heads, length, length)
+        mask = CombinedMask(sizes, (causal(sizes, 0),)) if i % 3 == 2 else None  # noqa: PLR2004 (every third)
+        key = None if is_self_possible and i % 2 else rows(length, spec.key_width)
+        value = None if key is None else rows(length, spec.value_width)
+        calls.append(Call("", rows(length, spec.query_width), key, value, mask))
+    return calls

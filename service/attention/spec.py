@@ -1,0 +1,108 @@
+"""LayerSpec: the numbers that define one attention layer, without its tensors.
+
+Laws: no torch here, so that the supervisor and the importers can read a spec cheaply; a spec that exists is consistent;
+`tensor_shapes` is the one place that says which tensors a layer has and how large they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from service.errors import LayerError
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Widths in features, counts in heads; `scale` multiplies query·key before the softmax.
+
+    `biases` names the projections that have one. A layer without an output projection (`has_output` false) answers the
+    concatenated heads. `has_bias_kv` and `add_zero_attn` append one key/value column each, as torch.nn.MultiheadAttention does.
+    """
+
+    query_width: int
+    key_width: int
+    value_width: int
+    out_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    value_head_width: int
+    scale: float
+    biases: tuple[str, ...] = ()
+    has_output: bool = True
+    has_bias_kv: bool = False
+    add_zero_attn: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("query_width", "key_width", "value_width", "out_width", "num_heads", "num_kv_heads", "head_width")
+        for name in (*counts, "value_head_width"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise LayerError(f"{name} must be a whole number of at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise LayerError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
+        if not isinstance(self.scale, float) or not math.isfinite(self.scale) or self.scale <= 0:
+            raise LayerError("scale must be a finite number above 0")
+        known = PROJECTIONS if self.has_output else PROJECTIONS[:3]
+        if len(set(self.biases)) != len(self.biases) or not set(self.biases) <= set(known):
+            raise LayerError(f"biases must be among {', '.join(known)}, each once")
+        if not self.has_output and self.out_width != self.num_heads * self.value_head_width:
+            raise LayerError("a layer without output projection is as wide as its heads together")
+
+    @property
+    def extra_keys(self) -> int:
+        """How many columns the layer appends to the caller's keys (`bias_k`, `add_zero_attn`)."""
+        return int(self.has_bias_kv) + int(self.add_zero_attn)
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Canonical name to shape of every tensor of this layer; Linear weights are [out, in]."""
+        keys, values = self.num_kv_heads * self.head_width, self.num_kv_heads * self.value_head_width
+        sizes = {
+            "query": (self.num_heads * self.head_width, self.query_width),
+            "key": (keys, self.key_width),
+            "value": (values, self.value_width),
+        }
+        if self.has_output:
+            sizes["output"] = (self.out_width, self.num_heads * self.value_head_width)
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
+        shapes |= {f"{name}.bias": (sizes[name][0],) for name in sizes if name in self.biases}
+        if self.has_bias_kv:
+            shapes |= {"bias_k": (keys,), "bias_v": (values,)}
+        return shapes
+
+    def flops(self, query_tokens: int, key_tokens: int, pairs: int) -> int:
+        """Floating-point operations of one call: two per multiply-add in the projections and in both attention products.
+
+        `pairs` counts (query row, key row) pairs over all sequences; each is visited by every head.
+        """
+        shapes = self.tensor_shapes()
+        per_query = sum(
+            math.prod(shapes[f"{name}.weight"]) for name in ("query", "output") if f"{name}.weight" in shapes
+        )
+        per_key = math.prod(shapes["key.weight"]) + math.prod(shapes["value.weight"])
+        per_pair = self.num_heads * (self.head_width + self.value_head_width)
+        return 2 * (query_tokens * per_query + key_tokens * per_key + pairs * per_pair)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "biases": list(self.biases)}
+
+    @classmethod
+    def from_json(cls, value: object) -> LayerSpec:
+        """The inverse of `to_json`; raises LayerError that names missing and surplus fields."""
+        if not isinstance(value, dict):
+            raise LayerError("the layer's spec is not a JSON object")
+        known = {field.name for field in dataclasses.fields(cls)}
+        if missing := sorted(known - value.keys()):
+            raise LayerError(f"the layer's spec lacks {', '.join(missing)}")
+        if surplus := sorted(value.keys() - known):
+            raise LayerError(f"the layer's spec has unknown fields {', '.join(map(repr, surplus))}")
+        biases = value["biases"]
+        if not isinstance(biases, list) or not all(isinstance(name, str) for name in biases):
+            raise LayerError("biases must be a list of projection names")
+        if not all(isinstance(value[flag], bool) for flag in ("has_output", "has_bias_kv", "add_zero_attn")):
+            raise LayerError("has_output, has_bias_kv and add_zero_attn must be true or false")
+        return cls(**{**value, "biases": tuple(biases)})

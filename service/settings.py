@@ -1,0 +1,130 @@
+"""Settings: every knob, read once from the environment (`ATTENTION_…`) and the command line.
+
+Laws: only this file reads the environment; a wrong value stops the start with the variable's name; the rest of the house
+receives small frozen values, never `Settings` itself. Each description is the README's table row, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import ServiceError
+
+MIB = 2**20
+ENV_PREFIX = "ATTENTION_"
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """One frozen value for one process; the field's name in capitals after `ATTENTION_` is its variable."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to bind; 0 takes a free one and logs it")
+    layers_dir: Path = Field(Path(".layers"), description="directory of stored layers, one `<name>.safetensors` each")
+    run_dir: Path | None = Field(
+        None, description="directory for the files that processes share (metrics, heartbeats); default: a temporary one"
+    )
+    workers: int = Field(0, ge=0, le=64, description="processes; 0 = one a usable core on a CPU, one on a GPU")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where layers run; auto = GPU if present, else CPU"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype layers compute in")
+    compute_threads: int = Field(1, ge=1, le=256, description="torch threads of a process's one compute thread")
+    exact: bool = Field(
+        False,
+        description="on a GPU: run one sequence at a time, so that answers are bitwise independent of their batch",
+    )
+
+    max_body_bytes: int = Field(
+        16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
+    )
+    max_json_depth: int = Field(32, ge=8, le=128, description="nesting of a JSON body")
+    max_sequences: int = Field(1024, ge=1, le=65536, description="sequences in one request")
+    max_request_tokens: int = Field(65536, ge=1, description="query and key rows of one request")
+    max_request_cells: int = Field(
+        2**28, ge=1, description="attention scores of one request: sequences x heads x L x S"
+    )
+    max_weights_bytes: int = Field(64 * MIB, ge=1024, description="returned attention weights of one request (bytes)")
+    body_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a whole request body to arrive (seconds)")
+    request_timeout_ms: int = Field(
+        10_000, ge=1, le=3_600_000, description="deadline of a request once its body is complete (milliseconds)"
+    )
+
+    max_batch_requests: Positive = Field(16, description="requests that may share one forward pass")
+    max_batch_tokens: Positive = Field(
+        2048, description="rows that may share one forward pass; a larger request runs alone"
+    )
+    max_batch_cells: Positive = Field(
+        2**24, description="attention scores that may share one forward pass; a larger request runs alone"
+    )
+    max_wait_ms: float = Field(
+        0.0,
+        ge=0,
+        le=10_000,
+        description="longest wait for company while the engine is idle (milliseconds); 0 = send at once",
+    )
+    queue_capacity: Positive = Field(256, description="requests that may wait in a process")
+    queue_bytes: int = Field(256 * MIB, ge=1024, description="decoded tensors that may wait in a process (bytes)")
+
+    drain_delay_s: Seconds = Field(
+        0.0, description="normal service after readiness turned off, before the listener closes (seconds)"
+    )
+    shutdown_grace_s: Seconds = Field(30.0, description="time for accepted requests to finish at shutdown (seconds)")
+    heartbeat_s: float = Field(1.0, gt=0, le=60, description="time between two heartbeats of a process (seconds)")
+    probe_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="a layer that answered nothing for this long is probed with a real forward pass (seconds)",
+    )
+    strict_layers: bool = Field(
+        True, description="refuse to start when a stored layer cannot be loaded; else serve the others"
+    )
+    docs: bool = Field(True, description="serve `/docs` and `/openapi.json`")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line written")
+
+
+class SettingsError(ServiceError):
+    """A knob has a value it cannot have; the message is one line that names the variable."""
+
+    code = "bad_settings"
+
+
+def load_settings(**overrides: object) -> Settings:
+    """The environment, overridden by what the command line gave (None = not given); raises SettingsError."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)
+    if unknown:
+        raise SettingsError(f"unknown variable {unknown[0]}: no setting has that name")
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg']}") from None
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """The environment in which a child process reads the same settings."""
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
+    return {**os.environ, **named}
+
+
+def usable_cores() -> int:
+    """Cores this process may use: the affinity mask, cut down to a CPU quota where a cgroup sets one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

@@ -1,0 +1,55 @@
+"""Every failure has a code of its own, a status of the contract, and a short valid body."""
+
+import json
+
+import pytest
+
+from service import errors
+from service.api.problems import render, status_of
+
+CONTRACT = {
+    "bad_request": 400, "bad_json": 400, "json_too_deep": 400, "duplicate_key": 400, "bad_encoding": 400,
+    "layer_not_found": 404, "not_found": 404, "method_not_allowed": 405, "not_acceptable": 406, "client_timeout": 408,
+    "body_too_large": 413, "decompressed_too_large": 413, "cost_limit": 413,
+    "unsupported_media_type": 415, "unsupported_content_encoding": 415,
+    "bad_shape": 422, "bad_dtype": 422, "bad_mask": 422, "mask_kind_required": 422, "causal_align_required": 422,
+    "non_finite": 422, "masked_row": 422, "unknown_field": 422, "invalid": 422,
+    "queue_full": 429, "engine_failed": 500, "not_ready": 503, "draining": 503, "engine_down": 503, "deadline_exceeded": 504,
+}  # fmt: skip
+
+
+def leaves(kind: type) -> list[type]:
+    below = kind.__subclasses__()
+    own = [kind] if not below or kind is errors.InvalidInput else []
+    return own + [leaf for child in below for leaf in leaves(child)]
+
+
+def made(kind: type) -> errors.ServiceError:
+    return kind("words", allow="GET") if kind is errors.MethodNotAllowed else kind("words")
+
+
+ANSWERED = [leaf for branch in (errors.Rejected, errors.Refused, errors.Failed) for leaf in leaves(branch)]
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in ANSWERED if k.__module__ == "service.errors"], ids=lambda kind: kind.__name__
+)
+def test_every_failure_has_the_status_that_the_contract_lists_for_its_code(kind):
+    assert status_of(made(kind)) == CONTRACT[kind.code]
+
+
+def test_the_contract_has_no_code_that_no_failure_gives():
+    assert {kind.code for kind in ANSWERED if kind.__module__ == "service.errors"} == set(CONTRACT)
+
+
+def test_a_body_is_a_problem_of_at_most_4_kib_whatever_the_message():
+    problem = render(errors.BadShape("x" * 100_000, param="/query"), "id-1")
+    found = json.loads(problem.body)
+    assert len(problem.body) <= 4096
+    assert set(found) == {"type", "title", "status", "detail", "code", "param", "request_id"}
+    assert (found["status"], found["code"], found["param"], found["request_id"]) == (422, "bad_shape", "/query", "id-1")
+
+
+def test_a_refusal_says_when_to_come_back():
+    problem = render(errors.QueueFull("full", retry_after_s=7), "id")
+    assert (b"retry-after", b"7") in problem.headers

@@ -1,0 +1,97 @@
+"""The house's law of imports: one way, no cycles, and who may know what."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SERVICE = Path(__file__).parents[2] / "service"
+MODULES = {
+    path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
+}
+
+GROUND = {"settings", "errors", "metrics", "logs"}
+ALLOWED = {
+    "attention": {"attention"} | GROUND,
+    "batching": {"batching"} | GROUND,
+    "layers": {"layers", "attention"} | GROUND,
+    "wire": {"wire", "batching", "layers", "attention"} | GROUND,
+    "api": {"api", "wire", "batching", "layers", "attention"} | GROUND,
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", sorted(MODULES), ids=lambda path: str(path.relative_to(SERVICE)))
+def test_a_room_imports_only_from_rooms_below_it(path):
+    room = room_of(MODULES[path])
+    if room not in ALLOWED:
+        return
+    own = {name for name in imports_of(path) if name.startswith("service.")}
+    wrong = {name for name in own if room_of(name) not in ALLOWED[room] | {"__version__"}}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("batching", {"torch", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
+        ("attention", {"asyncio", "fastapi", "starlette", "pydantic", "uvicorn", "orjson"}),
+        ("layers", {"asyncio", "fastapi", "starlette", "pydantic", "uvicorn"}),
+        ("wire", {"fastapi", "starlette", "uvicorn"}),
+    ],
+)
+def test_a_room_does_not_know_what_is_not_its_business(room, forbidden):
+    for path in (SERVICE / room).rglob("*.py"):
+        known = {name.split(".")[0] for name in imports_of(path)}
+        assert not known & forbidden, path
+
+
+def test_only_settings_reads_the_environment():
+    for path in MODULES:
+        if path.name != "settings.py":
+            assert "os.environ" not in path.read_text(encoding="utf-8"), path
+            assert "getenv" not in path.read_text(encoding="utf-8"), path
+
+
+def test_nothing_loads_pickles_evaluates_strings_or_hides_disconnects():
+    for path in MODULES:
+        names = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute)
+        }
+        names |= {
+            node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
+        }
+        assert not names & {"eval", "exec", "pickle", "BaseHTTPMiddleware"}, path
+
+
+def test_there_is_no_cycle_of_imports():
+    graph = {name: {n for n in imports_of(path) if n in set(MODULES.values())} for path, name in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"cycle: {' -> '.join((*trail, name))}"
+        if name in done:
+            return
+        for below in graph[name]:
+            visit(below, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
