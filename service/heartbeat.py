@@ -1,0 +1,131 @@
+"""Heartbeats: each process says how it is in a file of its own, and every process can say how the whole service is.
+
+Lives here: `<directory>/<pid>.json`, written by atomic rename, and the Board that reads all of them.
+Must not know: who asks, HTTP, the supervisor (which removes the file of a process that died).
+Laws: a torn, foreign or missing file is a process that has not reported, never an exception; a process counts only
+while its report is younger than `max_age_s`; times are CLOCK_MONOTONIC, which all processes of a Linux machine share.
+
+On tmpfs writing takes 70 µs and asking (two processes) 40 µs: both are called on the event loop on purpose, so that
+readiness flips at once. On ext4 writing takes 1.6 ms, for the rename makes it write the file out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+MAX_FILE_BYTES = 4096
+MAX_REASON_CHARS = 256
+
+
+class State(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What one process said of itself; `at` is monotonic seconds."""
+
+    pid: int
+    state: State
+    reason: str
+    at: float
+
+    @classmethod
+    def parse(cls, text: bytes) -> Heartbeat | None:
+        """The report in a file, or None where it is not one."""
+        try:
+            fields = json.loads(text)
+            pid, reason, at = fields["pid"], fields["reason"], fields["at"]
+            state = State(fields["state"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if type(pid) is not int or not isinstance(reason, str) or type(at) is not float or not math.isfinite(at):
+            return None
+        return cls(pid, state, reason, at)
+
+
+def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
+    """The last report of one process; None where there is none that can be read."""
+    return _read(directory / f"{pid}.json")
+
+
+def remove_heartbeat(directory: Path, pid: int) -> None:
+    """Forgets a process that died, also what it had only half written."""
+    for name in (f"{pid}.json", f".{pid}.tmp"):
+        (directory / name).unlink(missing_ok=True)
+
+
+class Board:
+    """Where one process (`pid`) reports and all are read; the service is ready once `expected_workers` are."""
+
+    def __init__(
+        self,
+        directory: Path,
+        expected_workers: int,
+        max_age_s: float,
+        *,
+        pid: int | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._expected = expected_workers
+        self._max_age_s = max_age_s
+        self._pid = os.getpid() if pid is None else pid
+        self._now = now
+
+    def write(self, state: State, reason: str | None = None) -> None:
+        """Reports this process; raises OSError where the run directory is gone or full."""
+        beat = Heartbeat(self._pid, state, (reason or "")[:MAX_REASON_CHARS], float(self._now()))
+        half = self._directory / f".{self._pid}.tmp"
+        half.write_bytes(json.dumps(dataclasses.asdict(beat)).encode("ascii"))
+        half.replace(self._directory / f"{self._pid}.json")
+
+    def why_not_ready(self) -> str | None:
+        """None while every expected process is ready; else the worst news in one sentence."""
+        beats = list(self._read_all())
+        now = self._now()
+        fresh = [beat for beat in beats if now - beat.at <= self._max_age_s]
+        for beat in fresh:
+            if beat.state is State.FAILED:
+                return f"a process has failed: {beat.reason}" if beat.reason else "a process has failed"
+        for state in (State.DRAINING, State.STARTING):
+            if count := sum(beat.state is state for beat in fresh):
+                return self._count(count, state.value)
+        if len(fresh) < len(beats):
+            oldest = min(beat.at for beat in beats)
+            return f"a process has not reported for {now - oldest:.0f} s"
+        if len(fresh) < self._expected:
+            return self._count(self._expected - len(fresh), "not up yet")
+        return None
+
+    def _count(self, count: int, what: str) -> str:
+        nouns = "process" if self._expected == 1 else "processes"
+        return f"{count} of {self._expected} {nouns} {'is' if count == 1 else 'are'} {what}"
+
+    def _read_all(self) -> Iterator[Heartbeat]:
+        try:
+            paths = sorted(self._directory.iterdir())
+        except OSError:
+            return
+        for path in paths:
+            if path.suffix == ".json" and (beat := _read(path)) is not None:
+                yield beat
+
+
+def _read(path: Path) -> Heartbeat | None:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError:
+        return None
+    return Heartbeat.parse(text) if len(text) <= MAX_FILE_BYTES else None

@@ -1,0 +1,248 @@
+"""Metrics: every series, its name, unit, labels and buckets, and one verb for each thing that happens.
+
+Lives here: the series and the text form for `/metrics`, added up over the processes that share a directory.
+Must not know: HTTP, batching, layers; it gets frozen values and names.
+Laws: one prefix; base units; labels are bounded (route templates, statuses, codes, names of served layers), so callers
+cannot make a series; each request is counted once when it comes and once at its end (`answered` or `cancelled`),
+refusals too, so that at rest received = requests + cancelled; what `is_counted` excludes is counted nowhere.
+
+Processes share by slot, not by pid: a replaced process goes on counting where the dead one stopped, so totals never
+fall and files do not pile up. A dead process's live gauges go with it (`RunDirectory.bury`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "attention"
+# One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
+TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
+SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
+# Rejected before any route is known: one label for all of them.
+UNMATCHED = "unmatched"
+# The stage of requests that were under way in a process that died.
+KILLED = "killed"
+_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shared:
+    """The directory that the processes of one service share and this process's place in it."""
+
+    directory: Path
+    slot: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """A request's end. `code` is set exactly where it was refused or failed; `queue_s` where a batch took it."""
+
+    route: str
+    status: int
+    total_s: float
+    code: str | None = None
+    layer: str | None = None
+    queue_s: float | None = None
+    masked_rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchDone:
+    """One forward pass."""
+
+    layer: str
+    requests: int
+    sequences: int
+    tokens: int
+    compute_s: float
+    weights_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Build:
+    version: str
+    torch: str
+    device: str
+    dtype: str
+
+
+def _left_unanswered(shared: Shared) -> int:
+    """How many requests the last process of this slot received and did not live to end."""
+    path = shared.directory / f"counter_{shared.slot}.db"
+    if not path.exists():
+        return 0
+    ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
+    try:
+        found = MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
+        return int(sum(ends.get(sample.name, 0) * sample.value for series in found for sample in series.samples))
+    except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
+        for file in shared.directory.glob(f"*_{shared.slot}.db"):
+            file.unlink()
+        return 0
+
+
+def is_counted(path: str) -> bool:
+    """Whether requests to this path are counted: what operators' machines ask for every few seconds is not."""
+    return path not in _UNCOUNTED
+
+
+class Metrics:
+    """The series of one process; with `shared`, `render` gives the whole service's."""
+
+    def __init__(self, shared: Shared | None = None) -> None:
+        unanswered = 0 if shared is None else _left_unanswered(shared)
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        # The library decides by an environment variable at its import; here it is decided in one visible place.
+        values.ValueClass = (
+            values.MutexValue if shared is None else values.MultiProcessValue(lambda: shared.slot)  # type: ignore[no-untyped-call]
+        )
+        self._registry = CollectorRegistry()
+        self._shared = shared
+        self._make_request_series()
+        self._make_batch_series()
+        self._make_process_series()
+        if unanswered:
+            self._cancelled.labels(KILLED).inc(unanswered)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
+        series = Gauge(
+            name,
+            text,
+            tuple(labels),
+            namespace=PREFIX,
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
+        if not labels:
+            series.set(0)
+        return series
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
+        return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
+
+    def _make_request_series(self) -> None:
+        self._received = self._counter("received", "Requests that came, health and metrics left out")
+        self._requests = self._counter("requests", "Requests that were answered", ("route", "status"))
+        self._rejected = self._counter("rejected", "Requests answered with an error, by its code", ("reason",))
+        self._cancelled = self._counter(
+            "cancelled", "Requests whose caller left first, by how far they were", ("stage",)
+        )
+        self._request_seconds = self._histogram(
+            "request_seconds", "From the first byte to the answer, refusals too", TIME_BUCKETS, ("route",)
+        )
+        self._queue_seconds = self._histogram(
+            "queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",)
+        )
+        self._in_flight = self._gauge("in_flight_requests", "Requests being received, served or answered")
+        self._masked_rows = self._counter("masked_rows", "Query rows answered that may attend to nothing")
+
+    def _make_batch_series(self) -> None:
+        self._compute_seconds = self._histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
+        self._compute_busy = self._counter("compute_busy_seconds", "Time that compute threads spent in forward passes")
+        self._batch_requests = self._histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
+        self._batch_sequences = self._histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
+        self._batch_tokens = self._histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
+        self._batch_retries = self._counter("batch_retries", "Batches that failed and whose requests were run apart")
+        self._filler_rows = self._counter(
+            "filler_rows", "Rows of zeros added so that a product's bits do not depend on its size"
+        )
+        self._weights_bytes = self._counter("returned_weights_bytes", "Attention weights computed for answers")
+        self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
+        self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
+
+    def _make_process_series(self) -> None:
+        self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
+        self._load_seconds = self._gauge(
+            "layer_load_seconds", "Last load of a layer, check included", "livemax", ("layer",)
+        )
+        self._load_failures = self._counter(
+            "layer_load_failures", "Layers that could not be loaded, by code", ("reason",)
+        )
+        self._device_bytes = self._gauge(
+            "device_memory_bytes", "Memory that torch holds on a device", labels=("device",)
+        )
+        self._resident_bytes = self._gauge("process_resident_bytes", "Resident memory of all processes")
+        self._build = self._gauge("build_info", "What runs", "livemax", ("version", "torch", "device", "dtype"))
+
+    def received(self) -> None:
+        self._received.inc()
+        self._in_flight.inc()
+
+    def answered(self, end: Answered) -> None:
+        self._in_flight.dec()
+        self._requests.labels(end.route, str(end.status)).inc()
+        self._request_seconds.labels(end.route).observe(end.total_s)
+        if end.code is not None:
+            self._rejected.labels(end.code).inc()
+        if end.layer is not None and end.queue_s is not None:
+            self._queue_seconds.labels(end.layer).observe(end.queue_s)
+        if end.masked_rows:
+            self._masked_rows.inc(end.masked_rows)
+
+    def cancelled(self, stage: str) -> None:
+        """`stage` is one of the few words for how far a request can come (queued, running, …)."""
+        self._in_flight.dec()
+        self._cancelled.labels(stage).inc()
+
+    def batch_done(self, batch: BatchDone) -> None:
+        self._compute_seconds.labels(batch.layer).observe(batch.compute_s)
+        self._compute_busy.inc(batch.compute_s)
+        self._batch_requests.observe(batch.requests)
+        self._batch_sequences.observe(batch.sequences)
+        self._batch_tokens.observe(batch.tokens)
+        if batch.weights_bytes:
+            self._weights_bytes.inc(batch.weights_bytes)
+
+    def batch_retried(self) -> None:
+        self._batch_retries.inc()
+
+    def rows_filled(self, num_rows: int) -> None:
+        self._filler_rows.inc(num_rows)
+
+    def queue_changed(self, num_requests: int, num_bytes: int) -> None:
+        self._queued_requests.set(num_requests)
+        self._queued_bytes.set(num_bytes)
+
+    def readiness_changed(self, *, is_ready: bool) -> None:
+        self._ready.set(is_ready)
+
+    def layer_loaded(self, layer: str, seconds: float) -> None:
+        """From here on `layer` is a label; its series begin at zero, so that rates see the first event."""
+        self._load_seconds.labels(layer).set(seconds)
+        self._queue_seconds.labels(layer)
+        self._compute_seconds.labels(layer)
+
+    def layer_load_failed(self, reason: str) -> None:
+        self._load_failures.labels(reason).inc()
+
+    def built(self, build: Build) -> None:
+        self._build.labels(build.version, build.torch, build.device, build.dtype).set(1)
+
+    def device_memory_measured(self, device: str, num_bytes: int) -> None:
+        self._device_bytes.labels(device).set(num_bytes)
+
+    def memory_measured(self) -> None:
+        """Reads this process's resident memory (one small read of /proc, about 15 µs)."""
+        with _STATM.open("rb") as file:
+            self._resident_bytes.set(int(file.read(64).split()[1]) * _PAGE_BYTES)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
+        if self._shared is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._shared.directory))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

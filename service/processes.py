@@ -1,0 +1,178 @@
+"""Processes: what the supervisor asks of the operating system: a port, a run directory, children, signals.
+
+Must not know: when a process is started, replaced or ended (`supervisor.py`), what it does, torch, settings.
+Laws: nothing here polls; a child begins with no signal blocked and none ignored, in a process group of its own, so that
+Ctrl-C reaches the supervisor alone; every child holds the reading end of one pipe (the lifeline) and nobody but the
+supervisor the writing end, so that the end of the supervisor, however it came, is an end-of-file for every child.
+
+Signals come through Python's wake-up pipe and not through sigwait: a thread that a library started (OpenBLAS starts one
+at the import of NumPy) has them unblocked, and one that came while this thread did not wait would end the process there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from service.errors import ServiceError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
+# Where prometheus_client keeps the values that processes share; its name for it, not a setting of ours.
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class StartError(ServiceError):
+    """The service cannot start where it was told to; the message is one line."""
+
+    code = "cannot_start"
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket that never listens: it keeps `port` (0 = a free one) for this user's SO_REUSEPORT listeners.
+
+    Anybody who listens there, and any other supervisor, makes the first bind fail. SO_REUSEADDR lets connections of an
+    earlier run linger, and is taken off afterwards: with it a second supervisor would not be noticed.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        reserved = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(address)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError:
+            reserved.close()
+            raise
+    except OSError as error:
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or 'no such address'}") from None
+    return reserved
+
+
+class RunDirectory:
+    """`attention-<pid>-…` with `metrics/` and `heartbeats/`, made for one supervisor and removed at its end.
+
+    Without a `parent` in memory where Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
+    which writes the new file out first. One that a killed supervisor left behind is never read again.
+    """
+
+    def __init__(self, parent: Path | None) -> None:
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            elif os.access(IN_MEMORY, os.W_OK):
+                parent = IN_MEMORY
+            self.path = Path(tempfile.mkdtemp(prefix=f"attention-{os.getpid()}-", dir=parent))
+            self.metrics = self.path / "metrics"
+            self.heartbeats = self.path / "heartbeats"
+            self.metrics.mkdir()
+            self.heartbeats.mkdir()
+        except OSError as error:
+            where = "the temporary directory" if parent is None else str(parent)
+            raise StartError(f"cannot make a run directory in {where}: {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import shutil  # noqa: PLC0415 (memory: only at the end)
+
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def bury(self, slot: int, pid: int) -> bool:
+        """Forgets a dead process, in metrics and heartbeats; says whether it had become ready."""
+        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
+        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
+
+        from service.heartbeat import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
+
+        last = read_heartbeat(self.heartbeats, pid)
+        with contextlib.suppress(OSError):
+            remove_heartbeat(self.heartbeats, pid)
+        with contextlib.suppress(OSError):
+            mark_process_dead(slot, str(self.metrics))  # type: ignore[no-untyped-call]
+        return last is not None and last.state in {State.READY, State.DRAINING}
+
+
+def say_once(run_dir: Path, message: str) -> None:
+    """One line on stderr, from whichever process of the service comes first: they mostly refuse for the same reason."""
+    with contextlib.suppress(FileExistsError), (run_dir / "refusal").open("x"):
+        sys.stderr.write(f"attention-service: {message}\n")
+        sys.stderr.flush()
+
+
+def _in_the_pipe(_: int, __: FrameType | None) -> None:
+    """What Python's own handler wrote into the pipe is all that is needed."""
+
+
+class Posix:
+    """Children, signals and time of this process. Making one takes SIGNALS over for good: the process ends with it."""
+
+    def __init__(self) -> None:
+        self._signalled, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for signum in SIGNALS:
+            # Also where our parent ignored it: an ignored SIGCHLD lets children vanish without a word.
+            signal.signal(signum, _in_the_pipe)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self.lifeline, self._keep = os.pipe()
+        os.set_inheritable(self.lifeline, True)
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """posix_spawn and not fork with code in between: the mask and the dispositions are set by the C library."""
+        return os.posix_spawn(command[0], [*command], environment, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
+
+    def kill(self, pid: int, signum: int) -> None:
+        # A child is ours until it is reaped, so its number cannot be another's.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+    def reap(self) -> Iterator[tuple[int, int]]:
+        """Every child that ended: its pid, and its exit code (negative: the signal). As PID 1 also adopted ones."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            yield pid, os.waitstatus_to_exitcode(status)
+
+    def wait(self, timeout_s: float | None) -> int | None:
+        """The next signal; None when `timeout_s` passed first."""
+        is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
+        return os.read(self._signalled, 1)[0] if is_signalled else None
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+def write_log_line(level: str, event: str, **fields: object) -> None:
+    """One JSON line like those of `logs.py`, without what structlog costs (17 MB); a closed stdout stops nobody."""
+    import json  # noqa: PLC0415 (memory: shared by all lines)
+
+    from service import __version__  # noqa: PLC0415
+
+    seconds = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
+    line = {"timestamp": stamp, "level": level, "event": event, "version": __version__, **fields}
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()

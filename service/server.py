@@ -1,0 +1,224 @@
+"""Server: uvicorn for one worker process, with an end in three steps.
+
+Lives here: the listener, uvicorn's configuration, signals and the lifeline, the order of the drain.
+Must not know: routes, batches, the supervisor's decisions.
+Laws: the first SIGTERM or SIGINT makes readiness say no at once; service goes on unchanged for `delay_s`; then the
+listener closes, idle kept-alive connections may speak once more for LINGER_S (and hear `connection: close`), and what
+was accepted is answered within `grace_s`; whoever is not then hears so from `settle` and is cut off ANSWER_S later. A
+second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
+supervisor died) is an end without delay. No traceback in any of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.logs import get_logger
+
+BACKLOG = 2048
+# Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
+KEEP_ALIVE_S = 75
+LINGER_S = 0.8
+ANSWER_S = 0.8
+CUT_S = 0.2
+
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drain:
+    """A worker's end: its times, and what the application does at each step (on the loop, at once, raising nothing)."""
+
+    delay_s: float
+    grace_s: float
+    begin: Callable[[], None]
+    """Readiness says no; everything else goes on."""
+    stop_admitting: Callable[[], None] = _nothing
+    """The listener closes now: a new request on an open connection is refused as draining."""
+    settle: Callable[[], None] = _nothing
+    """The grace is over: every request that still waits gets its refusal now."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A worker's own listener on the port that the supervisor reserved; the kernel spreads connections over them."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(address)
+    listener.setblocking(False)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """`run_to_end` serves `application` on `listener` and returns the exit code of the process."""
+
+    def __init__(
+        self,
+        application: Any,
+        listener: socket.socket,
+        drain: Drain,
+        *,
+        protocol: type[asyncio.Protocol] = HttpToolsProtocol,
+        lifeline: int | None = None,
+        force: Callable[[int], object] = os._exit,
+    ) -> None:
+        super().__init__(_config(application, protocol))
+        self.exit_code = 0
+        self._listener = listener
+        self._drain = drain
+        self._lifeline = lifeline
+        self._force = force
+        self._log = get_logger()
+        self._leaving = False
+        self._leave = asyncio.Event()
+        self._connections = self.server_state.connections = _Watched()
+        self._tasks = self.server_state.tasks = _Watched()
+
+    def run_to_end(self) -> int:
+        self.run(sockets=[self._listener])
+        return self.exit_code
+
+    def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
+        """Begins the end, on the loop; a second call changes nothing."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self.exit_code = exit_code
+        self._drain.begin()
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self.should_exit = True
+        self._leave.set()
+
+    def _signalled(self, signum: int) -> None:
+        if not self._leaving:
+            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._drain.delay_s)
+            self.leave(delay_s=self._drain.delay_s)
+            return
+        self._log.warning("forced", signal=signal.Signals(signum).name)
+        self._force(128 + signum)
+
+    def _orphaned(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self._log.error("draining", reason="the supervisor is gone")
+        self.leave()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, but signals arrive on the loop and are not raised again at the end."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_signal_handler(signal.SIGHUP, _nothing)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._orphaned, self._lifeline)
+        await self._serve(sockets)
+        self._log.info("left", exit_code=self.exit_code)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        host, port = self._listener.getsockname()[:2]
+        self._log.info("listening", address=f"http://{f'[{host}]' if ':' in host else host}:{port}", pid=os.getpid())
+
+    async def main_loop(self) -> None:
+        """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leave.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Instead of uvicorn's, which closes idle connections under their clients' hands and cancels late requests."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._drain.grace_s
+        self._drain.stop_admitting()
+        for server in self.servers:
+            server.close()
+        for sock in sockets or []:
+            sock.close()
+        # Every answer from here on says that it is the last one of its connection.
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        for connection in list(self._connections):
+            if not _is_idle(connection):
+                connection.shutdown()
+        await self._quiet(LINGER_S)
+        for connection in list(self._connections):
+            connection.shutdown()
+        if not await self._quiet(max(0.0, end - loop.time())):
+            self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
+            self._drain.settle()
+            await self._quiet(ANSWER_S)
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await self._quiet(CUT_S)
+        await self.lifespan.shutdown()
+
+    async def _quiet(self, timeout_s: float) -> bool:
+        """Whether no connection and no request was left within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._connections or self._tasks:
+                    await self._connections.emptied()
+                    await self._tasks.emptied()
+        return not (self._connections or self._tasks)
+
+
+class _Watched(set[T]):
+    """uvicorn's sets of connections and tasks, which shrink by `discard` only; tells when nothing is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def add(self, item: T) -> None:
+        super().add(item)
+        self._empty.clear()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self._empty.set()
+
+    async def emptied(self) -> None:
+        await self._empty.wait()
+
+
+def _is_idle(connection: Any) -> bool:
+    return connection.cycle is None or connection.cycle.response_complete
+
+
+def _config(application: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        loop="uvloop",
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )

@@ -1,0 +1,225 @@
+"""Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
+
+Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time.
+Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: about 14 MB.
+Laws:
+- a slot holds one process at a time; one that crashed is started again after 0.1 s, and after twice as long, up to 5 s,
+  each time it lived less than 10 s;
+- a process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it said why, and
+  would say it again. In a slot that did serve it is a crash like any other, and its mates go on serving;
+- SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force; a second one ends
+  them by force at once (the same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its
+  own copy). SIGHUP is ignored, in the workers too: there is nothing to read again;
+- when it is killed itself, the workers see their lifeline end and leave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from service.processes import METRICS_VARIABLE, Posix, RunDirectory, StartError, reserve_port, write_log_line
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 3
+
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+STEADY_S = 10.0
+FORCE_S = 2.0
+ECHO_S = 0.2
+# A worker that we told to leave before it could listen to signals ends by the signal itself: nothing was lost.
+_ORDERLY = (0, -signal.SIGTERM)
+
+Log = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. Elements of `command` that equal `{port}`, `{slot}`, `{lifeline}` or `{run_dir}` are filled in.
+
+    `slot` counts from 0 and outlives the process in it; `lifeline` is the number of an open descriptor.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    host: str
+    port: int
+    workers: int
+    drain_delay_s: float
+    shutdown_grace_s: float
+    run_dir: Path | None = None
+
+
+class System(Protocol):
+    """The operating system, as far as the decisions need it (`processes.Posix`)."""
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int: ...
+
+    def kill(self, pid: int, signum: int) -> None: ...
+
+    def reap(self) -> Iterable[tuple[int, int]]: ...
+
+    def wait(self, timeout_s: float | None) -> int | None: ...
+
+    def now(self) -> float: ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Slot:
+    """Running while `pid` is set, else waiting for `start_at` (None: never again)."""
+
+    index: int
+    start_at: float | None
+    pid: int | None = None
+    started: float = 0.0
+    rapid_crashes: int = 0
+    has_served: bool = False
+
+
+class Supervisor:
+    """`bury(slot, pid)` forgets what a dead process left behind and says whether it had become ready."""
+
+    def __init__(
+        self, plan: Plan, values: Mapping[str, str], system: System, bury: Callable[[int, int], bool], log: Log
+    ) -> None:
+        self._plan = plan
+        self._values = values
+        self._system = system
+        self._bury = bury
+        self._log = log
+        self._slots = [_Slot(index, start_at=system.now()) for index in range(plan.workers)]
+        self._exit_code: int | None = None
+        self._deadline: float | None = None
+        self._told: tuple[signal.Signals, float] | None = None
+
+    def run(self) -> int:
+        """Until the end; the exit code says how it came."""
+        while True:
+            self._start_due()
+            signum = self._system.wait(self._patience())
+            if signum in (signal.SIGTERM, signal.SIGINT):
+                self._stop(signal.Signals(signum))
+            elif signum == signal.SIGHUP:
+                self._log("info", "signal_ignored", signal="SIGHUP")
+            for pid, code in self._system.reap():
+                self._ended(pid, code)
+            if self._deadline is not None and self._system.now() >= self._deadline:
+                self._log("error", "workers_killed", reason="they did not leave within the grace", pids=self._alive())
+                self._kill_all(signal.SIGKILL)
+            if self._exit_code is not None and not self._alive():
+                self._log("info", "stopped", exit_code=self._exit_code)
+                return self._exit_code
+
+    def _alive(self) -> list[int]:
+        return [slot.pid for slot in self._slots if slot.pid is not None]
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None = only a signal can bring news."""
+        due = [slot.start_at for slot in self._slots if slot.start_at is not None]
+        if self._deadline is not None:
+            due.append(self._deadline)
+        return max(0.0, min(due) - self._system.now()) if due else None
+
+    def _start_due(self) -> None:
+        for slot in self._slots:
+            if slot.start_at is not None and slot.start_at <= self._system.now():
+                self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        values = {**self._values, "{slot}": str(slot.index)}
+        command = [values.get(part, part) for part in self._plan.command]
+        slot.started = self._system.now()
+        try:
+            slot.pid = self._system.spawn(command, self._plan.environment)
+        except OSError as error:
+            self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
+            self._retry_later(slot)
+            return
+        slot.start_at = None
+        self._log("info", "worker_started", slot=slot.index, pid=slot.pid)
+
+    def _retry_later(self, slot: _Slot) -> float:
+        now = self._system.now()
+        if now - slot.started >= STEADY_S:
+            slot.rapid_crashes = 0
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(slot.rapid_crashes, 16))
+        slot.rapid_crashes += 1
+        slot.start_at = now + delay_s
+        return delay_s
+
+    def _ended(self, pid: int, code: int) -> None:
+        slot = next((slot for slot in self._slots if slot.pid == pid), None)
+        if slot is None:
+            return
+        slot.pid = None
+        slot.has_served |= self._bury(slot.index, pid)
+        how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+        lived_s = round(self._system.now() - slot.started, 3)
+        if self._exit_code is not None:
+            level = "info" if code in _ORDERLY else "error"
+            self._log(level, "worker_left", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            if code not in _ORDERLY:
+                self._exit_code = self._exit_code or EXIT_FAILED
+        elif code == EXIT_REFUSED and not slot.has_served:
+            self._log("error", "worker_refused", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            self._end_all(EXIT_REFUSED)
+        else:
+            restart_in_s = self._retry_later(slot)
+            fields = dict(slot=slot.index, pid=pid, lived_s=lived_s, restart_in_s=restart_in_s)
+            self._log("error", "worker_died", **fields, **how)
+
+    def _stop(self, signum: signal.Signals) -> None:
+        now = self._system.now()
+        if self._told is not None and self._told[0] == signum and now - self._told[1] < ECHO_S:
+            return
+        self._told = (signum, now)
+        if self._exit_code is None:
+            self._log("info", "stopping", signal=signum.name)
+            self._end_all(0)
+        else:
+            self._log("warning", "workers_killed", reason=f"a second signal ({signum.name})", pids=self._alive())
+            self._exit_code = 128 + signum
+            self._kill_all(signal.SIGKILL)
+
+    def _end_all(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._kill_all(signal.SIGTERM)
+        self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
+
+    def _kill_all(self, signum: signal.Signals) -> None:
+        self._deadline = None
+        for slot in self._slots:
+            slot.start_at = None
+            if slot.pid is not None:
+                self._system.kill(slot.pid, signum)
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def supervise(plan: Plan, log: Log = write_log_line) -> int:
+    """Serves until told to stop and returns the exit code; the process must end with it (it has taken the signals over).
+
+    What keeps it from starting is one line on stderr and EXIT_FAILED.
+    """
+    system = Posix()
+    try:
+        with reserve_port(plan.host, plan.port) as reserved, RunDirectory(plan.run_dir) as run:
+            port = reserved.getsockname()[1]
+            values = {"{port}": str(port), "{lifeline}": str(system.lifeline), "{run_dir}": str(run.path)}
+            environment = {**plan.environment, METRICS_VARIABLE: str(run.metrics)}
+            log("info", "serving", host=plan.host, port=port, workers=plan.workers)
+            plan = dataclasses.replace(plan, environment=environment)
+            return Supervisor(plan, values, system, run.bury, log).run()
+    except StartError as error:
+        sys.stderr.write(f"attention-service: {error.message}\n")
+        return EXIT_FAILED

@@ -1,0 +1,135 @@
+"""A service in miniature, to watch the supervisor and the server at work without torch.
+
+`python fake_worker.py serve OPTIONS` is the supervisor, which runs `python fake_worker.py worker OPTIONS` per slot. The
+worker answers GET /readyz, /metrics and /pid (after `?sleep=seconds`, or `?until=close` when the listener closes), and
+/stuck never; with `--refuse` it ends as one whose settings are wrong, with `--crash` as one that falls over at once.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from service.processes import say_once
+from service.supervisor import EXIT_REFUSED, Plan, supervise
+
+
+def options(arguments):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=("serve", "worker"))
+    for name in ("slot", "port", "lifeline", "workers"):
+        parser.add_argument(f"--{name}", type=int, default=0)
+    for name in ("delay", "grace", "ready-after"):
+        parser.add_argument(f"--{name}", type=float, default=0.0)
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--refuse", action="store_true")
+    parser.add_argument("--crash", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def serve(options, arguments):
+    own = ["--slot", "{slot}", "--port", "{port}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}"]
+    return supervise(
+        Plan(
+            command=(sys.executable, __file__, "worker", *arguments[1:], *own),
+            environment=dict(os.environ),
+            host="127.0.0.1",
+            port=options.port,
+            workers=options.workers,
+            drain_delay_s=options.delay,
+            shutdown_grace_s=options.grace,
+            run_dir=options.run_dir,
+        )
+    )
+
+
+class App:
+    def __init__(self, board, metrics, ready_after_s):
+        self.board = board
+        self.metrics = metrics
+        self.ready_after_s = ready_after_s
+        self.is_draining = False
+        self.closing = asyncio.Event()
+        self.settled = asyncio.Event()
+
+    def begin_drain(self):
+        from service.heartbeat import State
+
+        self.is_draining = True
+        self.board.write(State.DRAINING)
+
+    async def beat(self):
+        from service.heartbeat import State
+
+        self.board.write(State.STARTING)
+        await asyncio.sleep(self.ready_after_s)
+        while True:
+            self.board.write(State.DRAINING if self.is_draining else State.READY)
+            await asyncio.sleep(0.2)
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            await self.lifespan(receive, send)
+            return
+        if scope["path"] == "/stuck":
+            self.metrics.received()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
+        status, body = await self.answer(scope)
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def answer(self, scope):
+        if scope["path"] == "/readyz":
+            reason = "draining" if self.is_draining else self.board.why_not_ready()
+            return (503, reason.encode()) if reason else (200, b"ready")
+        if scope["path"] == "/metrics":
+            return 200, await asyncio.to_thread(self.metrics.render)
+        from service.metrics import Answered
+
+        self.metrics.received()
+        status = 200
+        if scope["query_string"] == b"until=close":
+            await self.closing.wait()
+        elif scope["query_string"].startswith(b"sleep="):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.settled.wait(), float(scope["query_string"][6:]))
+                status = 503
+        self.metrics.answered(Answered("/pid", status, 0.001))
+        return status, str(os.getpid()).encode()
+
+    async def lifespan(self, receive, send):
+        await receive()
+        task = asyncio.get_running_loop().create_task(self.beat())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        task.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def work(options):
+    from service.heartbeat import Board
+    from service.logs import configure_logs
+    from service.metrics import Metrics, Shared
+    from service.server import Drain, Server, listen
+
+    if options.refuse:
+        say_once(options.run_dir, "the layer directory is empty")
+        return EXIT_REFUSED
+    if options.crash:
+        return 7
+    configure_logs("info")
+    board = Board(options.run_dir / "heartbeats", options.workers, 2.0)
+    metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
+    app = App(board, metrics, options.ready_after)
+    drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
+    return Server(app, listen("127.0.0.1", options.port), drain, lifeline=options.lifeline).run_to_end()
+
+
+if __name__ == "__main__":
+    chosen = options(sys.argv[1:])
+    sys.exit(serve(chosen, sys.argv[1:]) if chosen.role == "serve" else work(chosen))

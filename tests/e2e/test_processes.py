@@ -1,0 +1,250 @@
+"""The supervisor, the server and real processes: starting, replacing, draining, and every way to be told to stop."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.e2e.fake_service import START_S, FakeService, eventually, is_alive
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_workers_share_one_port_and_add_up_their_metrics(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        answered_by = [service.get("/pid")[1] for _ in range(40)]
+        assert set(answered_by) == {str(pid) for pid in service.worker_pids}
+        assert 'attention_requests_total{route="/pid",status="200"} 40.0' in service.get("/metrics")[1]
+
+
+def test_a_killed_worker_is_replaced_and_the_other_answers_meanwhile(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        for _ in range(20):
+            service.get("/pid")
+        victim, survivor = service.worker_pids
+        open_connection = connected_to(service, survivor)
+        killed_at = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: len(service.worker_pids) == 3, "a replacement is started", within_s=10)
+        assert ask(open_connection, "/pid") == (200, str(survivor))
+        eventually(service.is_ready, "the service is ready again", within_s=10)
+        assert time.monotonic() - killed_at < 10
+        assert ask(open_connection, "/pid") == (200, str(survivor))
+        open_connection.close()
+        assert service.events("worker_died")[0]["signal"] == "SIGKILL"
+        totals = service.get("/metrics")[1]
+        counted = [line for line in totals.splitlines() if line.startswith("attention_received_total ")]
+        assert float(counted[0].split()[1]) >= 22, "what the dead worker counted is still in the sum"
+        assert "attention_in_flight_requests 0.0" in totals
+
+
+def connected_to(service, pid):
+    """A kept-alive connection that the kernel gave to this worker."""
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+        if ask(connection, "/pid") == (200, str(pid)):
+            return connection
+        connection.close()
+    raise AssertionError("a hundred connections went to the other worker")
+
+
+def ask(connection, path):
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        started = time.monotonic()
+        service.process.send_signal(signum)
+        assert service.ends() == 0
+        assert time.monotonic() - started < 2
+        assert not any(map(is_alive, service.worker_pids))
+        assert list(service.run_dir.iterdir()) == []
+        assert service.errors.read_text() == ""
+
+
+def test_what_was_accepted_is_answered_after_the_signal(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        answers, headers = [], list[dict[str, str]]()
+        ask_late = lambda: answers.append(service.get("/pid?until=close", headers))
+        clients = [threading.Thread(target=ask_late) for _ in range(8)]
+        for client in clients:
+            client.start()
+        eventually(lambda: "attention_in_flight_requests 8.0" in service.get("/metrics")[1], "all eight are in flight")
+        service.process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.join(START_S)
+        assert [status for status, _ in answers] == [200] * 8
+        assert [header["connection"] for header in headers] == ["close"] * 8
+        assert service.ends() == 0
+
+
+def test_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):
+    with FakeService(tmp_path, workers=1, grace=1) as service:
+        service.await_ready()
+        answers = []
+        client = threading.Thread(target=lambda: answers.append(service.get("/pid?sleep=60")))
+        client.start()
+        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
+        started = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends() == 0
+        assert time.monotonic() - started < 3
+        client.join(START_S)
+        assert answers[0][0] == 503
+        assert service.errors.read_text() == ""
+
+
+def test_who_is_never_answered_is_cut_off_in_time_and_without_a_traceback(tmp_path):
+    with FakeService(tmp_path, workers=1, grace=1) as service:
+        service.await_ready()
+        client = threading.Thread(target=quietly, args=(service, "/stuck"))
+        client.start()
+        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends() == 0
+        client.join(START_S)
+        assert service.events("library") == []
+
+
+def test_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
+    with FakeService(tmp_path, "--delay=1", workers=1) as service:
+        service.await_ready()
+        started = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        eventually(lambda: service.get("/readyz")[0] == 503, "readiness turns", within_s=0.5)
+        assert service.get("/pid")[0] == 200
+        assert service.ends() == 0
+        assert time.monotonic() - started > 1
+        with pytest.raises(ConnectionRefusedError):
+            service.get("/pid")
+
+
+def test_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
+    with FakeService(tmp_path, workers=1) as service:
+        service.await_ready()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)) as connection:
+            assert ask(connection, "/pid")[0] == 200
+            service.process.send_signal(signal.SIGTERM)
+            eventually(lambda: service.events("draining"), "the worker drains")
+            connection.request("GET", "/pid")
+            answer = connection.getresponse()
+            assert (answer.status, answer.getheader("connection")) == (200, "close")
+        assert service.ends() == 0
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path):
+    with FakeService(tmp_path, grace=60) as service:
+        service.await_ready()
+        client = threading.Thread(target=quietly, args=(service, "/pid?sleep=9"))
+        client.start()
+        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
+        service.process.send_signal(signal.SIGTERM)
+        eventually(lambda: service.events("stopping"), "the first signal is heard")
+        time.sleep(0.3)  # sooner it would be an echo of the first
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends(2) == 128 + signal.SIGTERM
+        client.join(START_S)
+        assert not any(map(is_alive, service.worker_pids))
+        assert service.errors.read_text() == ""
+
+
+def quietly(service, path):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        service.get(path)
+
+
+def test_a_hangup_changes_nothing(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        for pid in (service.process.pid, *service.worker_pids):
+            os.kill(pid, signal.SIGHUP)
+        eventually(lambda: service.events("signal_ignored"), "the supervisor heard it")
+        assert service.get("/pid")[0] == 200
+        assert len(service.worker_pids) == 2
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends() == 0
+
+
+def test_the_workers_leave_when_their_supervisor_is_killed(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        service.process.kill()
+        service.process.wait(START_S)
+        eventually(lambda: not any(map(is_alive, service.worker_pids)), "the workers are gone", within_s=5)
+
+
+def test_a_busy_port_is_one_line_and_no_start(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with FakeService(tmp_path, f"--port={port}") as service:
+            assert service.ends() == 1
+            assert service.errors.read_text() == (
+                f"attention-service: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+            )
+            assert service.worker_pids == []
+
+
+def test_two_services_never_share_a_port(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with FakeService(folders[0]) as first:
+        eventually(lambda: first.events("serving"), "the port is reserved, though nobody need listen yet")
+        with FakeService(folders[1], f"--port={first.port}") as second:
+            assert second.ends() == 1
+        first.await_ready()
+
+
+def test_the_port_is_free_again_at_once(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with FakeService(folders[0]) as first:
+        first.await_ready()
+        port = first.port
+        first.process.send_signal(signal.SIGTERM)
+        assert first.ends() == 0
+    with FakeService(folders[1], f"--port={port}") as second:
+        second.await_ready()
+
+
+def test_a_worker_that_refuses_ends_the_service_with_its_line_and_its_code(tmp_path):
+    with FakeService(tmp_path, "--refuse") as service:
+        assert service.ends() == 3
+        assert service.errors.read_text() == "attention-service: the layer directory is empty\n"
+        assert not any(map(is_alive, service.worker_pids))
+
+
+def test_a_worker_that_falls_over_at_once_is_started_again_more_and_more_slowly(tmp_path):
+    with FakeService(tmp_path, "--crash", workers=1) as service:
+        eventually(lambda: len(service.events("worker_died")) >= 3, "it fell over three times")
+        delays = [event["restart_in_s"] for event in service.events("worker_died")]
+        assert delays[:3] == [0.1, 0.2, 0.4]
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends(5) == 0
+
+
+def test_a_second_run_with_a_killed_supervisors_directory_starts_clean(tmp_path):
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        service.process.kill()
+    left_behind = list((tmp_path / "run").iterdir())
+    assert len(left_behind) == 1
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends() == 0
+    assert list((tmp_path / "run").iterdir()) == left_behind

@@ -1,0 +1,170 @@
+"""Logs: whatever is told, it is one bounded JSON line."""
+
+import io
+import json
+import logging
+import warnings
+from datetime import datetime
+
+import pytest
+import structlog
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import service
+from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request
+
+LINE = RequestLine(
+    request_id="abc",
+    route="/v1/layers/{layer}/attend",
+    method="POST",
+    status=200,
+    layer="minilm-l0",
+    batch_requests=3,
+    tokens=48,
+    decode_ms=0.4,
+    queue_ms=0.1,
+    compute_ms=1.25,
+    total_ms=2.0,
+    bytes_in=1000,
+    bytes_out=2000,
+)
+
+
+class Captured:
+    """Logs configured to write into memory, and put back as they were at the end."""
+
+    def __init__(self, level="info"):
+        self.level = level
+        self.stream = io.StringIO()
+
+    def __enter__(self):
+        root = logging.getLogger()
+        self.before = structlog.get_config(), root.handlers[:], root.level, logging.getLogger("uvicorn").level
+        configure_logs(self.level, self.stream)
+        return self
+
+    def __exit__(self, *_):
+        config, handlers, level, uvicorn_level = self.before
+        structlog.configure(**config)
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+        logging.getLogger("uvicorn").setLevel(uvicorn_level)
+        logging.captureWarnings(capture=False)
+
+    @property
+    def text(self):
+        return self.stream.getvalue()
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@pytest.fixture
+def captured():
+    with Captured() as captured:
+        yield captured
+
+
+def test_a_line_says_when_how_bad_what_and_by_which_version(captured):
+    get_logger().warning("layer_slow", layer="minilm-l0")
+    (line,) = captured.lines
+    stamp = datetime.fromisoformat(line.pop("timestamp"))
+    assert stamp.utcoffset() is not None
+    assert not stamp.utcoffset()
+    assert line == {"level": "warning", "event": "layer_slow", "version": service.__version__, "layer": "minilm-l0"}
+
+
+def test_a_request_is_one_line_with_what_is_known_of_it(captured):
+    log_request(get_logger(), LINE)
+    (line,) = captured.lines
+    assert line["event"] == "request"
+    assert {name: line[name] for name in ("request_id", "status", "compute_ms", "bytes_out")} == {
+        "request_id": "abc",
+        "status": 200,
+        "compute_ms": 1.25,
+        "bytes_out": 2000,
+    }
+    assert "code" not in line, "what is not known is left out"
+
+
+def test_lines_below_the_level_are_not_written():
+    with Captured("error") as captured:
+        log_request(get_logger(), LINE)
+        get_logger().error("worse")
+        assert [line["event"] for line in captured.lines] == ["worse"]
+
+
+@given(st.text(), st.text(), st.integers() | st.floats() | st.binary() | st.none() | st.lists(st.text()))
+@example('\r\n{"event": "forged"}', "\x00\u2028", 2**70)
+@example("\ud800", "é" * 5000, float("nan"))
+@example("\x01" * 5000, "\x01" * 5000, ["\x01" * 5000])
+@example("e" * 5000, "x", b"\xff" * 5000)
+def test_nothing_that_is_told_breaks_or_forges_a_line_or_makes_it_long(event, text, value):
+    with Captured() as captured:
+        get_logger().info(event, text=text, value=value)
+        assert captured.text.endswith("\n")
+        assert captured.text.count("\n") == 1
+        assert len(captured.text.encode()) <= MAX_LINE_BYTES
+        assert json.loads(captured.text)["level"] == "info"
+
+
+def test_twenty_hostile_fields_still_fit_into_a_line(captured):
+    get_logger().info("e" * 300, **{f"a_field_named_{number}": '\x01\\"' * 200 for number in range(30)})
+    (line,) = captured.lines
+    assert line["truncated"] is True
+    assert len(captured.text.encode()) <= MAX_LINE_BYTES
+
+
+def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
+    def deep(depth):
+        if depth:
+            deep(depth - 1)
+        raise ValueError("the cause of it")
+
+    try:
+        deep(100)
+    except ValueError:
+        get_logger().exception("fault", request_id="abc")
+    (line,) = captured.lines
+    assert line["exception"].endswith("ValueError: the cause of it")
+    assert len(captured.text.encode()) <= MAX_LINE_BYTES
+
+
+def test_what_libraries_log_and_warn_becomes_a_line_of_the_same_form(captured):
+    logging.getLogger("asyncio").error("Task %s was destroyed", "t1")
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        configure_logs("info", captured.stream)
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+        logging.captureWarnings(capture=False)
+    assert [(line["level"], line["logger"]) for line in captured.lines] == [
+        ("error", "asyncio"),
+        ("warning", "uvicorn.error"),
+        ("warning", "py.warnings"),
+    ]
+    assert captured.lines[0]["message"] == "Task t1 was destroyed"
+    assert "old thing" in captured.lines[2]["message"]
+
+
+def test_a_library_whose_format_string_is_wrong_is_told_as_it_stands(captured):
+    record = logging.LogRecord("odd", logging.WARNING, "odd.py", 1, "%d of it", ("not a number",), None)
+    ours = [handler for handler in logging.getLogger().handlers if type(handler).__module__ == "service.logs"]
+    ours[0].handle(record)
+    assert captured.lines[0]["message"] == "%d of it"
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, _):
+        raise BrokenPipeError
+
+
+def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
+    with Captured() as captured:
+        configure_logs("info", ClosedPipe())
+        log_request(get_logger(), LINE)
+        assert captured.text == ""

@@ -1,0 +1,249 @@
+"""Metrics: each event moves exactly its series, and several processes add up."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.metrics import TIME_BUCKETS, Answered, BatchDone, Build, Metrics, is_counted
+
+ROUTE = "/v1/layers/{layer}/attend"
+
+
+def samples(text):
+    """What /metrics says: (name, labels) → value."""
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+class Readable:
+    """Metrics whose series a test can ask for by name."""
+
+    def __init__(self):
+        self.metrics = Metrics()
+
+    def value(self, name, **labels):
+        return samples(self.metrics.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
+
+    def changed_by(self, act):
+        before = samples(self.metrics.render())
+        act(self.metrics)
+        after = samples(self.metrics.render())
+        return {
+            name: value - before.get((name, labels), 0.0)
+            for (name, labels), value in after.items()
+            if value != before.get((name, labels), 0.0) and not name.endswith("_bucket")
+        }
+
+
+@pytest.fixture
+def readable():
+    return Readable()
+
+
+def test_a_request_is_counted_once_when_it_comes_and_once_at_its_end(readable):
+    assert readable.changed_by(lambda m: m.received()) == {
+        "attention_received_total": 1,
+        "attention_in_flight_requests": 1,
+    }
+    end = Answered(ROUTE, 200, 0.25, layer="minilm-l0", queue_s=0.125)
+    assert readable.changed_by(lambda m: m.answered(end)) == {
+        "attention_in_flight_requests": -1,
+        "attention_requests_total": 1,
+        "attention_request_seconds_count": 1,
+        "attention_request_seconds_sum": 0.25,
+        "attention_queue_seconds_count": 1,
+        "attention_queue_seconds_sum": 0.125,
+    }
+
+
+def test_a_refusal_is_counted_with_its_reason_and_its_time(readable):
+    readable.metrics.received()
+    changes = readable.changed_by(lambda m: m.answered(Answered("unmatched", 404, 0.5, code="not_found")))
+    assert changes["attention_rejected_total"] == changes["attention_request_seconds_count"] == 1
+    assert readable.value("rejected_total", reason="not_found") == 1
+    assert readable.value("requests_total", route="unmatched", status="404") == 1
+
+
+def test_a_cancelled_request_is_no_answer(readable):
+    readable.metrics.received()
+    assert readable.changed_by(lambda m: m.cancelled("queued")) == {
+        "attention_cancelled_total": 1,
+        "attention_in_flight_requests": -1,
+    }
+
+
+@given(st.lists(st.sampled_from(["answered", "refused", "cancelled"]), max_size=30))
+def test_at_rest_received_is_answers_plus_cancelled(ends):
+    readable = Readable()
+    for _ in ends:
+        readable.metrics.received()
+    for end in ends:
+        if end == "cancelled":
+            readable.metrics.cancelled("running")
+        else:
+            code = "queue_full" if end == "refused" else None
+            readable.metrics.answered(Answered(ROUTE, 429 if code else 200, 0.01, code=code))
+    found = samples(readable.metrics.render())
+
+    def total(name):
+        return sum(value for (series, _), value in found.items() if series == name)
+
+    answered, cancelled = total("attention_requests_total"), total("attention_cancelled_total")
+    assert total("attention_received_total") == len(ends) == answered + cancelled
+    assert total("attention_rejected_total") == ends.count("refused")
+    assert total("attention_in_flight_requests") == 0
+
+
+def test_a_batch_moves_every_series_about_batches(readable):
+    batch = BatchDone("minilm-l0", requests=3, sequences=5, tokens=640, compute_s=0.5, weights_bytes=4096)
+    assert readable.changed_by(lambda m: m.batch_done(batch)) == {
+        "attention_compute_seconds_count": 1,
+        "attention_compute_seconds_sum": 0.5,
+        "attention_compute_busy_seconds_total": 0.5,
+        "attention_batch_requests_count": 1,
+        "attention_batch_requests_sum": 3,
+        "attention_batch_sequences_count": 1,
+        "attention_batch_sequences_sum": 5,
+        "attention_batch_tokens_count": 1,
+        "attention_batch_tokens_sum": 640,
+        "attention_returned_weights_bytes_total": 4096,
+    }
+
+
+@pytest.mark.parametrize(
+    ("act", "name", "value"),
+    [
+        (lambda m: m.batch_retried(), "batch_retries_total", 1),
+        (lambda m: m.rows_filled(7), "filler_rows_total", 7),
+        (lambda m: m.queue_changed(4, 0), "queued_requests", 4),
+        (lambda m: m.queue_changed(0, 1024), "queued_bytes", 1024),
+        (lambda m: m.readiness_changed(is_ready=True), "ready", 1),
+        (lambda m: m.layer_loaded("minilm-l0", 1.5), "layer_load_seconds", 1.5),
+        (lambda m: m.layer_load_failed("layer_error"), "layer_load_failures_total", 1),
+        (lambda m: m.built(Build("0.1.0", "2.13.0", "cpu", "float32")), "build_info", 1),
+        (lambda m: m.device_memory_measured("cuda:0", 4096), "device_memory_bytes", 4096),
+        (lambda m: m.answered(Answered(ROUTE, 200, 0.0, masked_rows=2)), "masked_rows_total", 2),
+    ],
+)
+def test_each_verb_moves_its_series(readable, act, name, value):
+    assert readable.changed_by(act)[f"attention_{name}"] == value
+
+
+def test_resident_memory_is_that_of_this_process(readable):
+    readable.metrics.memory_measured()
+    assert 2**20 < readable.value("process_resident_bytes") < 2**40
+
+
+def test_a_served_layer_has_its_series_before_its_first_request(readable):
+    readable.metrics.layer_loaded("minilm-l0", 0.1)
+    assert readable.value("queue_seconds_count", layer="minilm-l0") == 0
+    assert readable.value("compute_seconds_count", layer="minilm-l0") == 0
+
+
+def test_what_operators_machines_ask_for_is_not_counted():
+    assert [path for path in ("/metrics", "/readyz", "/v1/layers", "/nothing") if is_counted(path)] == [
+        "/v1/layers",
+        "/nothing",
+    ]
+
+
+def test_times_begin_at_a_hundred_microseconds_and_end_above_the_longest_default_deadline():
+    assert TIME_BUCKETS[0] == 1e-4
+    assert TIME_BUCKETS[-1] > 10
+    assert len(TIME_BUCKETS) == 18
+
+
+def test_every_series_is_ours_and_carries_its_unit(readable):
+    names = {name for name, _ in samples(readable.metrics.render())}
+    assert all(name.startswith("attention_") for name in names)
+    assert not any(name.endswith("_created") for name in names)
+
+
+def busy(metrics):
+    """Six layers, every route and status that has one."""
+    for layer in range(6):
+        metrics.layer_loaded(f"minilm-l{layer}", 0.1)
+        metrics.batch_done(BatchDone(f"minilm-l{layer}", 1, 1, 16, 0.001))
+        for status in (200, 400, 404, 413, 415, 422, 429, 500, 503, 504):
+            for route in (
+                ROUTE,
+                "/v1/attention",
+                "/v1/layers",
+                "/v1/layers/{layer}",
+                "unmatched",
+                "/docs",
+                "/openapi.json",
+            ):
+                metrics.received()
+                metrics.answered(
+                    Answered(route, status, 0.01, code=f"code_{status}", layer=f"minilm-l{layer}", queue_s=0.1)
+                )
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from service.metrics import Metrics, Shared
+from tests.unit.test_metrics import busy
+metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
+exec(sys.argv[3])
+sys.stdout.buffer.write(metrics.render())
+"""
+
+
+def run_worker(directory, slot, code):
+    """A process of its own, as the library shares by process."""
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(directory), str(slot), code],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory), "PYTHONPATH": "."},
+    )
+    return done.stdout
+
+
+def test_processes_add_up_and_a_replacement_goes_on_from_where_the_dead_one_stopped(tmp_path):
+    run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True)")
+    run_worker(tmp_path, 1, "metrics.received(); metrics.received(); metrics.readiness_changed(is_ready=False)")
+    found = samples(run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True)"))
+    assert found["attention_received_total", ()] == 4
+    assert found["attention_in_flight_requests", ()] == 3, "a new process begins with its gauges at zero"
+    assert found["attention_ready", ()] == 0, "one process that is not ready is enough"
+    assert len(list(tmp_path.glob("counter_*.db"))) == 2
+
+
+def test_what_a_killed_process_had_not_answered_is_counted_by_its_replacement(tmp_path):
+    run_worker(tmp_path, 0, "busy(metrics); [metrics.received() for _ in range(3)]; metrics.cancelled('queued')")
+    for _ in range(2):
+        found = samples(run_worker(tmp_path, 0, ""))
+        assert found["attention_cancelled_total", (("stage", "killed"),)] == 2
+        assert found["attention_cancelled_total", (("stage", "queued"),)] == 1
+
+
+def test_a_file_that_was_half_written_is_begun_anew(tmp_path):
+    run_worker(tmp_path, 0, "metrics.received()")
+    path = tmp_path / "counter_0.db"
+    path.write_bytes(path.read_bytes()[:12] + b"\xff" * 500)
+    assert samples(run_worker(tmp_path, 0, "metrics.received()"))["attention_received_total", ()] == 1
+
+
+def test_two_busy_processes_stay_within_the_bounds_of_size_and_time(tmp_path):
+    run_worker(tmp_path, 0, "busy(metrics)")
+    text = run_worker(tmp_path, 1, "busy(metrics)")
+    assert samples(text)["attention_received_total", ()] == 2 * 420
+    assert len(text) <= 256 * 1024
+    code = (
+        "import time; busy(metrics); a = time.perf_counter(); metrics.render(); b = time.perf_counter(); print(b - a)"
+    )
+    took = min(float(run_worker(tmp_path, 2, code).split(b"\n", 1)[0]) for _ in range(3))
+    assert took <= 0.1

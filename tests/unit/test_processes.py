@@ -1,0 +1,122 @@
+"""Ports and run directories: what the supervisor asks of the operating system before it starts anybody."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from service.heartbeat import Board, State
+from service.processes import RunDirectory, StartError, reserve_port, say_once
+
+
+def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
+    with reserve_port("127.0.0.1", 0) as reserved, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(reserved.getsockname())
+        listener.listen()
+        with socket.create_connection(reserved.getsockname(), timeout=5) as client:
+            accepted, address = listener.accept()
+            accepted.close()
+            assert address == client.getsockname(), "the reserving socket takes no connection"
+
+
+def test_a_reserved_port_cannot_be_reserved_again():
+    with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(StartError) as refusal:
+        reserve_port("127.0.0.1", reserved.getsockname()[1])
+    assert refusal.value.message.endswith("Address already in use")
+
+
+def test_a_listening_stranger_is_noticed_even_if_he_would_share():
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        with pytest.raises(StartError):
+            reserve_port("127.0.0.1", stranger.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host at all"])
+def test_an_address_that_is_not_ours_is_one_line(host):
+    with pytest.raises(StartError) as refusal:
+        reserve_port(host, 0)
+    assert refusal.value.message.startswith(f"cannot listen on {host} port 0: ")
+    assert "\n" not in refusal.value.message
+
+
+def test_a_run_directory_is_the_supervisors_own_and_gone_after_use(tmp_path):
+    parent = tmp_path / "made" / "on demand"
+    with RunDirectory(parent) as first, RunDirectory(parent) as second:
+        assert first.path.name.startswith(f"attention-{os.getpid()}-")
+        assert first.path != second.path
+        assert first.metrics.is_dir()
+        assert first.heartbeats.is_dir()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError) as refusal:
+        RunDirectory(tmp_path / "file")
+    assert refusal.value.message == f"cannot make a run directory in {tmp_path / 'file'}: File exists"
+
+
+@pytest.mark.parametrize(
+    ("state", "has_served"),
+    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
+)
+def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state, has_served):
+    with RunDirectory(tmp_path) as run:
+        Board(run.heartbeats, 1, 5.0, pid=77).write(state)
+        for name in ("gauge_livesum_3.db", "gauge_livemin_3.db", "counter_3.db", "gauge_livesum_4.db"):
+            (run.metrics / name).write_bytes(b"")
+        assert run.bury(3, 77) is has_served
+        assert list(run.heartbeats.iterdir()) == []
+        assert sorted(path.name for path in run.metrics.iterdir()) == ["counter_3.db", "gauge_livesum_4.db"]
+
+
+def test_burying_someone_who_never_reported_raises_nothing(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        assert run.bury(0, 77) is False
+
+
+def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
+    for _ in range(3):
+        say_once(tmp_path, "the layer directory is empty")
+    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
+
+
+CHILD = "import os, signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getpgid(0) == os.getpid())"
+PARENT = f"""
+import os, signal, sys
+from service.processes import Posix
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+system = Posix()
+pid = system.spawn([sys.executable, "-c", {CHILD!r}], dict(os.environ))
+print(system.wait(30) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], system.wait(0))
+os.kill(os.getpid(), signal.SIGTERM)
+print(system.wait(None) == signal.SIGTERM, os.get_inheritable(system.lifeline), list(system.reap()))
+"""
+THREADED = """
+import os, signal, threading
+from service.processes import Posix
+end = threading.Event()
+threading.Thread(target=end.wait).start()  # as a library's that was imported first
+system = Posix()
+for _ in range(200):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert system.wait(30) == signal.SIGTERM
+end.set()
+"""
+
+
+def test_a_child_starts_with_no_signal_blocked_in_a_group_of_its_own_and_its_end_wakes_the_parent():
+    done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
+
+
+def test_a_signal_that_comes_while_nobody_waits_is_kept_whatever_threads_there_are():
+    subprocess.run([sys.executable, "-c", THREADED], check=True, timeout=60)

@@ -1,0 +1,250 @@
+"""The supervisor's decisions, with an operating system that does what the test says and time that passes by hand."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from service.supervisor import EXIT_REFUSED, Plan, Supervisor
+
+TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
+GRACE_S, DELAY_S = 30.0, 5.0
+
+
+class ScriptEnded(Exception):
+    """The supervisor waits once more, and the script has nothing left to happen."""
+
+
+class FakeSystem:
+    """`script` is what happens, in order: each step changes the world while the supervisor waits.
+
+    ("signal", n), ("exit", pid, code) and ("pass", seconds); time also passes to the due time where a wait has one and
+    the step is "due".
+    """
+
+    def __init__(self, *script):
+        self.script = list(script)
+        self.time = 100.0
+        self.next_pid = 1000
+        self.spawned = []
+        self.killed = []
+        self.ended = []
+        self.waits = []
+        self.refuses_to_spawn = 0
+
+    def spawn(self, command, environment):
+        if self.refuses_to_spawn:
+            self.refuses_to_spawn -= 1
+            raise OSError(11, "Resource temporarily unavailable")
+        self.next_pid += 1
+        self.spawned.append((self.time, command, environment))
+        return self.next_pid
+
+    def kill(self, pid, signum):
+        self.killed.append((pid, signum))
+
+    def reap(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def wait(self, timeout_s):
+        self.waits.append(timeout_s)
+        if not self.script:
+            raise ScriptEnded
+        what, *values = self.script.pop(0)
+        if what == "signal":
+            return values[0]
+        if what == "exit":
+            self.ended.append(tuple(values))
+            return signal.SIGCHLD
+        if what == "due":
+            assert timeout_s is not None, "nothing is due"
+            self.time += timeout_s
+            return None
+        self.time += values[0]
+        return self.wait(timeout_s)
+
+    def now(self):
+        return self.time
+
+
+class Outcome:
+    def __init__(self, system, *, workers=2, ready_pids=()):
+        plan = Plan(
+            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}"),
+            environment={"A": "b"},
+            host="127.0.0.1",
+            port=0,
+            workers=workers,
+            drain_delay_s=DELAY_S,
+            shutdown_grace_s=GRACE_S,
+        )
+        self.system = system
+        self.buried = []
+        self.lines = []
+        self.exit_code = None
+        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.bury(set(ready_pids)), self.log)
+        with contextlib.suppress(ScriptEnded):
+            self.exit_code = supervisor.run()
+
+    def bury(self, ready_pids):
+        def bury(slot, pid):
+            self.buried.append((slot, pid))
+            return pid in ready_pids
+
+        return bury
+
+    def log(self, level, event, **fields):
+        self.lines.append((level, event, fields))
+
+    def fields(self, event):
+        return [fields for _, name, fields in self.lines if name == event]
+
+
+def test_it_never_imports_torch_nor_the_libraries_a_worker_needs():
+    code = "import service.supervisor, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi", "json"}
+    assert heavy.isdisjoint(modules)
+
+
+def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
+    outcome = Outcome(FakeSystem())
+    assert [command for _, command, _ in outcome.system.spawned] == [
+        ["worker", "--port", "8123", "--slot", "0", "--name={slot}"],
+        ["worker", "--port", "8123", "--slot", "1", "--name={slot}"],
+    ]
+    assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
+
+
+def test_with_nothing_due_it_sleeps_until_a_signal():
+    assert Outcome(FakeSystem()).system.waits == [None]
+
+
+def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
+    outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
+    assert outcome.buried == [(1, 1002)]
+    assert outcome.fields("worker_died") == [
+        {"slot": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
+    ]
+    assert outcome.system.spawned[2][1][4] == "1"
+    assert outcome.system.spawned[2][0] == pytest.approx(160.1)
+
+
+def test_a_worker_that_leaves_unasked_is_replaced_even_where_it_left_in_order():
+    outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1001, 0), ("due",)))
+    assert len(outcome.system.spawned) == 3
+
+
+def test_rapid_crashes_are_answered_more_and_more_slowly_up_to_five_seconds():
+    script = [step for pid in range(1001, 1010) for step in (("exit", pid, 1), ("due",))]
+    outcome = Outcome(FakeSystem(*script), workers=1)
+    delays = [fields["restart_in_s"] for fields in outcome.fields("worker_died")]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_a_worker_that_lived_ten_seconds_starts_the_counting_anew():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("pass", 10), ("exit", 1002, 1), ("due",)), workers=1)
+    assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.1]
+
+
+def test_a_crash_of_one_slot_does_not_slow_another():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1003, 1), ("exit", 1002, 1)))
+    assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.2, 0.1]
+
+
+def test_a_system_that_starts_no_process_is_asked_again_later():
+    system = FakeSystem(("due",))
+    system.refuses_to_spawn = 1
+    outcome = Outcome(system, workers=1)
+    assert outcome.fields("worker_not_started") == [{"slot": 0, "reason": "Resource temporarily unavailable"}]
+    assert len(system.spawned) == 1
+
+
+def test_an_adopted_child_is_reaped_and_is_nobodys_loss():
+    outcome = Outcome(FakeSystem(("exit", 4711, 1)))
+    assert (outcome.buried, len(outcome.system.spawned)) == ([], 2)
+
+
+@pytest.mark.parametrize("signum", [TERM, INT])
+def test_a_first_signal_is_forwarded_as_sigterm_and_an_orderly_end_is_zero(signum):
+    outcome = Outcome(FakeSystem(("signal", signum), ("exit", 1001, 0), ("exit", 1002, 0)))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.exit_code == 0
+    assert outcome.buried == [(0, 1001), (1, 1002)]
+
+
+def test_a_worker_that_sigterm_met_before_it_could_listen_left_in_order():
+    assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -TERM), ("exit", 1002, 0))).exit_code == 0
+
+
+def test_a_worker_that_crashes_while_it_drains_makes_the_exit_code_one():
+    assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -signal.SIGSEGV), ("exit", 1002, 0))).exit_code == 1
+
+
+def test_nobody_is_replaced_once_the_end_began():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM), ("pass", 30), ("exit", 1002, 0)))
+    assert (outcome.exit_code, len(outcome.system.spawned)) == (0, 2)
+
+
+def test_an_end_without_any_worker_alive_is_immediate():
+    assert Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM)), workers=1).exit_code == 0
+
+
+def test_who_outstays_delay_grace_and_two_seconds_is_killed_once():
+    outcome = Outcome(FakeSystem(("signal", TERM), ("exit", 1001, 0), ("due",), ("exit", 1002, -KILL)))
+    assert outcome.system.waits[2] == DELAY_S + GRACE_S + 2
+    assert outcome.system.killed[2:] == [(1002, KILL)]
+    assert outcome.system.waits[3] is None
+    assert outcome.exit_code == 1
+
+
+@pytest.mark.parametrize(("second", "exit_code"), [(TERM, 143), (INT, 130)])
+def test_a_second_signal_kills_at_once_and_the_exit_code_names_it(second, exit_code):
+    script = [("signal", TERM), ("pass", 0.2), ("signal", second), ("exit", 1001, -KILL), ("exit", 1002, -KILL)]
+    outcome = Outcome(FakeSystem(*script))
+    assert outcome.system.killed[2:] == [(1001, KILL), (1002, KILL)]
+    assert outcome.exit_code == exit_code
+
+
+def test_another_signal_forces_also_within_an_echo_of_the_first():
+    script = [("signal", INT), ("signal", TERM), ("exit", 1001, -KILL), ("exit", 1002, -KILL)]
+    assert Outcome(FakeSystem(*script)).exit_code == 143
+
+
+def test_the_same_signal_at_once_is_an_echo_of_the_first():
+    outcome = Outcome(
+        FakeSystem(("signal", TERM), ("pass", 0.1), ("signal", TERM), ("exit", 1001, 0), ("exit", 1002, 0))
+    )
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.exit_code == 0
+
+
+def test_a_hangup_is_told_and_ignored():
+    outcome = Outcome(FakeSystem(("signal", HUP)))
+    assert outcome.fields("signal_ignored") == [{"signal": "SIGHUP"}]
+    assert outcome.system.killed == []
+
+
+def test_a_refusal_before_readiness_ends_all_with_its_code():
+    outcome = Outcome(FakeSystem(("exit", 1002, EXIT_REFUSED), ("exit", 1001, -TERM)))
+    assert outcome.system.killed == [(1001, TERM)]
+    assert (outcome.exit_code, len(outcome.system.spawned)) == (EXIT_REFUSED, 2)
+
+
+def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1002, EXIT_REFUSED)), workers=1)
+    assert outcome.exit_code == EXIT_REFUSED
+
+
+def test_a_refusal_of_a_slot_that_served_is_a_crash_and_its_mates_go_on():
+    script = [("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
+    outcome = Outcome(FakeSystem(*script), ready_pids={1001})
+    assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
+
+
+def test_a_death_by_a_signal_without_a_name_is_told_too():
+    outcome = Outcome(FakeSystem(("exit", 1001, -40)))
+    assert outcome.fields("worker_died")[0]["signal"] == "signal 40"
