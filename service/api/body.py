@@ -1,0 +1,140 @@
+"""Bodies: bytes within limits of size and time, decompressed within the same limit.
+
+Laws: a length that is announced too large is refused before a byte is read; what is counted is what arrived, never what was
+announced; decompression stops at the limit, not after it, and lets others on the loop in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import zlib
+from collections.abc import Iterator
+
+import zstandard
+
+from service.api.asgi import ClientGone, Receive, Scope, header, headers
+from service.errors import (
+    BadEncoding,
+    BadRequest,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    UnsupportedContentEncoding,
+    UnsupportedMediaType,
+)
+
+PIECE = 2**20
+_UTF8_NAMES = (b"utf-8", b"utf8")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`max_bytes` holds for the body as sent and for what it decompresses to; the whole body arrives within `timeout_s`."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+def check_json(scope: Scope) -> None:
+    """The media type must say JSON in UTF-8; raises UnsupportedMediaType."""
+    value = header(scope, b"content-type") or b""
+    media, *parameters = (part.strip().lower() for part in value.split(b";"))
+    charsets = [part.partition(b"=")[2].strip(b'" ') for part in parameters if part.startswith(b"charset")]
+    if media != b"application/json" or any(charset not in _UTF8_NAMES for charset in charsets):
+        raise UnsupportedMediaType("the body must be application/json in UTF-8")
+
+
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
+    """The whole body, decompressed; raises BodyTooLarge, ClientTimeout, BadEncoding … or ClientGone."""
+    encoding = _content_encoding(scope)
+    _check_announced(scope, limits)
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            body = await _receive_all(receive, limits)
+    except TimeoutError:
+        raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+    if encoding is None:
+        return body
+    return await _decompressed(body, encoding, limits)
+
+
+def _content_encoding(scope: Scope) -> bytes | None:
+    names = [name.strip().lower() for value in headers(scope, b"content-encoding") for name in value.split(b",")]
+    names = [name for name in names if name != b"identity"]
+    if not names:
+        return None
+    if len(names) > 1 or names[0] not in (b"gzip", b"zstd"):
+        raise UnsupportedContentEncoding("a body may be compressed once, with gzip or zstd")
+    return names[0]
+
+
+def _check_announced(scope: Scope, limits: BodyLimits) -> None:
+    announced = headers(scope, b"content-length")
+    if not announced:
+        return
+    if len(announced) > 1 or not announced[0].isdigit():
+        raise BadRequest("Content-Length must be one number of bytes")
+    # Compared by its digits first: a length of forty digits is not worth converting.
+    if len(announced[0].lstrip(b"0")) > len(str(limits.max_bytes)) or int(announced[0]) > limits.max_bytes:
+        raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
+
+
+async def _receive_all(receive: Receive, limits: BodyLimits) -> bytes:
+    parts: list[bytes] = []
+    total = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        total += len(part)
+        if total > limits.max_bytes:
+            raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _decompressed(body: bytes, encoding: bytes, limits: BodyLimits) -> bytes:
+    pieces, total = [], 0
+    if not body:
+        raise BadEncoding("the compressed body is empty")
+    try:
+        for piece in _gunzip(body) if encoding == b"gzip" else _unzstd(body):
+            total += len(piece)
+            if total > limits.max_bytes:
+                raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
+            pieces.append(piece)
+            await asyncio.sleep(0)
+    except (zlib.error, zstandard.ZstdError):
+        raise BadEncoding("the compressed body is damaged") from None
+    return b"".join(pieces)
+
+
+def _gunzip(body: bytes) -> Iterator[bytes]:
+    """RFC 1952 members one after another; every member must be whole and nothing may follow the last."""
+    rest = body
+    while rest:
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            piece = member.decompress(rest, PIECE)
+            rest = member.unconsumed_tail
+            if not piece and not rest and not member.eof:
+                raise BadEncoding("the gzip body is cut short")
+            yield piece
+        rest = member.unused_data
+
+
+def _unzstd(body: bytes) -> Iterator[bytes]:
+    """One zstd frame (RFC 8878) with a window of at most 8 MiB; nothing may follow it."""
+    reader = zstandard.ZstdDecompressor(max_window_size=2**23).decompressobj()
+    # Small steps in bound what one step can produce: zstd expands at most a few thousand times.
+    step = 1024
+    for start in range(0, len(body), step):
+        yield reader.decompress(body[start : start + step])
+        if reader.eof:
+            if reader.unused_data or start + step < len(body):
+                raise BadEncoding("bytes follow the zstd frame")
+            return
+    raise BadEncoding("the zstd body is cut short")

@@ -1,0 +1,178 @@
+"""Edge: the outermost ASGI application. Every request passes here once, and leaves once.
+
+Laws: whatever happens inside becomes exactly one answer, one count and one log line; a failure becomes problem details
+here and nowhere else; HEAD works on every GET and OPTIONS on every path; no BaseHTTPMiddleware (it hides disconnects).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+
+from service.api.asgi import Application, ClientGone, Message, Receive, Scope, Send
+from service.api.problems import render, unknown_failure
+from service.api.trace import Trace, start_trace
+from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
+
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+# On every answer: answers are about the caller's own tensors, and what they are is what we say they are.
+_FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
+async def pass_on(_: Request, error: Exception) -> Response:
+    """FastAPI's handler of HTTPException: none, the edge has it."""
+    raise error
+
+
+async def say_nothing(_: Request, __: Exception) -> Response:
+    """FastAPI's handler of everything else: it answers nothing and then raises on, so that the edge can answer."""
+    return _Silence()
+
+
+class _Silence(Response):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, Exception: say_nothing}
+
+
+class RequestLog(Protocol):
+    """Where requests are counted and logged (`app.py` joins metrics and log lines behind it)."""
+
+    def received(self, trace: Trace) -> None: ...
+
+    def answered(self, trace: Trace, total_s: float) -> None: ...
+
+    def abandoned(self, trace: Trace, total_s: float) -> None: ...
+
+    def faulted(self, trace: Trace, error: BaseException) -> None: ...
+
+
+class Edge:
+    """Wraps `inner` (the FastAPI application) whose `routes` say which methods a path takes.
+
+    A request that matches `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
+    nothing that the edge does not do.
+    """
+
+    def __init__(
+        self,
+        inner: Application,
+        routes: Callable[[], list[BaseRoute]],
+        log: RequestLog,
+        now: Callable[[], float],
+        hot: Route | None = None,
+    ) -> None:
+        self._inner = inner
+        self._hot = hot
+        self._routes = routes
+        self._log = log
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        trace = start_trace(scope, self._now())
+        answer = _Answer(send, trace, is_head=scope["method"] == "HEAD")
+        self._log.received(trace)
+        try:
+            await self._serve(scope, receive, answer, trace)
+        except (ClientGone, asyncio.CancelledError) as error:
+            self._log.abandoned(trace, self._now() - trace.started)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return
+        self._log.answered(trace, self._now() - trace.started)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, trace: Trace) -> None:
+        try:
+            if scope["method"] == "OPTIONS":
+                await self._options(scope, answer)
+                return
+            if scope["method"] == "HEAD":
+                scope["method"] = "GET"
+            if self._hot is not None and scope["method"] == "POST":
+                match, child = self._hot.matches(scope)
+                if match is Match.FULL:
+                    scope.update(child)
+                    await self._hot.app(scope, receive, answer.send)
+                    return
+            await self._inner(scope, receive, answer.send)
+        except ClientGone:
+            raise
+        except HTTPException as error:
+            await self._problem(self._translated(error, scope), answer, trace)
+        except ServiceError as error:
+            await self._problem(error, answer, trace, error.__cause__)
+        except Exception as error:  # noqa: BLE001 (the wall of the house: nothing foreign passes it)
+            await self._problem(unknown_failure(), answer, trace, error)
+
+    async def _problem(
+        self, error: ServiceError, answer: _Answer, trace: Trace, cause: BaseException | None = None
+    ) -> None:
+        problem = render(error, trace.request_id)
+        trace.code = error.code
+        if problem.status == 500:  # noqa: PLR2004
+            self._log.faulted(trace, cause or error)
+        if answer.is_started:
+            # Too late for another status: the connection must break so that the caller sees a cut answer.
+            raise error
+        await answer.send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
+        await answer.send({"type": "http.response.body", "body": problem.body})
+
+    def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
+        """Starlette's own refusals, which are about routes and methods."""
+        if error.status_code == 405:  # noqa: PLR2004
+            allow = self._allowed(scope)
+            return MethodNotAllowed(f"this path takes {allow}", allow=allow)
+        return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+
+    async def _options(self, scope: Scope, answer: _Answer) -> None:
+        allow = self._allowed(scope)
+        if not allow:
+            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+        headers = [(b"allow", allow.encode("ascii"))]
+        await answer.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await answer.send({"type": "http.response.body", "body": b""})
+
+    def _allowed(self, scope: Scope) -> str:
+        """The methods of the routes that match this path, as an Allow header; empty where none does."""
+        methods = {
+            method
+            for method in _METHODS
+            for route in self._routes()
+            if route.matches({**scope, "method": method})[0] is Match.FULL
+        }
+        if "GET" in methods:
+            methods.add("HEAD")
+        return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+
+
+class _Answer:
+    """The sending side of one request: adds the headers of every answer and notes status and size in the trace."""
+
+    def __init__(self, send: Send, trace: Trace, *, is_head: bool) -> None:
+        self._send = send
+        self._trace = trace
+        self._is_head = is_head
+        self.is_started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.is_started = True
+            self._trace.status = message["status"]
+            own = [(b"x-request-id", self._trace.request_id.encode("ascii")), *_FIXED_HEADERS]
+            message["headers"] = [*message["headers"], *own]
+        elif message["type"] == "http.response.body":
+            self._trace.bytes_out += len(message.get("body", b""))
+            if self._is_head:
+                message["body"] = b""
+        await self._send(message)

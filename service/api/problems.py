@@ -1,0 +1,81 @@
+"""Problems: the only place that knows status codes; a failure becomes RFC 9457 problem details.
+
+Laws: every leaf of the family tree in `errors.py` has a status here (a test walks it); a body is valid JSON of at most 4 KiB
+in our own words; whatever is no ServiceError is a 500 with a generic sentence, its trace goes to the log.
+"""
+
+from __future__ import annotations
+
+import http
+from typing import NamedTuple
+
+import orjson
+
+from service import errors
+from service.errors import MethodNotAllowed, Refused, ServiceError
+
+STATUS: dict[type[ServiceError], int] = {
+    errors.Malformed: 400,
+    errors.LayerNotFound: 404,
+    errors.RouteNotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.NotAcceptable: 406,
+    errors.ClientTimeout: 408,
+    errors.TooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    errors.UnsupportedContentEncoding: 415,
+    errors.InvalidInput: 422,
+    errors.QueueFull: 429,
+    errors.EngineFailed: 500,
+    errors.NotReady: 503,
+    errors.Draining: 503,
+    errors.EngineDown: 503,
+    errors.DeadlineExceeded: 504,
+}
+MAX_DETAIL = 2000
+MEDIA_TYPE = b"application/problem+json"
+# Answers after which the rest of a body may still be on its way: the connection cannot be used again.
+_CLOSING = (errors.BodyTooLarge, errors.ClientTimeout, errors.Draining, errors.BadRequest)
+
+
+class Problem(NamedTuple):
+    """A ready answer: status, header pairs, body."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def status_of(error: ServiceError) -> int:
+    """The status of the nearest class in the table."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+
+
+def render(error: ServiceError, request_id: str) -> Problem:
+    status = status_of(error)
+    body = orjson.dumps(
+        {
+            "type": f"urn:attention-service:problem:{error.code}",
+            "title": http.HTTPStatus(status).phrase,
+            "status": status,
+            "detail": error.message[:MAX_DETAIL],
+            "code": error.code,
+            "param": error.param,
+            "request_id": request_id,
+        }
+    )
+    headers = [(b"content-type", MEDIA_TYPE), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, Refused):
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, errors.EngineDown):
+        headers.append((b"retry-after", b"5"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode("ascii")))
+    if isinstance(error, _CLOSING):
+        headers.append((b"connection", b"close"))
+    return Problem(status, headers, body)
+
+
+def unknown_failure() -> ServiceError:
+    """What a caller is told about an error that is our own bug."""
+    return errors.EngineFailed("an internal fault; the request id leads to its trace in the log")

@@ -1,0 +1,145 @@
+"""Routes: the GET side of the door, and where the hot route is put into the application.
+
+Laws: health speaks for the process, readiness for all processes; neither waits for the queue nor is ever shed; an answer
+about a layer tells what its bits depend on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from service.api.trace import trace_of
+from service.errors import NotReady
+from service.layers.catalog import Catalog
+
+
+class LayerLimits(BaseModel):
+    """What one request to this layer may have; `body_bytes` holds for the body as sent and decompressed."""
+
+    body_bytes: int
+    sequences: int
+    tokens: int
+    cells: int
+    weights_bytes: int
+    timeout_ms: int
+
+
+class NumericsAnswer(BaseModel):
+    """Bits are promised on one such fingerprint, not across machines."""
+
+    isa: str
+    torch: str
+    threads: int
+    dtype: str
+    device: str
+
+
+class LayerAnswer(BaseModel):
+    """One served layer; widths in features. `batching` is "packed", or "sequential" where the self-check asked for it."""
+
+    name: str
+    family: str
+    source: str
+    digest: str
+    query_width: int
+    key_width: int
+    value_width: int
+    out_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    value_head_width: int
+    scale: float
+    biases: list[str]
+    has_output: bool
+    extra_keys: int
+    stored_dtype: str
+    batching: str
+    numerics: NumericsAnswer
+    limits: LayerLimits
+
+
+class LayersAnswer(BaseModel):
+    layers: list[LayerAnswer]
+
+
+class HealthAnswer(BaseModel):
+    status: str
+
+
+class ServiceView(Protocol):
+    """What the GET side asks of the running service (`app.py` fills it in)."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def describe(self, name: str) -> LayerAnswer: ...
+
+    def why_not_ready(self) -> str | None: ...
+
+    async def metrics_text(self) -> bytes: ...
+
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PROBLEM: dict[str, Any] = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+}
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    words = {404: "no such layer", 503: "not ready, draining or down"}
+    return {status: {"description": words[status], **_PROBLEM} for status in statuses}
+
+
+def make_router(service: ServiceView) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz", summary="The process runs", response_model=HealthAnswer, tags=["operations"])
+    async def healthz(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/healthz"
+        return JSONResponse({"status": "ok"})
+
+    @router.get(
+        "/readyz",
+        summary="Every layer has answered a real forward pass lately, in every process",
+        response_model=HealthAnswer,
+        responses=_refusals(503),
+        tags=["operations"],
+    )
+    async def readyz(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/readyz"
+        if reason := service.why_not_ready():
+            raise NotReady(reason)
+        return JSONResponse({"status": "ready"})
+
+    @router.get(
+        "/metrics", summary="Prometheus metrics, summed over processes", response_class=Response, tags=["operations"]
+    )
+    async def metrics(request: Request) -> Response:
+        trace_of(request.scope).route = "/metrics"
+        return Response(await service.metrics_text(), media_type=METRICS_TYPE)
+
+    @router.get(
+        "/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_refusals(503), tags=["layers"]
+    )
+    async def list_layers(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/v1/layers"
+        names = service.catalog.names()
+        return JSONResponse({"layers": [service.describe(name).model_dump() for name in names]})
+
+    @router.get(
+        "/v1/layers/{layer}",
+        summary="One layer: widths, heads, digest, numerics, limits",
+        response_model=LayerAnswer,
+        responses=_refusals(404, 503),
+        tags=["layers"],
+    )
+    async def get_layer(request: Request, layer: str) -> JSONResponse:
+        trace_of(request.scope).route = "/v1/layers/{layer}"
+        return JSONResponse(service.describe(service.catalog.get(layer).name).model_dump())
+
+    return router

@@ -1,0 +1,54 @@
+"""Trace: what is known about one request while it is served; the log line and the metrics come from it.
+
+Laws: one trace a request, counted and logged exactly once, at its end; the caller's request id is taken only if it is sane,
+so that it can stand in a header and a log line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+
+from service.api.asgi import Scope, header
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_KEY = "attention.trace"
+
+
+@dataclasses.dataclass(slots=True)
+class Trace:
+    """Times in seconds; `route` is a template of ours; `path` is the caller's and goes nowhere."""
+
+    request_id: str
+    method: str
+    path: str
+    started: float
+    route: str = "unmatched"
+    status: int = 0
+    code: str | None = None
+    layer: str | None = None
+    stage: str = "receiving"
+    bytes_in: int = 0
+    bytes_out: int = 0
+    tokens: int | None = None
+    masked_rows: int = 0
+    batch_requests: int | None = None
+    decode_s: float | None = None
+    queue_s: float | None = None
+    compute_s: float | None = None
+
+
+def start_trace(scope: Scope, now: float) -> Trace:
+    asked = header(scope, b"x-request-id")
+    is_sane = asked is not None and REQUEST_ID.fullmatch(asked) is not None
+    request_id = asked.decode("ascii") if asked is not None and is_sane else secrets.token_hex(12)
+    trace = Trace(request_id, scope["method"], scope["path"], now)
+    scope[_KEY] = trace
+    return trace
+
+
+def trace_of(scope: Scope) -> Trace:
+    found = scope[_KEY]
+    assert isinstance(found, Trace), "the edge starts a trace for every request. This is a bug."
+    return found

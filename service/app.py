@@ -1,0 +1,288 @@
+"""App: the only place that builds and wires; the running service from its first task to its last.
+
+Laws: the process listens first and loads after; a layer is served only when the engine has checked it with real forward
+passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted.
+One task beside the batcher's: it loads, then beats (the named exception of `docs/decisions.md`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+
+import torch
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from service import __version__
+from service.api.attend import ROUTE, Attend, AttendLimits
+from service.api.body import BodyLimits
+from service.api.docs import make_docs_router
+from service.api.edge import EXCEPTION_HANDLERS, Edge
+from service.api.openapi import write_openapi
+from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
+from service.attention.call import Answer, Call
+from service.attention.engine import Engine, EngineOptions, LoadReport, pick_device
+from service.attention.numerics import fingerprint
+from service.attention.spec import LayerSpec
+from service.batching.admission import CostCeilings, QueueLimits
+from service.batching.batcher import Batcher
+from service.batching.clock import LoopClock
+from service.batching.job import Cost
+from service.batching.policy import BatchLimits
+from service.errors import LayerError, NotReady, ServiceError
+from service.heartbeat import Board, State
+from service.layers.catalog import Catalog, load_all
+from service.layers.store import Store
+from service.settings import Settings
+from service.telemetry import Telemetry
+from service.wire.request import RequestLimits
+
+# A layer whose probes have failed for this many probe intervals is no longer called ready.
+STALE_INTERVALS = 3
+
+
+class Service:
+    """One process's engine, waiting room and library; made inside the event loop it runs on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        telemetry: Telemetry,
+        board: Board,
+        on_refusal: Callable[[str], None],
+        engine: Callable[[EngineOptions], Engine] = Engine,
+    ) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._board = board
+        self._on_refusal = on_refusal
+        device = pick_device(settings.device)
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
+        self.batcher: Batcher[Call, Answer] = Batcher(
+            self.engine, _batch_limits(settings), _queue_limits(settings), LoopClock(), telemetry
+        )
+        self.numerics = fingerprint(device, dtype, settings.compute_threads)
+        self._catalog: Catalog | None = None
+        self._reports: dict[str, LoadReport] = {}
+        self._reason: str | None = "layers are being loaded"
+        self._life: asyncio.Task[None] | None = None
+        telemetry.built(self.numerics)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The served layers; raises NotReady until all are loaded and checked."""
+        if self._catalog is None:
+            raise NotReady(self._reason or "layers are being loaded", retry_after_s=1)
+        return self._catalog
+
+    def start(self) -> None:
+        self.batcher.start()
+        self._life = asyncio.get_running_loop().create_task(self._live(), name="life")
+
+    def begin_drain(self) -> None:
+        """Readiness says no at once; requests are still served until the listener closes."""
+        self._reason = "draining"
+        self._beat()
+
+    def stop_admitting(self) -> None:
+        """The listener closes: what was accepted is finished, nothing new is taken."""
+        self.batcher.begin_drain()
+
+    def settle(self) -> None:
+        """The grace is over: whoever still waits is told so now."""
+        self.batcher.give_up()
+
+    async def stop(self) -> None:
+        """Ends the tasks and the compute thread; whoever still waits is told so."""
+        self.begin_drain()
+        await self.batcher.drain(self._settings.shutdown_grace_s)
+        await self.batcher.stop()
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait([self._life])
+        await asyncio.to_thread(self.engine.close)
+
+    def why_not_ready(self) -> str | None:
+        """This process's own reason first, then that of the others."""
+        return self._own_reason() or self._board.why_not_ready()
+
+    def describe(self, name: str) -> LayerAnswer:
+        layer = self.catalog.get(name)
+        spec, settings = layer.spec, self._settings
+        return LayerAnswer(
+            **{**spec.to_json(), "extra_keys": spec.extra_keys},
+            name=layer.name,
+            family=layer.family,
+            source=layer.source,
+            digest=layer.digest,
+            stored_dtype=str(layer.dtype).removeprefix("torch."),
+            batching="sequential" if self._reports[name].is_sequential else "packed",
+            numerics=NumericsAnswer(**dataclasses.asdict(self.numerics)),
+            limits=LayerLimits(
+                body_bytes=settings.max_body_bytes,
+                sequences=settings.max_sequences,
+                tokens=settings.max_request_tokens,
+                cells=settings.max_request_cells,
+                weights_bytes=settings.max_weights_bytes,
+                timeout_ms=settings.request_timeout_ms,
+            ),
+        )
+
+    def example_layer(self) -> tuple[str, LayerSpec] | None:
+        """A served layer for the page's examples to fit."""
+        names = [] if self._catalog is None else self._catalog.names()
+        return (names[0], self.catalog.get(names[0]).spec) if names else None
+
+    async def metrics_text(self) -> bytes:
+        # In a thread: it reads the files of all processes.
+        return await asyncio.to_thread(self._telemetry.render)
+
+    async def _live(self) -> None:
+        try:
+            await self._load()
+        except ServiceError as error:
+            self._reason = error.message
+            self._on_refusal(error.message)
+        while True:
+            if self._catalog is not None:
+                await self._probe(self._catalog)
+            self._beat()
+            await asyncio.sleep(self._settings.heartbeat_s)
+
+    async def _load(self) -> None:
+        self._beat()
+        store, strict = Store(self._settings.layers_dir), self._settings.strict_layers
+        catalog = await asyncio.to_thread(load_all, store, strict=strict)
+        for name, error in catalog.failures.items():
+            self._telemetry.layer_refused(name, error)
+        if not catalog.names():
+            raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
+        for name in catalog.names():
+            layer = catalog.get(name)
+            report = await asyncio.wrap_future(self.engine.load(name, layer.spec, layer.tensors))
+            self._reports[name] = report
+            self._telemetry.layer_loaded(name, report)
+        self._catalog = catalog
+        self._reason = None if self._reason != "draining" else self._reason
+        self._telemetry.serving(catalog.names())
+
+    async def _probe(self, catalog: Catalog) -> None:
+        """A real forward pass for every layer that nobody has asked lately; its answer is what readiness follows."""
+        for name in catalog.names():
+            if self._telemetry.seconds_since_answer(name) < self._settings.probe_s:
+                continue
+            spec = catalog.get(name).spec
+            call = Call(
+                name,
+                torch.zeros(1, 1, spec.query_width),
+                torch.zeros(1, 1, spec.key_width),
+                torch.zeros(1, 1, spec.value_width),
+            )
+            cost = Cost(
+                sequences=1, tokens=2, cells=spec.num_heads, weights_bytes=0, input_bytes=0, flops=spec.flops(1, 1, 1)
+            )
+            deadline = time.monotonic() + 2 * self._settings.heartbeat_s
+            # Whatever goes wrong shows in the age of the layer's last answer.
+            with contextlib.suppress(ServiceError):
+                await self.batcher.submit(call, (name, False, False), cost, deadline)
+
+    def _own_reason(self) -> str | None:
+        if self._reason is not None:
+            return self._reason
+        if not self.batcher.is_alive:
+            return "the engine is down"
+        for name in self.catalog.names():
+            age = self._telemetry.seconds_since_answer(name)
+            if age > STALE_INTERVALS * self._settings.probe_s:
+                return f'layer "{name}" has not answered for {age:.0f} s'
+        return None
+
+    def _beat(self) -> None:
+        reason = self._own_reason()
+        if reason is None:
+            state = State.READY
+        elif reason == "draining":
+            state = State.DRAINING
+        else:
+            state = State.STARTING if self._catalog is None else State.FAILED
+        self._board.write(state, reason)
+        self._telemetry.sample(self.engine)
+        self._telemetry.ready(is_ready=reason is None)
+
+
+def build(
+    settings: Settings,
+    telemetry: Telemetry,
+    board: Board,
+    on_refusal: Callable[[str], None],
+    engine: Callable[[EngineOptions], Engine] = Engine,
+) -> tuple[Edge, Service]:
+    """The ASGI application and the service behind it; `engine` makes the engine (a test's may hold or fail)."""
+    service = Service(settings, telemetry, board, on_refusal, engine)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="attention-service",
+        version=__version__,
+        summary="Multi-head attention layers of real models: batched, exact, with optional weights",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    app.include_router(make_router(service))
+    attend = Attend(lambda: service.catalog, service.batcher, _attend_limits(settings), time.monotonic)
+    hot = Route(ROUTE, attend, methods=["POST"])
+    app.router.routes.append(hot)
+    if settings.docs:
+        app.include_router(make_docs_router(app.title, lambda: write_openapi(app, service.example_layer())))
+    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot), service
+
+
+def _batch_limits(settings: Settings) -> BatchLimits:
+    return BatchLimits(
+        max_requests=settings.max_batch_requests,
+        max_tokens=settings.max_batch_tokens,
+        max_cells=settings.max_batch_cells,
+        max_weights_bytes=settings.max_weights_bytes,
+    )
+
+
+def _queue_limits(settings: Settings) -> QueueLimits:
+    ceilings = CostCeilings(
+        max_tokens=settings.max_request_tokens,
+        max_cells=settings.max_request_cells,
+        max_weights_bytes=settings.max_weights_bytes,
+    )
+    return QueueLimits(
+        capacity=settings.queue_capacity,
+        max_bytes=settings.queue_bytes,
+        max_wait_s=settings.max_wait_ms / 1000,
+        max_cost=ceilings,
+    )
+
+
+def _attend_limits(settings: Settings) -> AttendLimits:
+    return AttendLimits(
+        body=BodyLimits(settings.max_body_bytes, settings.body_timeout_s),
+        request=RequestLimits(
+            max_sequences=settings.max_sequences,
+            max_tokens=settings.max_request_tokens,
+            max_cells=settings.max_request_cells,
+            max_weights_bytes=settings.max_weights_bytes,
+        ),
+        max_json_depth=settings.max_json_depth,
+        timeout_s=settings.request_timeout_ms / 1000,
+        max_shared_tokens=settings.max_batch_tokens,
+    )

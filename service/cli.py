@@ -1,0 +1,38 @@
+"""The command line: `attention-service serve | layers | attend | show`.
+
+Laws: a failure of ours is one line on stderr and exit code 1, never a traceback; help is quick, so heavy imports wait until
+a command needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from service.commands.attend import attend, show
+from service.commands.layers import app as layers
+from service.commands.serve import serve, worker
+from service.errors import ServiceError
+
+app = typer.Typer(
+    help="Multi-head attention layers of real models over REST.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.add_typer(layers, name="layers")
+app.command()(attend)
+app.command()(show)
+app.command(hidden=True)(worker)
+
+
+def main() -> None:
+    try:
+        app()
+    except ServiceError as error:
+        sys.stderr.write(f"attention-service: {error.message}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,1 @@
+"""The street's shops: what each command of the command line does."""

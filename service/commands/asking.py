@@ -1,0 +1,131 @@
+"""Asking: one attend request, over HTTP or with the engine in this process.
+
+Laws: both ways send the very same JSON body through the same checks, so `--local` and a server differ in nothing but where
+the work is done; arrays travel as base64, so no digit is lost; an error is one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import numpy as np
+import orjson
+import pybase64
+
+from service.errors import InvalidInput, ServiceError
+
+TIMEOUT_S = 60.0
+_DTYPES = {"float16", "float32", "float64"}
+
+
+class AskFailed(ServiceError):
+    """The server could not be reached or said no; the message is what the user reads."""
+
+    code = "ask_failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """output [L, D] or [B, L, D]; weights as arrays by name ("weights", or "values", "indices", "rest"); the other fields."""
+
+    output: np.ndarray
+    weights: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+def tensor_field(array: np.ndarray) -> dict[str, Any]:
+    """An array as the contract's base64 tensor object; integers and booleans are no queries."""
+    if str(array.dtype) not in _DTYPES:
+        raise InvalidInput(f"arrays must be float16, float32 or float64, got {array.dtype}")
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    data = pybase64.b64encode(little.tobytes()).decode("ascii")
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": data}
+
+
+def load_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError):
+        raise InvalidInput(f"{path} is no readable .npy file") from None
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(f"{path} must hold one array (.npy)")
+    return array
+
+
+def ask_server(url: str, layer: str, body: dict[str, Any]) -> Reply:
+    """POSTs the body; raises AskFailed with the server's own sentence where it says no."""
+    address = f"{url.rstrip('/')}/v1/layers/{quote(layer, safe='')}/attend"
+    headers = {"content-type": "application/json"}
+    try:
+        answer = httpx2.post(address, content=orjson.dumps(body), headers=headers, timeout=TIMEOUT_S)
+    except httpx2.HTTPError as error:
+        raise AskFailed(f"no answer from {url}: {type(error).__name__}. Is the service running there?") from None
+    try:
+        found = orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
+        raise AskFailed(f"{url} answered {answer.status_code} with something that is not JSON") from None
+    if answer.status_code != httpx2.codes.OK:
+        raise AskFailed(f"{answer.status_code} {found.get('code', '')}: {found.get('detail', '')}")
+    return _reply(found)
+
+
+def ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
+    """The same through an engine of its own, on the layer stored in `directory`."""
+    return asyncio.run(_ask_local(directory, layer, body))
+
+
+async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
+    # Here, not above: asking a server needs no torch, which takes seconds to import.
+    import torch
+
+    from service.attention.engine import Engine, EngineOptions
+    from service.batching.job import BatchInfo
+    from service.layers.store import Store
+    from service.wire.answer import AnswerFacts, write_answer
+    from service.wire.json_document import parse
+    from service.wire.request import RequestLimits, check_request
+    from service.wire.schemas import checked_request
+
+    stored = Store(directory).load(layer)
+    plenty = RequestLimits(*(2**62,) * 4)
+    document = await parse(orjson.dumps(body), max_depth=32)
+    request = await check_request(checked_request(document), layer, stored.spec, plenty)
+    engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
+    try:
+        await asyncio.wrap_future(engine.load(layer, stored.spec, stored.tensors))
+        answer = (await asyncio.wrap_future(engine.run([request.call])))[0]
+    finally:
+        engine.close()
+    batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
+    facts = AnswerFacts(request.masked_rows, layer, stored.digest, batch, dict)
+    pieces = write_answer(answer, facts, request.form, is_batch=request.is_batch)
+    return _reply(orjson.loads(b"".join(pieces)))
+
+
+def _reply(found: dict[str, Any]) -> Reply:
+    weights = found["weights"]
+    if weights is None:
+        arrays = {}
+    elif isinstance(weights, dict) and "values" in weights:
+        arrays = {name: _array(weights[name]) for name in ("values", "indices", "rest")}
+    else:
+        arrays = {"weights": _array(weights)}
+    facts = {name: value for name, value in found.items() if name not in ("output", "weights")}
+    return Reply(_array(found["output"]), arrays, facts)
+
+
+def _array(field: Any) -> np.ndarray:
+    """A tensor of an answer, in any of its forms; "nan" and "inf" are read as the numbers they name."""
+    if isinstance(field, list):
+        return np.array(field, dtype=object).astype(np.float32)
+    if field["dtype"] == "bfloat16":
+        raise InvalidInput("NumPy has no bfloat16; ask with a float32 query")
+    dtype = np.dtype(field["dtype"])
+    if isinstance(field["data"], str):
+        return np.frombuffer(pybase64.b64decode(field["data"]), dtype.newbyteorder("<")).reshape(field["shape"])
+    return np.array(field["data"], dtype=object).astype(dtype).reshape(field["shape"])

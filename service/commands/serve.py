@@ -1,0 +1,100 @@
+"""`serve` starts the supervisor; `worker` is what it starts: one event loop, one compute thread.
+
+Laws: `serve` imports no torch, so that the supervisor stays small; options become environment variables of the workers, so
+that a process needs nothing but its settings and its layer directory; what keeps a start from happening is one line.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
+
+# A process is late, and the service not ready, after this many heartbeats without one.
+LATE_BEATS = 6
+MIN_LATE_S = 5.0
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="port to bind, 0 = a free one [8000]")] = None,
+    layers_dir: Annotated[Path | None, typer.Option(help="directory of stored layers [.layers]")] = None,
+    workers: Annotated[int | None, typer.Option(help="processes, 0 = one a usable core on a CPU, one on a GPU")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda [auto]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
+) -> None:
+    """Serve the layers of a directory until told to stop."""
+    from service.supervisor import Plan, supervise  # the other commands do not need it
+
+    settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
+    if not settings.layers_dir.is_dir():
+        raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+    arguments = ("--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}")
+    plan = Plan(
+        command=(sys.executable, "-m", "service", "worker", *arguments),
+        environment=child_environment(settings),
+        host=settings.host,
+        port=settings.port,
+        workers=num_workers(settings),
+        drain_delay_s=settings.drain_delay_s,
+        shutdown_grace_s=settings.shutdown_grace_s,
+        run_dir=settings.run_dir,
+    )
+    raise typer.Exit(supervise(plan))
+
+
+def num_workers(settings: Settings) -> int:
+    """As set; else one on a GPU and one a usable core on a CPU, divided by the threads that each computes with."""
+    if settings.workers:
+        return settings.workers
+    # Asking torch would mean importing it here; the driver's device file tells as much.
+    has_gpu = settings.device != "cpu" and Path("/dev/nvidia0").exists()
+    return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
+
+
+def worker(
+    port: Annotated[int, typer.Option()],
+    slot: Annotated[int, typer.Option()],
+    lifeline: Annotated[int, typer.Option()],
+    run_dir: Annotated[Path, typer.Option()],
+) -> None:
+    """One process of the service (started by `serve`)."""
+    from service.logs import configure_logs
+
+    settings = load_settings()
+    configure_logs(settings.log_level)
+    raise typer.Exit(_run(settings, port, slot, lifeline, run_dir))
+
+
+def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path) -> int:
+    import time
+
+    from service.app import build  # torch: only a worker may import it
+    from service.heartbeat import Board
+    from service.metrics import Metrics, Shared
+    from service.processes import say_once
+    from service.server import Drain, Server, listen
+    from service.supervisor import EXIT_REFUSED
+    from service.telemetry import Telemetry
+
+    def refuse(reason: str) -> None:
+        say_once(run_dir, reason)
+        server.leave(EXIT_REFUSED)
+
+    telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
+    late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
+    board = Board(run_dir / "heartbeats", num_workers(settings), late_s)
+    edge, service = build(settings, telemetry, board, refuse)
+    drain = Drain(
+        delay_s=settings.drain_delay_s,
+        grace_s=settings.shutdown_grace_s,
+        begin=service.begin_drain,
+        stop_admitting=service.stop_admitting,
+        settle=service.settle,
+    )
+    server = Server(edge, listen(settings.host, port), drain, lifeline=lifeline)
+    return server.run_to_end()

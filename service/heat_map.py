@@ -1,0 +1,56 @@
+"""HeatMap: attention weights as a picture in the terminal, with the words they belong to.
+
+Laws: numbers in, text out, no colours decided by anything but the weight; the article's legend is exact: `*` above 0.5,
+`+` above 0.2, `.` above 0.05, blank otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
+LEGEND_WORDS = "* > 0.5   + > 0.2   . > 0.05"
+# From nearly black to bright: the eye reads brightness as strength.
+_RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
+
+
+def legend_mark(weight: float) -> str:
+    return next((mark for bound, mark in LEGEND if weight > bound), " ")
+
+
+def draw(
+    weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], *, title: str, use_legend: bool, width: int = 80
+) -> RenderableType:
+    """A table of one head's weights [L, S]: a row per query word, a column per key word, and its strongest key.
+
+    Columns are headed by their words where `width` characters have room for them, else by their numbers.
+    """
+    assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
+    longest = max(map(len, keys))
+    has_room = sum(max(2, len(key)) + 1 for key in keys) + 2 * longest + 12 <= width
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", justify="right", no_wrap=True)
+    for number, key in enumerate(keys):
+        table.add_column(Text(key if has_room else str(number)), justify="center", no_wrap=True, min_width=2)
+    table.add_column("strongest", no_wrap=True)
+    for number, (word, row) in enumerate(zip(queries, weights, strict=True)):
+        best = int(np.argmax(row))
+        strongest = Text(f"{keys[best]} {row[best]:.3f}" if row[best] > 0 else "-")
+        cells = [Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row]
+        table.add_row(Text(word if has_room else f"{number} {word}"), *cells, strongest)
+    note = LEGEND_WORDS if use_legend else "weights in hundredths; brighter = stronger"
+    return Group(table, Text(note, style="dim"))
+
+
+def _cell(weight: float) -> Text:
+    """Two digits on a background whose brightness is the weight; a weight that is no number shows as ??."""
+    if not np.isfinite(weight):
+        return Text("??", style="red")
+    step = min(len(_RAMP) - 1, int(weight**0.5 * len(_RAMP)))
+    ink = "black" if step >= len(_RAMP) // 2 else "white"
+    return Text(f"{min(99, round(weight * 100)):2d}", style=f"{ink} on {_RAMP[step]}")

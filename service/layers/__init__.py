@@ -1,0 +1,1 @@
+"""The library: named layers, checkpoint families, the store on disk."""

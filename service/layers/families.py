@@ -1,0 +1,189 @@
+"""The checkpoint families: which names each gives to the tensors of an attention layer. A table, no code per family.
+
+Laws: keys are written below the layer's prefix; a weight is [out, in] unless the family is `transposed`; several
+canonical names for one key share its rows evenly; a key inside the attention module that a family does not know is refused
+by the importer, because a tensor left out would compute something else. A new family is a new row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from service.attention.spec import PROJECTIONS
+
+Parts = Mapping[str, tuple[str, ...]]
+QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
+QKV_BIAS = ("query.bias", "key.bias", "value.bias")
+# Widths that equal the query's: of the tokens only, or of all heads together too (`rows` = out features of a projection).
+TOKENS = ("key_width", "value_width", "out_width")
+EVERYTHING = (*TOKENS, "query_rows", "value_rows")
+RELATIVE = "it attends by relative positions, which a served layer does not have"
+TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not do"
+NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    name: str
+    parts: Parts
+    anchors: tuple[str, ...]  # any of them says: here is such a layer
+    needs: tuple[str, ...] = ()  # and all of these must be there too
+    below: re.Pattern[str] = re.compile("")  # what the prefix must end in
+    scope: str = ""  # the attention module below the prefix, whose every key must be known
+    ignored: tuple[str, ...] = ()  # beginnings of keys in the module that are not attention
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beginning of a key: why not
+    optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
+    equal: tuple[str, ...] = TOKENS
+    transposed: bool = False
+    is_single_head: bool = False
+    takes_zero_attn: bool = False
+    is_shared_by_depths: bool = False  # one layer's tensors serve every depth of the model
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layer of `family` below `prefix` (empty, or ending in a dot)."""
+
+    family: Family
+    prefix: str
+
+    @property
+    def module(self) -> str:
+        return self.prefix + self.family.scope
+
+    @property
+    def number(self) -> int | None:
+        """The last whole number in the prefix, which is what people call the layer."""
+        numbers = NUMBER.findall(self.prefix)
+        return int(numbers[-1][:18]) if numbers else None
+
+
+def linears(*modules: str) -> dict[str, tuple[str, ...]]:
+    """Four torch Linears, in the order query, key, value, output."""
+    pairs = zip(modules, PROJECTIONS, strict=True)
+    return {f"{module}.{kind}": (f"{name}.{kind}",) for module, name in pairs for kind in ("weight", "bias")}
+
+
+def biases(parts: Parts) -> tuple[str, ...]:
+    return tuple(key for key in parts if key.endswith(".bias"))
+
+
+def anchors(parts: Parts) -> tuple[str, ...]:
+    return tuple(key for key, names in parts.items() if names[0] in QKV_WEIGHT)
+
+
+_MHA_COMMON = {
+    "in_proj_bias": QKV_BIAS,
+    "out_proj.weight": ("output.weight",),
+    "out_proj.bias": ("output.bias",),
+    "bias_k": ("bias_k",),
+    "bias_v": ("bias_v",),
+}
+_MHA_OPTIONAL = (("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v"))
+_MHA_SEPARATE = {f"{letter}_proj_weight": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
+_BERT = linears(*(f"attention.self.{name}" for name in PROJECTIONS[:3]), "attention.output.dense")
+_DISTILBERT = linears(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out")))
+_ALBERT = linears(*(f"attention.{name}" for name in (*PROJECTIONS[:3], "dense")))
+_VIT = linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "attention.output.dense")
+_ANNOTATED = linears(*(f"linears.{index}" for index in range(4)))
+_CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
+_D2L = linears("W_q", "W_k", "W_v", "W_o")
+_BARE = {f"W_{letter}": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
+
+FAMILIES = (
+    Family(
+        name="torch-mha",
+        parts={"in_proj_weight": QKV_WEIGHT, **_MHA_COMMON},
+        anchors=("in_proj_weight",),
+        optional=_MHA_OPTIONAL,
+        equal=EVERYTHING,
+        takes_zero_attn=True,
+    ),
+    Family(  # kdim or vdim given
+        name="torch-mha",
+        parts={**_MHA_SEPARATE, **_MHA_COMMON},
+        anchors=tuple(_MHA_SEPARATE),
+        optional=_MHA_OPTIONAL,
+        equal=("out_width", "query_rows", "value_rows"),
+        takes_zero_attn=True,
+    ),
+    Family(
+        name="bert",
+        parts=_BERT,
+        anchors=anchors(_BERT),
+        scope="attention.",
+        ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."),
+        refused={"attention.self.distance_embedding.": RELATIVE, "attention.self.rotary_embeddings.": TRANSFORMED},
+    ),
+    Family(name="distilbert", parts=_DISTILBERT, anchors=anchors(_DISTILBERT), scope="attention."),
+    Family(
+        name="albert",
+        parts=_ALBERT,
+        anchors=anchors(_ALBERT),
+        below=re.compile(r"(^|\.)albert_layers\.\d+\.$"),
+        scope="attention.",
+        ignored=("attention.LayerNorm.",),
+        refused={"attention.distance_embedding.": RELATIVE},
+        is_shared_by_depths=True,
+    ),
+    Family(
+        name="vit",
+        parts=_VIT,
+        anchors=anchors(_VIT),
+        scope="attention.",
+        refused={"attention.attention.relative_position_bias.": RELATIVE},
+        optional=(tuple(f"attention.attention.{name}.bias" for name in PROJECTIONS[:3]),),
+    ),
+    Family(
+        name="annotated",
+        parts=_ANNOTATED,
+        anchors=anchors(_ANNOTATED),
+        optional=(biases(_ANNOTATED),),
+        equal=EVERYTHING,
+    ),
+    Family(name="wq-wk-wv-fc", parts=_CAPITALS, anchors=anchors(_CAPITALS), optional=(biases(_CAPITALS),)),
+    Family(name="d2l", parts=_D2L, anchors=anchors(_D2L), optional=(biases(_D2L),), equal=()),
+    Family(
+        name="numpy",
+        parts={**_BARE, "W_o": ("output.weight",)},
+        anchors=tuple(_BARE),
+        needs=("W_o",),
+        equal=EVERYTHING,
+        transposed=True,
+    ),
+    Family(  # after numpy: these names without W_o
+        name="single-head",
+        parts=_BARE,
+        anchors=tuple(_BARE),
+        equal=EVERYTHING,
+        transposed=True,
+        is_single_head=True,
+    ),
+)
+FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
+# Models that use a family's names and add something outside the attention module.
+REFUSED_MODELS = {"roformer": TRANSFORMED, "esm": TRANSFORMED, "layoutlmv3": RELATIVE}
+
+
+def find_candidates(keys: Iterable[str], name: str | None = None) -> list[Candidate]:
+    """Every layer of the named family, or of any; where several rows fit one prefix the first row of the table has it."""
+    every = set(keys)
+    found: dict[str, Candidate] = {}
+    for family in FAMILIES:
+        if name not in {None, family.name}:
+            continue
+        for prefix in sorted(prefix for key in every for prefix in _prefixes(family, key)):
+            if family.below.search(prefix) and every.issuperset(prefix + key for key in family.needs):
+                found.setdefault(prefix, Candidate(family, prefix))
+    return sorted(
+        found.values(), key=lambda candidate: (candidate.number is not None, candidate.number, candidate.prefix)
+    )
+
+
+def _prefixes(family: Family, key: str) -> Iterable[str]:
+    for anchor in family.anchors:
+        prefix = key.removesuffix(anchor)
+        if prefix != key and (not prefix or prefix.endswith(".")):
+            yield prefix

@@ -1,0 +1,223 @@
+"""Source: a checkpoint as named tensors that are read one at a time, whatever file it is.
+
+Laws: opening reads names and shapes only, and `tensor` the bytes of one tensor; nothing is fetched, nothing is executed:
+pickle goes through `torch.load(weights_only=True)` and npz never unpickles; shards lie in the checkpoint's own directory;
+other libraries' exceptions end here, as LayerErrors of one sentence. This is for the import command: the server only ever
+reads a Store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+
+from service.errors import LayerError
+from service.layers.strict_json import parse_object
+from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
+from service.layers.wording import about, listed, quoted
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+NESTED_UNDER = ("state_dict", "model_state_dict", "model")
+ZIP_MAGIC = b"PK\x03\x04"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """`label` is the file's or directory's own name; `config` the config.json of a Hugging Face directory."""
+
+    label: str
+    config: Mapping[str, object] | None
+    entries: Mapping[str, Entry]
+
+    def keys(self) -> list[str]:
+        return sorted(self.entries)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.entries[key].shape
+
+    def tensor(self, key: str) -> torch.Tensor:
+        return self.entries[key].read()
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Recognised by suffix, or as a directory; LayerError says in one sentence what is wrong."""
+    where = Path(path)
+    label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
+    with about(f"source {quoted(label)}"):
+        try:
+            if where.is_dir():
+                return Source(label, _config(where), _directory_entries(where))
+            return Source(label, None, _file_entries(where))
+        except (OSError, ValueError) as error:  # no permission on the way, a NUL in the path
+            raise LayerError("the file or directory cannot be reached") from error
+
+
+def _file_entries(path: Path) -> dict[str, Entry]:
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        return _safetensors_entries(path)
+    if suffix == ".npz":
+        return _npz_entries(path)
+    if suffix in TORCH_SUFFIXES:
+        return _torch_entries(path)
+    open_regular(path).close()
+    raise LayerError(f"a source ends in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}, or is a directory")
+
+
+def _directory_entries(directory: Path) -> dict[str, Entry]:
+    """As Hugging Face loads it: the one file, else the index and its shards, else pytorch_model.bin."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return _safetensors_entries(single)
+    if index.exists():
+        return _indexed_entries(directory, index)
+    if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
+        return _joined_entries(found)
+    if (directory / "pytorch_model.bin").exists():
+        return _torch_entries(directory / "pytorch_model.bin")
+    raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
+
+
+def _config(directory: Path) -> dict[str, object] | None:
+    path = directory / "config.json"
+    return parse_object(_read_json(path), "config.json") if path.exists() else None
+
+
+def _read_json(path: Path) -> bytes:
+    with about(path.name), open_regular(path) as file:
+        raw = file.read(MAX_JSON_BYTES + 1) or b""
+    if len(raw) > MAX_JSON_BYTES:
+        raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
+    return raw
+
+
+def _safetensors_entries(path: Path) -> dict[str, Entry]:
+    with open_regular(path) as file:
+        header = read_header(file)
+
+    def read(name: str) -> torch.Tensor:
+        with open_regular(path) as file:
+            return read_tensor(file, name, header.tensors[name])
+
+    return {name: Entry(entry.shape, functools.partial(read, name)) for name, entry in header.tensors.items()}
+
+
+def _joined_entries(paths: list[Path]) -> dict[str, Entry]:
+    joined: dict[str, Entry] = {}
+    for path in paths:
+        with about(quoted(path.name)):
+            entries = _safetensors_entries(path)
+            if twice := sorted(joined.keys() & entries.keys()):
+                raise LayerError(f"another file of the directory also has {listed(twice)}")
+        joined |= entries
+    return joined
+
+
+def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
+    weight_map = parse_object(_read_json(index), index.name).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise LayerError(f"{index.name} has no weight_map")
+    if outside := [key for key, shard in weight_map.items() if not _is_shard_name(shard)]:
+        raise LayerError(f"{index.name} puts {listed(outside)} into what is not a .safetensors file of the directory")
+    joined = _joined_entries([directory / shard for shard in sorted(set(weight_map.values()))])
+    if missing := sorted(weight_map.keys() - joined.keys()):
+        raise LayerError(f"no shard has {listed(missing)}, which {index.name} lists")
+    return joined
+
+
+def _is_shard_name(name: object) -> bool:
+    return isinstance(name, str) and "\0" not in name and name == Path(name).name and name.endswith(".safetensors")
+
+
+@contextlib.contextmanager
+def _translated(sentence: str) -> Iterator[None]:
+    """Broken bytes make zipfile, numpy and torch raise a dozen unrelated types: one wall for all of them."""
+    try:
+        yield
+    except LayerError:
+        raise
+    except Exception as error:
+        raise LayerError(sentence) from error
+
+
+def _npz_entries(path: Path) -> dict[str, Entry]:
+    open_regular(path).close()  # a pipe or a device would make zipfile wait
+    entries: dict[str, Entry] = {}
+    with _translated("the file is not a readable .npz archive"), zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            key = member.removesuffix(".npy")
+            if key == member or key in entries:
+                raise LayerError(f"the archive holds {quoted(member)}, which is not an array or comes twice")
+            with archive.open(member) as stream, _translated(f"{quoted(key)} is not a plain array"):
+                shape = _npy_shape(stream)
+            entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
+    return entries
+
+
+def _npy_shape(stream: IO[bytes]) -> tuple[int, ...]:
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape: tuple[int, ...] = readers[version](stream)[0]
+    return shape
+
+
+def _read_npz(path: Path, member: str) -> torch.Tensor:
+    name = quoted(member.removesuffix(".npy"))
+    with (
+        _translated(f"{name} cannot be read from the archive"),
+        zipfile.ZipFile(path) as archive,
+        archive.open(member) as stream,
+    ):
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+        if array.dtype.kind != "f" or array.dtype.itemsize not in {2, 4, 8}:
+            raise LayerError(f"{name} holds {array.dtype.name}, expected float16, float32 or float64")
+        native = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+        return torch.from_numpy(native)
+
+
+def _torch_entries(path: Path) -> dict[str, Entry]:
+    with open_regular(path) as file:
+        is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+    sentence = "the file is not a torch file of plain tensors (only what weights_only=True takes is read)"
+    with _translated(sentence), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
+        # only zip archives can be mapped, which keeps a layer's import from reading the whole model
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    tensors = _state_dict(loaded)
+    return {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
+
+
+def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
+    """The mapping that holds tensors: the file's own, or the one a training script put under a usual name."""
+    for _ in NESTED_UNDER:
+        if not isinstance(loaded, dict):
+            break
+        if tensors := {str(key): value for key, value in loaded.items() if isinstance(value, torch.Tensor)}:
+            return tensors
+        loaded = next((loaded[key] for key in NESTED_UNDER if key in loaded), None)
+    raise LayerError(
+        f"the torch file holds no state dict of tensors, neither itself nor under {', '.join(NESTED_UNDER)}"
+    )
+
+
+def _plain(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES.values():
+        raise LayerError(f"{quoted(key)} is not a dense tensor of float16, bfloat16, float32 or float64")
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,137 @@
+"""Store: the directory of layers, one `<name>.safetensors` each.
+
+Laws: a name is all that reaches a path, and what it leads to lies inside the directory; a file appears whole or not at
+all (written beside, synced, renamed); nothing in it is trusted when it is read back (header, metadata, tensors, values,
+digest); pickle is never tried. Every failure is a LayerError that begins with the layer's name.
+Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import secrets
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from service.attention.spec import LayerSpec
+from service.errors import LayerError
+from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
+from service.layers.strict_json import parse_object
+from service.layers.tensor_file import open_regular, read_header, read_tensor
+from service.layers.wording import about
+
+SUFFIX = ".safetensors"
+FORMAT_VERSION = 1
+MAX_HEADER_BYTES = 64 * 1024  # ours have about 2 KiB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Store:
+    directory: Path
+
+    def names(self) -> list[str]:
+        """Sorted; files whose names no layer can have are not ours."""
+        try:
+            entries = [entry.name for entry in self.directory.iterdir()]
+        except FileNotFoundError as error:
+            raise LayerError("the layer directory does not exist") from error
+        except OSError as error:
+            raise LayerError("the layer directory cannot be read") from error
+        stems = (entry.removesuffix(SUFFIX) for entry in entries if entry.endswith(SUFFIX))
+        return sorted(stem for stem in stems if NAME.fullmatch(stem))
+
+    def load(self, name: str) -> StoredLayer:
+        check_name(name)
+        with about(f'layer "{name}"'), open_regular(self._path_within(name), follow_links=False) as file:
+            return _decode(name, file)
+
+    def save(self, layer: StoredLayer) -> Path:
+        """Writes or replaces the layer's file; a crash leaves the old one, or none."""
+        path = self.directory / f"{layer.name}{SUFFIX}"
+        beside = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                _write_synced(beside, _encode(layer))
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
+            _sync_directory(self.directory)
+        except OSError as error:
+            raise LayerError(f'layer "{layer.name}": the layer directory cannot be written') from error
+        return path
+
+    def _path_within(self, name: str) -> str:
+        """Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
+        try:
+            root = os.path.realpath(self.directory, strict=True)
+            path = os.path.realpath(f"{root}/{name}{SUFFIX}", strict=True)
+        except FileNotFoundError as error:
+            raise LayerError("the layer directory has no file of that name") from error
+        except OSError as error:  # a loop of links, a directory without permission
+            raise LayerError("the file cannot be reached") from error
+        if os.path.commonpath([root, path]) != root:
+            raise LayerError("the file is a link that leads out of the layer directory")
+        return path
+
+
+def _encode(layer: StoredLayer) -> bytes:
+    about_layer = {
+        **layer.spec.to_json(),
+        "source": layer.source,
+        "family": layer.family,
+        "digest": layer.digest,
+        "format_version": FORMAT_VERSION,
+    }
+    text = json.dumps(about_layer, sort_keys=True, allow_nan=False)
+    # safetensors refuses tensors that share memory, as the tensors of a hand-made layer may
+    apart = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in layer.tensors.items()}
+    return safetensors.torch.save(apart, metadata={"spec": text})
+
+
+def _decode(name: str, file: io.FileIO) -> StoredLayer:
+    header = read_header(file, max_bytes=MAX_HEADER_BYTES)
+    if header.metadata.keys() != {"spec"}:
+        raise LayerError("the file's metadata must have one key, spec: not a stored layer; import it first")
+    fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec")
+    version = fields.pop("format_version", None)
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise LayerError(f"this release reads layers of format_version {FORMAT_VERSION} only")
+    source, family, recorded = (_text(fields, field) for field in ("source", "family", "digest"))
+    spec = LayerSpec.from_json(fields)
+    check_shapes(spec, {key: entry.shape for key, entry in header.tensors.items()})
+    tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items()}
+    layer = StoredLayer(name, spec, tensors, source, family)
+    if layer.digest != recorded:
+        raise LayerError("the recorded digest is not that of the tensors and the spec: the file was changed")
+    return layer
+
+
+def _text(fields: dict[str, object], field: str) -> str:
+    value = fields.pop(field, None)
+    if not isinstance(value, str):
+        raise LayerError(f"the layer's spec has no {field}")
+    return value
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes the rename itself durable; some network file systems cannot, and the file is whole all the same."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""How this room words its refusals, so that a hostile file can neither flood a message nor hide in it.
+
+Laws: names that come from a file are shown quoted, in ASCII and cut; lists are cut and say how many were left out; no
+message is longer than `MAX_MESSAGE` characters; no path and no library's text ever gets in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from service.errors import LayerError
+
+MAX_MESSAGE = 500
+MAX_NAME = 60
+MAX_LISTED = 4
+
+
+def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def quoted(name: str) -> str:
+    """One name out of a file, fit for a terminal: control and direction marks are escaped, long ones cut."""
+    return bounded(ascii(name[: MAX_NAME * 2]), MAX_NAME)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first few of `names` and how many more there are."""
+    every = list(names)
+    rest = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
+    return ", ".join(map(quoted, every[:MAX_LISTED])) + rest
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    return bounded(f"[{', '.join(map(str, shape))}]", MAX_NAME)
+
+
+@contextlib.contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Every LayerError raised inside says `subject` first and is bounded."""
+    try:
+        yield
+    except LayerError as error:
+        raise LayerError(bounded(f"{subject}: {error.message}")) from error

@@ -1,0 +1,150 @@
+"""Telemetry: what happens in the rooms becomes metrics and log lines.
+
+Laws: each event is told once and counted once; a request's line and its count come from the same trace, so they agree; when
+each layer last answered is kept here, because readiness follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from service import __version__
+from service.api.trace import Trace
+from service.attention.engine import Engine, LoadReport
+from service.attention.numerics import Fingerprint
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
+from service.errors import LayerError
+from service.logs import RequestLine, get_logger, log_request
+from service.metrics import Answered, BatchDone, Build, Metrics, is_counted
+
+
+class Telemetry:
+    """The one listener of the waiting room and of the door; `now` is monotonic seconds."""
+
+    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._now = now
+        self._log = get_logger()
+        self._answered_at: dict[str, float] = {}
+        self._filler_rows = 0
+
+    # The door.
+
+    def received(self, trace: Trace) -> None:
+        if is_counted(trace.path):
+            self._metrics.received()
+
+    def answered(self, trace: Trace, total_s: float) -> None:
+        if not is_counted(trace.path):
+            return
+        self._metrics.answered(
+            Answered(
+                route=trace.route,
+                status=trace.status,
+                total_s=total_s,
+                code=trace.code,
+                layer=trace.layer,
+                queue_s=trace.queue_s,
+                masked_rows=trace.masked_rows,
+            )
+        )
+        log_request(self._log, _line(trace, total_s))
+
+    def abandoned(self, trace: Trace, total_s: float) -> None:
+        """The caller left before the answer."""
+        if not is_counted(trace.path):
+            return
+        self._metrics.cancelled(trace.stage)
+        trace.code = "client_gone"
+        log_request(self._log, _line(trace, total_s))
+
+    def faulted(self, trace: Trace, error: BaseException) -> None:
+        self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)
+
+    # The waiting room.
+
+    def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
+        self._metrics.queue_changed(num_jobs, num_bytes)
+
+    def batch_done(self, event: BatchEvent) -> None:
+        layer = _layer_of(event.lane)
+        self._answered_at[layer] = self._now()
+        self._metrics.batch_done(
+            BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
+        )
+
+    def retried_apart(self, event: RetryEvent) -> None:
+        self._metrics.batch_retried()
+        self._log.warning("batch_retried", layer=_layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+
+    def job_cancelled(self, event: CancelEvent) -> None:
+        """Counted with its request, by the stage that the trace reached."""
+
+    def died(self, event: DeathEvent) -> None:
+        self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
+
+    # The library and the engine.
+
+    def built(self, numerics: Fingerprint) -> None:
+        self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
+
+    def layer_loaded(self, name: str, report: LoadReport) -> None:
+        self._answered_at[name] = self._now()
+        self._metrics.layer_loaded(name, report.seconds)
+        if report.is_sequential:
+            self._log.warning(
+                "layer_runs_sequentially", layer=name, reason="the self-check found bits that depend on the batch"
+            )
+        self._log.info("layer_loaded", layer=name, seconds=round(report.seconds, 3))
+
+    def layer_refused(self, name: str, error: LayerError) -> None:
+        self._metrics.layer_load_failed(error.code)
+        self._log.error("layer_refused", layer=name, reason=error.message)
+
+    def serving(self, names: list[str]) -> None:
+        self._log.info("serving", layers=len(names))
+
+    def ready(self, *, is_ready: bool) -> None:
+        self._metrics.readiness_changed(is_ready=is_ready)
+
+    def seconds_since_answer(self, name: str) -> float:
+        """Since the layer last gave an answer (its check at load counts)."""
+        return self._now() - self._answered_at.get(name, float("-inf"))
+
+    def sample(self, engine: Engine) -> None:
+        """What is measured rather than told: memory, and rows that the engine filled up since the last time."""
+        filled = engine.filler_rows
+        self._metrics.rows_filled(filled - self._filler_rows)
+        self._filler_rows = filled
+        self._metrics.memory_measured()
+        self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)
+
+    def render(self) -> bytes:
+        return self._metrics.render()
+
+
+def _layer_of(lane: Hashable) -> str:
+    assert isinstance(lane, tuple), "a lane is (layer, is float64, is large). This is a bug."
+    return str(lane[0])
+
+
+def _line(trace: Trace, total_s: float) -> RequestLine:
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1000, 3)
+
+    return RequestLine(
+        request_id=trace.request_id,
+        route=trace.route,
+        method=trace.method,
+        status=trace.status,
+        code=trace.code,
+        layer=trace.layer,
+        batch_requests=trace.batch_requests,
+        tokens=trace.tokens,
+        decode_ms=ms(trace.decode_s),
+        queue_ms=ms(trace.queue_s),
+        compute_ms=ms(trace.compute_s),
+        total_ms=ms(total_s),
+        bytes_in=trace.bytes_in,
+        bytes_out=trace.bytes_out,
+    )

@@ -1,0 +1,94 @@
+"""Mask fields: from what the caller wrote to the engine room's masks.
+
+Laws: rank alone decides what an axis means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with B in front for a batch), so
+that B = L = S is never ambiguous; an axis is whole or 1; `lengths` never broadcast; nothing here looks at scores.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from service.attention import masks
+from service.attention.masks import Mask, Sizes
+from service.errors import BadMask, CausalAlignRequired
+from service.wire.schemas import (
+    AttendMask,
+    BiasMask,
+    CausalMask,
+    IgnoreMask,
+    LengthsMask,
+    MaskField,
+    WindowMask,
+)
+from service.wire.tensors import TensorKind, decode_tensor
+
+
+async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str) -> Mask:
+    """One mask of a request with these sizes; raises BadMask, CausalAlignRequired, NonFinite and what tensors raise."""
+    match field:
+        case AttendMask():
+            return masks.attend(await _values(field.values, TensorKind.BOOL, sizes, is_batch, param))
+        case IgnoreMask():
+            return masks.ignore(await _values(field.values, TensorKind.BOOL, sizes, is_batch, param))
+        case BiasMask():
+            return masks.bias(await _values(field.values, TensorKind.BIAS, sizes, is_batch, param))
+        case LengthsMask():
+            return masks.lengths(await _lengths(field.values, sizes, is_batch, f"{param}/values"))
+        case CausalMask():
+            return masks.causal(sizes, _offset(field, sizes, param))
+        case WindowMask():
+            return masks.window(sizes, _offset(field, sizes, param), field.left, field.right)
+
+
+async def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
+    """[B|1, N|1, L|1, S|1] of a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
+    param = f"{param}/values"
+    tensor = (await decode_tensor(value, param=param, kind=kind)).tensor
+    b, n, queries, keys = sizes
+    full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
+    allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if is_batch else full
+    expected = allowed.get(tensor.dim())
+    if expected is None or any(have not in (want, 1) for have, want in zip(tensor.shape, expected, strict=True)):
+        raise BadMask(_shape_words(tensor, sizes, is_batch), param=param)
+    if not is_batch:
+        tensor = tensor.unsqueeze(0)
+    return tensor.reshape(tensor.shape[0], *(1,) * (4 - tensor.dim()), *tensor.shape[1:])
+
+
+def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool) -> str:
+    b, n, queries, keys = sizes
+    lead = f"{b}, " if is_batch else ""
+    rows = f"[{lead}{keys}], [{lead}{queries}, {keys}] or [{lead}{n}, {queries}, {keys}]"
+    return f"the mask's values must be {rows} (any axis may be 1), got {list(tensor.shape)}"
+
+
+async def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
+    """int64 [B|1, L|1] from a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Held to what int64 carries: anything beyond is out of range below anyway.
+        tensor = torch.tensor(max(-1, min(value, sizes.keys + 1)))
+    else:
+        tensor = (await decode_tensor(value, param=param, kind=TensorKind.INT)).tensor.to(torch.int64)
+    b, queries = sizes.sequences, sizes.queries
+    shapes = ((b,), (b, queries)) if is_batch else ((), (queries,))
+    if tuple(tensor.shape) not in shapes:
+        words = f"[{b}] or [{b}, {queries}]" if is_batch else f"a number or [{queries}]"
+        raise BadMask(f"lengths must be {words}, got {list(tensor.shape)}", param=param)
+    if bool(((tensor < 0) | (tensor > sizes.keys)).any()):
+        raise BadMask(f"lengths must be from 0 to {sizes.keys}, the number of keys", param=param)
+    return tensor.reshape(b, -1) if is_batch else tensor.reshape(1, -1)
+
+
+def _offset(field: CausalMask | WindowMask, sizes: Sizes, param: str) -> int:
+    """Where query row 0 stands among the keys; must be said where there are not as many queries as keys."""
+    if field.align is not None and field.offset is not None:
+        raise BadMask("a mask takes align or offset, not both", param=f"{param}/offset")
+    if field.offset is not None:
+        return field.offset
+    if field.align is None and sizes.queries != sizes.keys:
+        raise CausalAlignRequired(
+            f"{sizes.queries} query rows meet {sizes.keys} keys, so say how they line up: align top_left (query 0 at key 0), "
+            "bottom_right (the last query at the last key), or offset",
+            param=param,
+        )
+    return sizes.keys - sizes.queries if field.align == "bottom_right" else 0

@@ -1,0 +1,198 @@
+"""Request: a decoded body, checked against the layer it is for, becomes a Call with an exact cost.
+
+Laws: everything that can be wrong with one request is found here, before it is queued (P5), in the contract's order:
+unknown field, dtype, shape, mask, cost; sizes are Python integers, which do not overflow; no step holds the event loop for
+more than a few milliseconds (the sliced exception of `docs/decisions.md`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import torch
+
+from service.attention.call import Call, WeightsWanted
+from service.attention.masks import CombinedMask, Sizes
+from service.attention.spec import LayerSpec
+from service.batching.job import Cost
+from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
+from service.wire.mask_fields import decode_mask
+from service.wire.schemas import AttendRequest, WeightsField
+from service.wire.tensors import TensorForm, TensorKind, decode_tensor
+
+# Mask steps between two chances for others on the loop; a step is about a millisecond at most.
+STEPS_PER_TURN = 4
+BATCH_RANK = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S."""
+
+    max_sequences: int
+    max_tokens: int
+    max_cells: int
+    max_weights_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class CheckedRequest:
+    """A call that can run, what it costs, and how its answer is to be written."""
+
+    call: Call
+    cost: Cost
+    masked_rows: int
+    is_batch: bool
+    form: TensorForm
+
+
+async def check_request(body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits) -> CheckedRequest:
+    """The call for layer `name`; raises InvalidInput's family for what is wrong and CostLimit for what is too much."""
+    decoded = await decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
+    is_batch = decoded.tensor.dim() == BATCH_RANK
+    query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
+    key = await _optional(body.key, "key", spec.key_width, name, is_batch)
+    value = await _optional(body.value, "value", spec.value_width, name, is_batch)
+    _check_together(query, key, value, spec)
+    source = query if key is None else key
+    sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
+    wanted = await _wanted(body.weights, sizes, spec)
+    fields = [
+        await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}") for i, field in enumerate(body.masks)
+    ]
+    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], wanted)
+    _check_cost(cost, limits)
+    mask = CombinedMask(sizes, tuple(fields)) if fields else None
+    masked = await _count_masked_rows(mask, spec, is_error=body.masked_rows == "error")
+    call = Call(name, query, key, value, mask, wanted)
+    return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
+
+
+async def _optional(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor | None:
+    if value is None:
+        return None
+    tensor = (await decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT)).tensor
+    if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
+        words = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
+        raise BadShape(f"{field} must be {words} as query is, got {list(tensor.shape)}", param=f"/{field}")
+    return _checked_rows(tensor, field, width, name)
+
+
+def _checked_rows(tensor: torch.Tensor, field: str, width: int, name: str) -> torch.Tensor:
+    """[B, L, d] with d the layer's width, no axis empty."""
+    if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
+        raise BadShape(f"{field} must be [L, d] or [B, L, d], got {tensor.dim()} axes", param=f"/{field}")
+    if 0 in tensor.shape:
+        raise BadShape(f"{field} must not be empty, got {list(tensor.shape)}", param=f"/{field}")
+    if tensor.shape[-1] != width:
+        raise BadShape(f'{field} has {tensor.shape[-1]} features, layer "{name}" takes {width}', param=f"/{field}")
+    return tensor if tensor.dim() == BATCH_RANK else tensor.unsqueeze(0)
+
+
+def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, spec: LayerSpec) -> None:
+    """The same number of sequences everywhere, a value row for every key row, and no default of the wrong width."""
+    if key is None and spec.key_width != spec.query_width:
+        raise InvalidInput(
+            f"key is required: it has {spec.key_width} features here, query {spec.query_width}", param="/key"
+        )
+    if value is None and spec.value_width != (spec.query_width if key is None else spec.key_width):
+        raise InvalidInput(
+            f"value is required: it has {spec.value_width} features here, key {spec.key_width}", param="/value"
+        )
+    for field, tensor in (("key", key), ("value", value)):
+        if tensor is not None and tensor.shape[0] != query.shape[0]:
+            raise BadShape(f"{field} has {tensor.shape[0]} sequences, query {query.shape[0]}", param=f"/{field}")
+    rows = (query if key is None else key).shape[1]
+    if value is not None and value.shape[1] != rows:
+        raise BadShape(f"value has {value.shape[1]} rows, key {rows}", param="/value")
+
+
+async def _wanted(field: WeightsField | None, sizes: Sizes, spec: LayerSpec) -> WeightsWanted | None:
+    if field is None:
+        return None
+    keys = sizes.keys + spec.extra_keys
+    if (field.form == "top_k") != (field.k is not None):
+        raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
+    if field.k is not None and field.k > keys:
+        raise InvalidInput(f"k must be from 1 to {keys}, the number of keys", param="/weights/k")
+    heads = await _indices(field.heads, spec.num_heads, "heads")
+    queries = await _indices(field.queries, sizes.queries, "queries")
+    return WeightsWanted(field.form, field.k, heads, queries, getattr(torch, field.dtype))
+
+
+async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
+    """A selection in the asked order: unique, in range, not empty."""
+    if value is None:
+        return None
+    param = f"/weights/{name}"
+    tensor = (await decode_tensor(value, param=param, kind=TensorKind.INT)).tensor
+    chosen = tuple(tensor.tolist()) if tensor.dim() == 1 else ()
+    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
+        raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
+    return chosen
+
+
+def _cost(spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], wanted: WeightsWanted | None) -> Cost:
+    b, n, queries, keys = sizes
+    columns = keys + spec.extra_keys
+    is_cross = len(tensors) > 1
+    return Cost(
+        sequences=b,
+        tokens=b * (queries + (keys if is_cross else 0)),
+        cells=b * n * queries * columns,
+        weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        flops=spec.flops(b * queries, b * keys, b * queries * columns),
+    )
+
+
+def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys: int) -> int:
+    """Bytes of the returned weights of one sequence, indices and rest included."""
+    if wanted is None:
+        return 0
+    heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
+    rows = heads * (queries if wanted.queries is None else len(wanted.queries))
+    size = wanted.dtype.itemsize
+    if wanted.k is not None:
+        return rows * (wanted.k * (size + torch.int32.itemsize) + size)
+    return rows * keys * size
+
+
+def _check_cost(cost: Cost, limits: RequestLimits) -> None:
+    counts = (
+        ("sequences", cost.sequences, limits.max_sequences),
+        ("query and key rows", cost.tokens, limits.max_tokens),
+        ("attention scores (sequences x heads x L x S)", cost.cells, limits.max_cells),
+        ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
+    )
+    for what, need, limit in counts:
+        if need > limit:
+            raise CostLimit(f"the request needs {need:,} {what}, a request may have {limit:,}")
+
+
+async def _count_masked_rows(mask: CombinedMask | None, spec: LayerSpec, *, is_error: bool) -> int:
+    """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
+    if mask is None or spec.extra_keys:
+        return 0  # appended columns may always be attended to
+    count = seen = 0
+    for step, rows in enumerate(mask.masked_rows()):
+        found = int(rows.sum())
+        if found and is_error:
+            sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
+            raise MaskedRow(
+                f"query row {row} of sequence {sequence} may attend to no key in at least one head", param="/masks"
+            )
+        count, seen = count + found, seen + len(rows)
+        if step % STEPS_PER_TURN == STEPS_PER_TURN - 1:
+            await asyncio.sleep(0)
+    return count
+
+
+def _form(encoding: str | None, came: TensorForm) -> TensorForm:
+    """How the answer's tensors are written: as `query` came unless the request says otherwise."""
+    if encoding is None:
+        return came
+    if encoding == "base64":
+        return TensorForm.BASE64
+    return TensorForm.NESTED if came is TensorForm.NESTED else TensorForm.LIST

@@ -1,0 +1,34 @@
+"""The slow, exact JSON parser: Python's `json` without its leniency. What it takes and gives defines our JSON.
+
+Not here: duplicate keys and depth, which need the whole document (`json_document.py`). Its law: only ServiceErrors
+leave, and none of them carries a library's text or a piece of the input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NoReturn
+
+from service.errors import BadJson, JsonTooDeep
+
+
+def strict_loads(text: bytes, *, locate: Callable[[int], int]) -> object:
+    """Parse UTF-8 `text`; `locate` turns an offset in it into one in the body, for the message."""
+    characters = text.decode("utf-8")
+    try:
+        return _DECODER.decode(characters)
+    except json.JSONDecodeError as error:
+        offset = error.pos if characters.isascii() else len(characters[: error.pos].encode())
+        raise BadJson(f"the body is not valid JSON (byte {locate(offset)})") from None
+    except ValueError:  # Python refuses to convert integers of more than 4,300 digits
+        raise BadJson("the body has an integer of more than 4300 digits") from None
+    except RecursionError:
+        raise JsonTooDeep("the body is nested too deep") from None
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise BadJson("the body is not valid JSON: NaN and Infinity are not numbers of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,96 @@
+"""Tensors of an answer: from a torch tensor to pieces of JSON text.
+
+Laws: every number reads back into its dtype to the same bits; what is not finite is the string "nan", "inf" or "-inf"
+in lists and its bits in base64; a piece is at most about 256 KiB, so that the event loop is free between any two;
+joined, the pieces are one JSON value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+import torch
+
+from service.wire.tensors import TensorForm
+
+Array: TypeAlias = npt.NDArray[np.generic]
+
+PIECE_VALUES = 8 * 1024
+"""A number takes up to 25 characters and a comma: 208 KiB at most."""
+PIECE_BYTES = 192 * 1024  # a multiple of 3, so that base64 pieces join without padding
+
+_WORDS = {"nan": b'"nan"', "inf": b'"inf"', "-inf": b'"-inf"'}
+
+
+def write_tensor(tensor: torch.Tensor, form: TensorForm) -> Iterator[bytes]:
+    """The JSON of a tensor on the CPU, in the form in which a request's tensor came."""
+    if form is TensorForm.NESTED:
+        return _nested(_as_array(tensor))
+    return _object(tensor, is_base64=form is TensorForm.BASE64)
+
+
+def _object(tensor: torch.Tensor, *, is_base64: bool) -> Iterator[bytes]:
+    head = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    yield orjson.dumps(head)[:-1] + b',"data":'
+    if is_base64:
+        yield b'"'
+        yield from _base64(tensor)
+        yield b'"}'
+    else:
+        yield from _nested(_as_array(tensor).reshape(-1))
+        yield b"}"
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    """In a dtype that NumPy has: half precision widens to float32, which changes no value."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.to(torch.float32)
+    array: Array = tensor.numpy()
+    return array
+
+
+def _nested(array: Array) -> Iterator[bytes]:
+    """Whole runs of entries where they fit into a piece, else entry by entry."""
+    if array.ndim == 0:
+        yield _text(array.reshape(1))[1:-1]
+        return
+    entry_values = math.prod(array.shape[1:])
+    if entry_values > PIECE_VALUES:
+        for index, entry in enumerate(array):
+            yield b"," if index else b"["
+            yield from _nested(entry)
+        yield b"]"
+        return
+    run = PIECE_VALUES // max(entry_values, 1)
+    start = 0
+    while len(array) - start > run:
+        yield (b"," if start else b"[") + _text(array[start : start + run])[1:-1]
+        start += run
+    last = _text(array[start:])
+    yield b"," + last[1:] if start else last
+
+
+def _text(array: Array) -> bytes:
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    if array.dtype.kind != "f":
+        return text
+    # orjson writes null for what is not finite, and nothing else.
+    words = [_WORDS[str(value)] for value in array[~np.isfinite(array)].tolist()]
+    if not words:
+        return text
+    between = text.split(b"null")
+    return b"".join(itertools.chain.from_iterable(zip(between, [*words, b""], strict=True)))
+
+
+def _base64(tensor: torch.Tensor) -> Iterator[bytes]:
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(data), PIECE_BYTES):
+        yield pybase64.b64encode(data[start : start + PIECE_BYTES])

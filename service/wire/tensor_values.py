@@ -1,0 +1,232 @@
+"""Values of tensors: from decoded numbers or raw bytes to a tensor of a dtype, with every value looked at.
+
+Knows neither JSON nor the order of fields. Laws: nothing that is not finite gets through, except -inf where the field
+is a bias; a number that is finite and does not fit its dtype is refused, never turned into infinity; rounding is to
+nearest, ties to even, from float64 straight to the dtype (a decimal of more than 17 digits is thus rounded twice: to
+float64, then to the dtype); the tensor shares the memory of what was decoded where the dtype allows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from service.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
+from service.wire.number_list import BEYOND_FLOAT64, Float64s, NumberList
+from service.wire.pace import Pace
+
+Values: TypeAlias = npt.NDArray[np.generic]
+
+_SLICE_VALUES = 128 * 1024
+_MAX_EXACT = 2**53 - 1  # beyond, a float64 may stand for more than one whole number
+
+
+class TensorKind(enum.Enum):
+    """What a field's values mean, and so what they may be."""
+
+    FLOAT = "a number"
+    BIAS = 'a number or "-inf"'
+    BOOL = "true, false, 0 or 1"
+    INT = "a whole number"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorField:
+    """The field a tensor is for: its JSON pointer, its kind, and the error for a value that is not of that kind."""
+
+    param: str
+    kind: TensorKind
+    error: type[InvalidInput] | None = None
+
+    @property
+    def words(self) -> str:
+        """`/masks/0/values` as people write it: masks[0].values."""
+        first, *rest = self.param.strip("/").split("/")
+        return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
+
+    def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
+        """The error for `what`, found at `index`."""
+        kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
+        error = NonFinite if what == BEYOND_FLOAT64 else self.error or kind_error
+        return error(f"{self.words} has {what}{_at(index)}, expected {self.kind.value}", param=self.param)
+
+    def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
+        return NonFinite(f"{self.words} has {what}{_at(index)}", param=self.param)
+
+
+async def numbers_to_tensor(
+    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+) -> torch.Tensor:
+    """The tensor of `numbers`, whose count must be that of `shape`; raises what the field refuses."""
+    _check_kind(numbers, field)
+    values = numbers.values
+    if field.kind is TensorKind.BOOL or dtype == torch.bool:
+        return await _to_bool(numbers, field, shape, pace)
+    if not dtype.is_floating_point:
+        return await _to_whole(numbers, field, dtype, shape, pace)
+    if dtype == torch.float64:
+        return torch.from_numpy(values).reshape(shape)
+    stored: Values = np.empty(len(values), dtype=_STORED[dtype])
+    for part in _parts(len(values)):
+        rounded, is_infinite = _round(values[part], dtype)
+        lost = is_infinite != np.isinf(values[part])
+        if lost.any():
+            what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
+            raise field.not_finite(what, index_of(part.start + int(lost.argmax()), numbers.shape))
+        stored[part] = rounded
+        await pace.give_way()
+    return torch.from_numpy(stored).view(dtype).reshape(shape)
+
+
+async def check_values(tensor: torch.Tensor, field: TensorField, pace: Pace) -> torch.Tensor:
+    """`tensor` as its field needs it: finite, or whole, or made boolean; its dtype is one that the field allows."""
+    if field.kind is TensorKind.INT:
+        return tensor
+    bits = _bits(tensor)
+    flags = np.empty(len(bits) if field.kind is TensorKind.BOOL else 0, dtype=np.bool_)
+    for part in _parts(len(bits)):
+        if field.kind is TensorKind.BOOL:
+            bad = bits[part] > 1
+            flags[part] = bits[part]
+        else:
+            exponent = _EXPONENTS[tensor.dtype]
+            bad = (bits[part] & exponent) == exponent
+            if field.kind is TensorKind.BIAS and bad.any():  # all but the bits of -inf: no sign, or some mantissa
+                bad &= bits[part] != (exponent | _SIGNS[tensor.dtype])
+        if bad.any():
+            index = index_of(part.start + int(bad.argmax()), tuple(tensor.shape))
+            if field.kind is TensorKind.BOOL:
+                raise field.wrong("another value", index)
+            raise field.not_finite("a value that is not finite", index)
+        await pace.give_way()
+    return torch.from_numpy(flags).reshape(tensor.shape) if field.kind is TensorKind.BOOL else tensor
+
+
+async def bytes_to_tensor(
+    data: bytearray, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+) -> torch.Tensor:
+    """The tensor of little-endian, C-order bytes, whose number must be that of `shape`."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return await check_values(torch.frombuffer(data, dtype=dtype).reshape(shape), field, pace)
+
+
+def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of a flat position, one number for each axis."""
+    return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()
+
+
+def _at(index: tuple[int, ...]) -> str:
+    return " at index " + "".join(f"[{axis}]" for axis in index) if index else ""
+
+
+def _parts(count: int) -> Iterator[slice]:
+    for start in range(0, count, _SLICE_VALUES):
+        yield slice(start, start + _SLICE_VALUES)
+
+
+def _check_kind(numbers: NumberList, field: TensorField) -> None:
+    """Refuses the first thing, in the order of the text, that is not of the field's kind."""
+    fault, kind = numbers.fault, field.kind
+    if fault is not None and fault.is_shape:
+        raise BadShape(f"{field.words} has {fault.what}{_at(fault.index)}", param=field.param)
+    odd: list[tuple[tuple[int, ...], str]] = [] if fault is None else [(fault.index, fault.what)]
+    if numbers.first_boolean is not None and kind is not TensorKind.BOOL:
+        odd.append((index_of(numbers.first_boolean, numbers.shape), "a boolean"))
+    if numbers.first_minus_inf is not None and kind is not TensorKind.BIAS:
+        odd.append((index_of(numbers.first_minus_inf, numbers.shape), "a string"))
+    if odd:
+        index, what = min(odd)
+        raise field.wrong(what, index)
+
+
+async def _to_bool(numbers: NumberList, field: TensorField, shape: tuple[int, ...], pace: Pace) -> torch.Tensor:
+    values = numbers.values
+    flags = np.empty(len(values), dtype=np.bool_)
+    for part in _parts(len(values)):
+        wrong = (values[part] != 0) & (values[part] != 1)
+        if wrong.any():
+            raise field.wrong("another number", index_of(part.start + int(wrong.argmax()), numbers.shape))
+        flags[part] = values[part]
+        await pace.give_way()
+    if not numbers.is_whole:
+        raise field.wrong("a number written with a fraction or an exponent", ())
+    return torch.from_numpy(flags).reshape(shape)
+
+
+async def _to_whole(
+    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+) -> torch.Tensor:
+    values = numbers.values
+    limit = min(torch.iinfo(dtype).max, _MAX_EXACT)
+    stored: Values = np.empty(len(values), dtype=_STORED[dtype])
+    for part in _parts(len(values)):
+        for wrong, what in (
+            (np.trunc(values[part]) != values[part], "a fraction"),
+            (np.abs(values[part]) > limit, f"a number beyond {limit}"),
+        ):
+            if wrong.any():
+                raise field.wrong(what, index_of(part.start + int(wrong.argmax()), numbers.shape))
+        stored[part] = values[part].astype(stored.dtype)
+        await pace.give_way()
+    if not numbers.is_whole:
+        raise field.wrong("a number written with a fraction or an exponent", ())
+    return torch.from_numpy(stored).reshape(shape)
+
+
+def _bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
+    """The values as unsigned integers, flat: what is NaN, infinite or no boolean shows in the bits of every dtype."""
+    flat = tensor.contiguous().reshape(-1)
+    size = flat.element_size()
+    signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    bits: npt.NDArray[np.unsignedinteger] = flat.view(signed).numpy().view(f"u{size}")
+    return bits
+
+
+def _round(values: Float64s, dtype: torch.dtype) -> tuple[Values, npt.NDArray[np.bool_]]:
+    """The values as they are stored, and where they are infinite."""
+    if dtype == torch.bfloat16:
+        bits = _bfloat16_bits(values)
+        return bits, (bits & 0x7FFF) == 0x7F80  # noqa: PLR2004  (all exponent bits, no mantissa)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = values.astype(_STORED[dtype])
+    return rounded, np.isinf(rounded)
+
+
+def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
+    """Nearest, ties to even, in one rounding: to float32 towards zero with a sticky last bit, then to 16 bits."""
+    with np.errstate(over="ignore", under="ignore"):
+        singles = values.astype(np.float32)
+    back = singles.astype(np.float64)
+    bits = singles.view(np.uint32)
+    bits -= np.abs(back) > np.abs(values)
+    bits |= back != values
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+_STORED: dict[torch.dtype, npt.DTypeLike] = {
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+_EXPONENTS: dict[torch.dtype, np.unsignedinteger] = {
+    torch.float16: np.uint16(0x7C00),
+    torch.bfloat16: np.uint16(0x7F80),
+    torch.float32: np.uint32(0x7F80_0000),
+    torch.float64: np.uint64(0x7FF0_0000_0000_0000),
+}
+_SIGNS: dict[torch.dtype, np.unsignedinteger] = {
+    torch.float16: np.uint16(0x8000),
+    torch.bfloat16: np.uint16(0x8000),
+    torch.float32: np.uint32(0x8000_0000),
+    torch.float64: np.uint64(0x8000_0000_0000_0000),
+}

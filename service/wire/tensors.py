@@ -1,0 +1,184 @@
+"""Tensors of a request: from a parsed JSON value to a torch tensor.
+
+A tensor is nested lists of numbers, or an object with dtype, shape and data (a flat list, or base64 of little-endian
+C-order bytes). Knows neither which fields exist nor which sizes they must have. Laws: sizes are Python integers,
+checked before anything is allocated; whatever the value is, only ServiceErrors leave; large tensors are decoded in
+short steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+
+import torch
+
+from service.errors import BadDtype, BadEncoding, BadShape, InvalidInput, UnknownField
+from service.wire.base64_data import decode_base64
+from service.wire.long_string import LongString
+from service.wire.number_list import NumberList, nested_numbers
+from service.wire.pace import Pace
+from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, check_values, numbers_to_tensor
+
+__all__ = ["DecodedTensor", "TensorForm", "TensorKind", "check_tensor", "decode_data", "decode_tensor"]
+
+MAX_RANK = 4
+_MAX_SHOWN = 2**63
+_MEMBERS = ("dtype", "shape", "data")
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_WHOLES = {"int32": torch.int32, "int64": torch.int64}
+_DTYPES: dict[TensorKind, dict[str, torch.dtype]] = {
+    TensorKind.FLOAT: _FLOATS,
+    TensorKind.BIAS: _FLOATS,
+    TensorKind.BOOL: {"bool": torch.bool, **_WHOLES},
+    TensorKind.INT: _WHOLES,
+}
+_LIST_DTYPES = {
+    TensorKind.FLOAT: torch.float32,
+    TensorKind.BIAS: torch.float32,
+    TensorKind.BOOL: torch.bool,
+    TensorKind.INT: torch.int64,
+}
+
+
+class TensorForm(enum.Enum):
+    """How a tensor was written, and so how the answer's are."""
+
+    NESTED = "nested lists"
+    LIST = "an object with a flat list"
+    BASE64 = "an object with base64"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class DecodedTensor:
+    tensor: torch.Tensor
+    form: TensorForm
+
+
+async def decode_tensor(
+    value: object, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
+) -> DecodedTensor:
+    """The tensor that `value` (what `json_document.parse` gave) is; `param` is the JSON pointer of its field.
+
+    FLOAT and BIAS give floats, BOOL torch.bool, INT integers; nested lists mean float32, bool and int64. Of any rank
+    up to 4, empty axes included. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, InvalidInput, and
+    `error` (BadMask for BOOL, else BadDtype, where none is given) for a value that is not of the kind.
+    """
+    field = TensorField(param, kind, error)
+    if isinstance(value, dict):
+        return await _decode_object(value, field)
+    pace = Pace()
+    numbers = await _numbers(value, pace)
+    if numbers is None:
+        raise InvalidInput(
+            f"{field.words} must be nested lists of numbers, or an object with dtype, shape and data", param=param
+        )
+    if len(numbers.shape) > MAX_RANK:
+        raise _rank_error(field, len(numbers.shape))
+    tensor = await numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape, pace)
+    return DecodedTensor(tensor, TensorForm.NESTED)
+
+
+async def decode_data(
+    data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], *, may_nest: bool = False
+) -> DecodedTensor:
+    """The tensor of a flat list or a base64 string whose dtype and shape are told beside it.
+
+    With `may_nest` (as in the Open Inference Protocol) the list may also be nested, then exactly as `shape` says.
+    """
+    pace = Pace()
+    if isinstance(data, str | LongString):
+        content = await _base64(data, field, pace)
+        _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
+        tensor = await bytes_to_tensor(content, field, dtype, shape, pace)
+        return DecodedTensor(tensor, TensorForm.BASE64)
+    numbers = await _numbers(data, pace) if isinstance(data, list | NumberList) else None
+    if numbers is None:
+        raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
+    if numbers.fault is None:
+        if len(numbers.shape) != 1 and not (may_nest and numbers.shape == shape):
+            raise BadShape(
+                f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
+            )
+        _check_count(math.prod(numbers.shape), shape, field, what="values")
+    return DecodedTensor(await numbers_to_tensor(numbers, field, dtype, shape, pace), TensorForm.LIST)
+
+
+async def check_tensor(
+    tensor: torch.Tensor, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
+) -> torch.Tensor:
+    """A tensor from a binary body, held to the same rules; a BOOL field's comes back as torch.bool."""
+    field = TensorField(param, kind, error)
+    if tensor.dtype not in _DTYPES[kind].values():
+        raise BadDtype(_dtype_words(field), param=param)
+    if tensor.dim() > MAX_RANK:
+        raise _rank_error(field, tensor.dim())
+    return await check_values(tensor, field, Pace())
+
+
+async def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
+    if surplus := len(value.keys() - set(_MEMBERS)):
+        raise UnknownField(
+            f"{field.words} has {surplus} unknown members; it takes dtype, shape and data", param=field.param
+        )
+    if missing := [name for name in _MEMBERS if name not in value]:
+        raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
+    name = value["dtype"]
+    dtype = _DTYPES[field.kind].get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise BadDtype(_dtype_words(field), param=f"{field.param}/dtype")
+    shape = _shape(value["shape"], field)
+    return await decode_data(value["data"], field, dtype, shape)
+
+
+def _dtype_words(field: TensorField) -> str:
+    return f"the dtype of {field.words} must be one of {', '.join(_DTYPES[field.kind])}"
+
+
+def _rank_error(field: TensorField, rank: int) -> BadShape:
+    return BadShape(f"{field.words} has {rank} axes, expected at most {MAX_RANK}", param=field.param)
+
+
+async def _numbers(value: object, pace: Pace) -> NumberList | None:
+    if isinstance(value, NumberList):
+        return value
+    if isinstance(value, list):
+        return await nested_numbers(value, pace)
+    if not isinstance(value, int | float):
+        return None
+    scalar = await nested_numbers([value], pace)
+    fault = scalar.fault and dataclasses.replace(scalar.fault, index=())
+    return dataclasses.replace(scalar, shape=(), depth=0, fault=fault)
+
+
+def _shape(value: object, field: TensorField) -> tuple[int, ...]:
+    param = f"{field.param}/shape"
+    if isinstance(value, NumberList):  # a list of more than 512 bytes: too many axes, or no whole numbers at all
+        raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
+    if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
+        raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
+    if len(value) > MAX_RANK:
+        raise _rank_error(field, len(value))
+    shape = tuple(value)
+    # Of an empty tensor no data limits the other axes, and torch computes strides from them.
+    if math.prod(max(size, 1) for size in shape) >= _MAX_SHOWN:
+        raise BadShape(f"the shape of {field.words} takes 2^63 values or more", param=param)
+    return shape
+
+
+def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: str, each: int = 1) -> None:
+    expected = math.prod(shape) * each
+    if got != expected:
+        raise BadShape(f"{field.words} has {got} {what}, its shape takes {expected}", param=field.param)
+
+
+async def _base64(data: str | LongString, field: TensorField, pace: Pace) -> bytearray:
+    if isinstance(data, LongString):
+        text: bytes | memoryview = data.text
+    elif data.isascii():
+        text = data.encode()
+    else:
+        raise BadEncoding(f"{field.words} is not base64 (standard alphabet, no white space)", param=field.param)
+    return await decode_base64(text, words=field.words, param=field.param, pace=pace)

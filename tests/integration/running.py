@@ -1,0 +1,134 @@
+"""A whole service inside a test: the real engine and layers, ASGI in process, no socket."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import torch
+
+from service.app import Service, build
+from service.attention.engine import Engine
+from service.attention.spec import LayerSpec
+from service.errors import ServiceError
+from service.heartbeat import Board
+from service.layers.store import Store
+from service.layers.stored_layer import StoredLayer
+from service.metrics import Metrics
+from service.settings import load_settings
+from service.telemetry import Telemetry
+
+
+def small_layer(name: str, **changes) -> StoredLayer:
+    """Seeded random tensors; 16 wide with 4 heads unless told otherwise."""
+    width = 16
+    shape = dict(
+        query_width=width, key_width=width, value_width=width, out_width=width, num_heads=4, num_kv_heads=4,
+        head_width=4, value_head_width=4, scale=0.5, biases=("query", "key", "value", "output"),
+    )  # fmt: skip
+    spec = LayerSpec(**{**shape, **changes})
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    tensors = {n: torch.randn(*size, generator=generator) * 0.5 for n, size in spec.tensor_shapes().items()}
+    return StoredLayer(name, spec, tensors, "made for a test", "torch-mha")
+
+
+LAYERS = [
+    small_layer("small"),
+    small_layer("cross", key_width=12, value_width=20, head_width=4, value_head_width=6),
+    small_layer("zero", add_zero_attn=True),
+]
+
+
+class HeldEngine(Engine):
+    """The real engine behind a gate: closed, batches wait in the compute thread; `wrong` decides which calls fail."""
+
+    def __init__(self, options) -> None:
+        super().__init__(options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.batches: list[int] = []
+        self.wrong = lambda call: False
+
+    def _run(self, batch):
+        self.gate.wait(20)
+        self.batches.append(len(batch))
+        if any(self.wrong(call) for call in batch):
+            raise RuntimeError("a secret reason")
+        return super()._run(batch)
+
+
+@dataclasses.dataclass
+class Running:
+    client: httpx2.AsyncClient
+    service: Service
+    refusals: list[str]
+
+    @property
+    def engine(self) -> HeldEngine:
+        assert isinstance(self.service.engine, HeldEngine)
+        return self.service.engine
+
+    async def attend(self, body: dict, layer: str = "small", **kwargs) -> httpx2.Response:
+        return await self.client.post(f"/v1/layers/{layer}/attend", json=body, **kwargs)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 (what is waited for is state, not an event)
+                await asyncio.sleep(0.001)
+
+    async def samples(self) -> dict[str, float]:
+        text = (await self.client.get("/metrics")).text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+
+def prepare(directory: Path, layers) -> None:
+    """The files that a service finds when it starts."""
+    for layer in layers:
+        Store(directory / "layers").save(layer)
+    (directory / "heartbeats").mkdir()
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path, *, wait: bool = True, **changes):
+    """A service over a prepared directory, ready (unless `wait` is false), with these settings changed."""
+    beats = directory / "heartbeats"
+    settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
+    refusals: list[str] = []
+    telemetry = Telemetry(Metrics(), time.monotonic)
+    edge, service = build(settings, telemetry, Board(beats, 1, 5.0), refusals.append, HeldEngine)
+    async with (
+        lifespan(edge),
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30) as client,
+    ):
+        found = Running(client, service, refusals)
+        if wait:
+            await found.until(lambda: _is_ready(service))
+        yield found
+        found.engine.gate.set()
+
+
+def _is_ready(service: Service) -> bool:
+    try:
+        return service.why_not_ready() is None
+    except ServiceError:
+        return False
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    """The server's side of ASGI's lifespan protocol."""
+    inbox: asyncio.Queue = asyncio.Queue()
+    outbox: asyncio.Queue = asyncio.Queue()
+    task = asyncio.ensure_future(app({"type": "lifespan", "state": {}}, inbox.get, outbox.put))
+    await inbox.put({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield
+    finally:
+        await inbox.put({"type": "lifespan.shutdown"})
+        assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+        await task

@@ -1,0 +1,287 @@
+"""Everything that can be wrong with one request: the code, the form of the answer, and nobody else harmed."""
+
+import asyncio
+import base64
+import gzip
+import json
+import struct
+
+import numpy as np
+import pytest
+import zstandard
+
+X = [[0.5] * 16, [0.25] * 16]
+SECRET = "s3cret-marker"
+
+
+def b64(values, dtype="float32") -> str:
+    return base64.b64encode(np.asarray(values, dtype).tobytes()).decode()
+
+
+def tensor(**changes) -> dict:
+    return {"dtype": "float32", "shape": [2, 16], "data": b64(X), **changes}
+
+
+def masks(*found) -> dict:
+    return {"query": X, "masks": list(found)}
+
+
+NAN_BITS = base64.b64encode(struct.pack("<f", float("nan")) * 32).decode()
+
+RAW = [
+    (b"", "bad_json"),
+    (b"{", "bad_json"),
+    (b'{"query": [[1,2],]}', "bad_json"),
+    (b"{'query': 1}", "bad_json"),
+    (b'{"query": 1} // x', "bad_json"),
+    (b'{"query": [[NaN]]}', "bad_json"),
+    (b'{"query": 1, "other": Infinity}', "bad_json"),
+    (b'\xff{"query": 1}', "bad_json"),
+    (b'\xef\xbb\xbf{"query": 1}', "bad_json"),
+    ('{"query": 1}'.encode("utf-16"), "bad_json"),
+    (b'{"query": 1, "query": 2}', "duplicate_key"),
+    (b'{"query": {"shape": [1], "shape": [1]}}', "duplicate_key"),
+    (b'{"query": ' + b"[" * 33 + b"]" * 33 + b"}", "json_too_deep"),
+    (b'{"unknown": ' + b"[" * 250_000, "json_too_deep"),
+    (b"[" * 100_000, "json_too_deep"),
+    (b'{"query": [[' + b"9" * 4301 + b"]]}", "bad_json"),
+    (b"null", "invalid"),
+    (b"[]", "invalid"),
+    (b'"x"', "invalid"),
+    (b"1", "invalid"),
+    (b"{}", "invalid"),
+]
+
+WRONG = [
+    ({"query": X, SECRET: 1}, "unknown_field"),
+    ({"query": X, "maskz": []}, "unknown_field"),
+    ({"query": X, "weights": {"form": "heads", SECRET: 1}}, "unknown_field"),
+    (masks({"kind": "causal", SECRET: 1}), "unknown_field"),
+    ({"query": tensor(extra=1)}, "unknown_field"),
+    ({"query": [[True] * 16]}, "bad_dtype"),
+    ({"query": [["1.5"] * 16]}, "bad_dtype"),
+    ({"query": [[None] * 16]}, "bad_dtype"),
+    ({"query": [[{}] * 16]}, "bad_dtype"),
+    ({"query": SECRET}, "invalid"),
+    ({"query": None}, "invalid"),
+    ({"query": X[0]}, "bad_shape"),
+    ({"query": 3}, "bad_shape"),
+    ({"query": [[[X]]]}, "bad_shape"),
+    ({"query": []}, "bad_shape"),
+    ({"query": [[]]}, "bad_shape"),
+    ({"query": [X[0], X[0][:-1]]}, "bad_shape"),
+    ({"query": [X[0], 1]}, "bad_shape"),
+    ({"query": [[0.5] * 15]}, "bad_shape"),
+    ({"query": [[3.5e38] * 16]}, "non_finite"),
+    ({"query": tensor(dtype="float16", data=[70000] * 32)}, "non_finite"),
+    ({"query": tensor(data=NAN_BITS)}, "non_finite"),
+    ({"query": tensor(dtype="complex64")}, "bad_dtype"),
+    ({"query": tensor(dtype="float32 ")}, "bad_dtype"),
+    ({"query": tensor(dtype="int32")}, "bad_dtype"),
+    ({"query": tensor(dtype=3)}, "bad_dtype"),
+    ({"query": tensor(shape=[2, 17])}, "bad_shape"),
+    ({"query": tensor(shape=[-2, -16])}, "bad_shape"),
+    ({"query": tensor(shape=[2.0, 16])}, "bad_shape"),
+    ({"query": tensor(shape=["2", 16])}, "bad_shape"),
+    ({"query": tensor(shape=[True, 16])}, "bad_shape"),
+    ({"query": tensor(shape=[2, 16, None])}, "bad_shape"),
+    ({"query": tensor(shape=[1] * 64)}, "bad_shape"),
+    ({"query": tensor(shape=[])}, "bad_shape"),
+    ({"query": tensor(shape=[0, 16], data="")}, "bad_shape"),
+    ({"query": tensor(data="AAA")}, "bad_encoding"),
+    ({"query": tensor(data="AA-_")}, "bad_encoding"),
+    ({"query": tensor(data=b64(X)[:-4] + "AAB=")}, "bad_encoding"),
+    ({"query": tensor(data=b64(X) + "\n")}, "bad_encoding"),
+    ({"query": X, "key": [[0.5] * 15]}, "bad_shape"),
+    ({"query": X, "key": [X]}, "bad_shape"),
+    ({"query": [X], "key": [X, X]}, "bad_shape"),
+    ({"query": X, "key": X, "value": [X[0]]}, "bad_shape"),
+    (masks([[True, False]]), "mask_kind_required"),
+    (masks({"values": [True, False]}), "mask_kind_required"),
+    (masks({"kind": "padding", "values": []}), "bad_mask"),
+    (masks({"kind": "attend"}), "bad_mask"),
+    (masks({"kind": "attend", "values": [True]}, {"kind": "attend", "values": [True] * 3}), "bad_mask"),
+    (masks({"kind": "attend", "values": [2, 0]}), "bad_mask"),
+    (masks({"kind": "attend", "values": [0.5, 1]}), "bad_mask"),
+    (masks({"kind": "attend", "values": ["true", 1]}), "bad_mask"),
+    (masks({"kind": "bias", "values": ["inf", 1]}), "bad_dtype"),
+    (masks({"kind": "bias", "values": [[3.5e38, 0]]}), "non_finite"),
+    (masks({"kind": "lengths", "values": 3}), "bad_mask"),
+    (masks({"kind": "lengths", "values": -1}), "bad_mask"),
+    (masks({"kind": "lengths", "values": [1]}), "bad_mask"),
+    (masks({"kind": "lengths", "values": 10**30}), "bad_mask"),
+    (masks({"kind": "causal", "align": "top_left", "offset": 1}), "bad_mask"),
+    (masks({"kind": "causal", "align": "middle"}), "bad_mask"),
+    (masks({"kind": "causal", "offset": 1.5}), "bad_mask"),
+    (masks({"kind": "window", "left": -1}), "bad_mask"),
+    (masks(*[{"kind": "causal"}] * 17), "invalid"),
+    ({"query": X, "masks": {}}, "invalid"),
+    ({"query": X, "key": [X[0]] * 3, "masks": [{"kind": "causal"}]}, "causal_align_required"),
+    ({"query": X, "weights": True}, "invalid"),
+    ({"query": X, "weights": {"form": "all"}}, "invalid"),
+    ({"query": X, "weights": {"form": "top_k"}}, "invalid"),
+    ({"query": X, "weights": {"form": "top_k", "k": 3}}, "invalid"),
+    ({"query": X, "weights": {"form": "top_k", "k": 0}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "k": 1}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "heads": [4]}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "heads": [0, 0]}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "heads": []}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "queries": [-1]}}, "invalid"),
+    ({"query": X, "weights": {"form": "heads", "dtype": "float64"}}, "invalid"),
+    ({"query": X, "masked_rows": "nan"}, "invalid"),
+    ({"query": X, "encoding": "hex"}, "invalid"),
+    ({"query": tensor(shape=[2**32, 2**32])}, ("bad_shape", "cost_limit")),
+    ({"query": tensor(shape=[2**63, 2])}, ("bad_shape", "cost_limit")),
+    ({"query": [X] * 5}, "cost_limit"),
+]
+
+STATUS = {"bad_json": 400, "duplicate_key": 400, "json_too_deep": 400, "bad_encoding": 400, "cost_limit": 413}
+
+
+def check_problem(answer, codes) -> None:
+    codes = (codes,) if isinstance(codes, str) else codes
+    problem = answer.json()
+    assert problem["code"] in codes, problem
+    assert answer.status_code == problem["status"] == STATUS.get(problem["code"], 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert set(problem) == {"type", "title", "status", "detail", "code", "param", "request_id"}
+    assert len(answer.content) <= 4096
+    assert SECRET not in answer.text
+    assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+def test_wrong_bodies_get_their_code_and_harm_nobody(served):
+    """All at once beside a steady good request, whose answer never changes by a bit."""
+
+    async def story(service):
+        good = await service.attend({"query": X})
+        for body, codes in WRONG:
+            refused, beside = await asyncio.gather(service.attend(body), service.attend({"query": X}))
+            check_problem(refused, codes)
+            assert beside.json()["output"] == good.json()["output"]
+        for raw, code in RAW:
+            headers = {"content-type": "application/json"}
+            refused = await service.client.post("/v1/layers/small/attend", content=raw, headers=headers)
+            check_problem(refused, code)
+        samples = await service.samples()
+        answered = sum(value for name, value in samples.items() if name.startswith("attention_requests_total"))
+        rejected = sum(value for name, value in samples.items() if name.startswith("attention_rejected_total"))
+        assert samples["attention_received_total"] == answered == 1 + 2 * len(WRONG) + len(RAW)
+        assert rejected == len(WRONG) + len(RAW)
+        assert samples["attention_in_flight_requests"] == samples["attention_queued_requests"] == 0
+
+    served(story, max_sequences=4)
+
+
+@pytest.mark.parametrize("count", [8191, 200_000])
+def test_many_wrong_elements_are_one_short_error(served, count):
+    async def story(service):
+        answer = await service.attend({"query": ["x"] * count})
+        assert answer.status_code == 422
+        assert len(answer.content) <= 4096
+
+    served(story)
+
+
+@pytest.mark.parametrize(
+    ("layer", "status"),
+    [
+        ("nobody", 404),
+        ("..%2Fetc", 404),
+        ("small%00", 404),
+        ("SMALL", 404),
+        ("%E2%80%AEsmall", 404),
+        ("x" * 10_000, 404),
+    ],
+)
+def test_a_layer_that_is_not_served_is_not_found_and_never_a_label(served, layer, status):
+    async def story(service):
+        answer = await service.client.post(f"/v1/layers/{layer}/attend", json={"query": X})
+        assert answer.status_code == status
+        assert answer.json()["code"] in ("layer_not_found", "not_found")
+        assert "nobody" not in (await service.client.get("/metrics")).text
+
+    served(story)
+
+
+def test_routes_and_methods_that_do_not_exist_say_so(served):
+    async def story(service):
+        missing = await service.client.get("/v3/" + SECRET)
+        assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+        assert SECRET not in missing.text
+        for method in ("GET", "PUT", "DELETE", "TRACE", "FOO"):
+            wrong = await service.client.request(method, "/v1/layers/small/attend")
+            assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+            assert wrong.headers["allow"] == "OPTIONS, POST"
+        options = await service.client.options("/v1/layers/small/attend")
+        assert (options.status_code, options.headers["allow"]) == (204, "OPTIONS, POST")
+        head = await service.client.head("/healthz")
+        assert (head.status_code, head.content) == (200, b"")
+        assert (await service.client.post("/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
+
+    served(story)
+
+
+def test_media_types_and_sizes_are_checked_at_the_door(served):
+    async def post(service, content: bytes, **headers):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = await service.client.post("/v1/layers/small/attend", content=content, headers=named)
+        return answer.status_code, answer.json().get("code")
+
+    async def story(service):
+        body = json.dumps({"query": X}).encode()
+        assert await post(service, body, content_type="text/plain") == (415, "unsupported_media_type")
+        assert await post(service, body) == (415, "unsupported_media_type")
+        kind = "application/json"
+        assert await post(service, body, content_type=kind, accept="image/png") == (406, "not_acceptable")
+        wrong = await post(service, body, content_type=kind, content_encoding="br")
+        assert wrong == (415, "unsupported_content_encoding")
+        assert await post(service, body, content_type=kind, content_encoding="gzip") == (400, "bad_encoding")
+        for pack, name in ((gzip.compress, "gzip"), (zstandard.compress, "zstd")):
+            assert (await post(service, pack(body), content_type=kind, content_encoding=name))[0] == 200
+            bomb = pack(b" " * 5000)
+            too_large = await post(service, bomb, content_type=kind, content_encoding=name)
+            assert too_large == (413, "decompressed_too_large")
+        assert await post(service, b" " * 4097, content_type=kind) == (413, "body_too_large")
+        assert (await post(service, body.ljust(4096), content_type=kind))[0] == 200
+
+    served(story, max_body_bytes=4096)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "ten", "", "00"])
+def test_a_malformed_timeout_is_invalid(served, value):
+    async def story(service):
+        answer = await service.attend({"query": X}, headers={"x-request-timeout-ms": value})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+        assert (await service.attend({"query": X}, headers={"x-request-timeout-ms": "9" * 40})).status_code == 200
+
+    served(story)
+
+
+def test_what_costs_too_much_says_how_much(served):
+    async def story(service):
+        for body, words in [
+            ({"query": [X[0]] * 9}, "9 query and key rows, a request may have 8"),
+            ({"query": [X[0]] * 8}, "256 attention scores"),
+            ({"query": X * 3, "weights": {"form": "heads"}}, None),
+        ]:
+            answer = await service.attend(body)
+            if words is None:
+                assert answer.status_code == 200
+                continue
+            assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
+            assert words in answer.json()["detail"]
+
+    served(story, max_request_tokens=8, max_request_cells=255)
+
+
+def test_returned_weights_are_bounded(served):
+    async def story(service):
+        rows = [X[0]] * 10
+        refused = await service.attend({"query": rows, "weights": {"form": "heads"}})
+        assert refused.status_code == 413
+        assert "1,600 bytes of returned weights" in refused.json()["detail"]
+        assert (await service.attend({"query": rows, "weights": {"form": "mean"}})).status_code == 200
+        assert (await service.attend({"query": rows})).status_code == 200
+
+    served(story, max_weights_bytes=1024)

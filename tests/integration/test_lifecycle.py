@@ -1,0 +1,137 @@
+"""Start, readiness and end of one process."""
+
+import asyncio
+
+import torch
+
+from service.heartbeat import Board, State
+from service.layers.store import Store
+from tests.integration.running import LAYERS, prepare, running, small_layer
+
+X = [[0.5] * 16]
+
+
+def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
+    async def story(service):
+        ready = await service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+        assert (await service.client.get("/healthz")).status_code == 200
+        answer = await service.attend({"query": X})
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert answer.headers["retry-after"] == "1"
+        assert (await service.client.get("/v1/layers")).status_code == 503
+        await service.until(lambda: service.service.why_not_ready() is None)
+        assert (await service.attend({"query": X})).status_code == 200
+
+    served(story, wait=False)
+
+
+def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
+    prepare(tmp_path, LAYERS)
+    (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
+
+    async def main():
+        async with running(tmp_path, wait=False) as service:
+            await service.until(lambda: service.refusals)
+            assert 'layer "broken"' in service.refusals[0]
+            assert (await service.client.get("/readyz")).status_code == 503
+
+    asyncio.run(main())
+
+
+def test_with_lenient_layers_the_others_are_served(tmp_path):
+    prepare(tmp_path, LAYERS)
+    (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
+
+    async def main():
+        async with running(tmp_path, strict_layers=False) as service:
+            assert (await service.attend({"query": X})).status_code == 200
+            assert (await service.attend({"query": X}, "broken")).status_code == 404
+            assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
+
+    asyncio.run(main())
+
+
+def test_a_directory_without_layers_refuses_the_start(tmp_path):
+    prepare(tmp_path, [])
+    (tmp_path / "layers").mkdir(exist_ok=True)
+
+    async def main():
+        async with running(tmp_path, wait=False) as service:
+            await service.until(lambda: service.refusals)
+            assert "no layer" in service.refusals[0]
+
+    asyncio.run(main())
+
+
+def test_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
+    async def story(service):
+        service.service.begin_drain()
+        ready = await service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["detail"]) == (503, "draining")
+        assert (await service.attend({"query": X})).status_code == 200
+        service.service.stop_admitting()
+        answer = await service.attend({"query": X})
+        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+
+    served(story)
+
+
+def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
+    prepare(tmp_path, LAYERS)
+    kept = []
+
+    async def main():
+        async with running(tmp_path, probe_s=3600) as service:
+            service.engine.gate.clear()
+            kept.extend(asyncio.ensure_future(service.attend({"query": X})) for _ in range(5))
+            batcher = service.service.batcher
+            await service.until(lambda: batcher.num_queued + batcher.num_running == 5)
+        for task in kept:
+            assert (await task).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_readiness_needs_every_process(served, tmp_path):
+    async def story(service):
+        other = Board(tmp_path / "heartbeats", 1, 5.0, pid=1)
+        other.write(State.STARTING, "layers are being loaded")
+        ready = await service.client.get("/readyz")
+        assert ready.status_code == 503
+        assert "starting" in ready.json()["detail"]
+        other.write(State.READY)
+        assert (await service.client.get("/readyz")).status_code == 200
+
+    served(story)
+
+
+def test_a_layer_that_stops_answering_makes_the_service_unready(served):
+    async def story(service):
+        service.engine.wrong = lambda call: call.layer == "zero"
+        await service.until(lambda: service.service.why_not_ready() is not None)
+        assert 'layer "zero" has not answered' in (await service.client.get("/readyz")).json()["detail"]
+        service.engine.wrong = lambda call: False
+        await service.until(lambda: service.service.why_not_ready() is None)
+
+    served(story, probe_s=0.05)
+
+
+def test_a_float64_request_makes_its_own_variant_once(served):
+    async def story(service):
+        wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
+        for _ in range(2):
+            assert (await service.attend({"query": wide})).status_code == 200
+        variants = [key for key in service.engine._layers if key[1] == torch.float64]
+        assert variants == [("small", torch.float64)]
+
+    served(story)
+
+
+def test_the_store_is_read_once_and_may_change_afterwards(served, tmp_path):
+    async def story(service):
+        before = (await service.attend({"query": X})).json()["output"]
+        await asyncio.to_thread(Store(tmp_path / "layers").save, small_layer("small", scale=0.25))
+        assert (await service.attend({"query": X})).json()["output"] == before
+
+    served(story)

@@ -1,0 +1,185 @@
+"""Overload, deadlines, leaving callers, failing engines: who is refused, who is answered, and what is counted."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+
+X = [[0.5] * 16]
+
+
+async def blocked(service):
+    """Closes the gate and sends one request into the engine; returns its task."""
+    service.engine.gate.clear()
+    task = asyncio.ensure_future(service.attend({"query": X}))
+    await service.until(lambda: service.service.batcher.num_running == 1)
+    return task
+
+
+def test_exactly_what_the_queue_holds_is_taken_and_the_rest_is_told_when_to_come_back(served):
+    async def story(service):
+        running = await blocked(service)
+        tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
+        await service.until(lambda: sum(task.done() for task in tasks) == 3)
+        refused = [task.result() for task in tasks if task.done()]
+        assert {answer.status_code for answer in refused} == {429}
+        assert {answer.json()["code"] for answer in refused} == {"queue_full"}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert (await service.client.get("/healthz")).status_code == 200
+        assert (await service.client.get("/readyz")).status_code == 200
+        service.engine.gate.set()
+        answers = [await task for task in tasks if task not in refused]
+        assert sum(answer.status_code == 200 for answer in answers) == 5
+        assert (await running).status_code == 200
+        samples = await service.samples()
+        assert samples['attention_rejected_total{reason="queue_full"}'] == 3
+        assert samples["attention_queued_requests"] == samples["attention_queued_bytes"] == 0
+
+    served(story, queue_capacity=5, probe_s=3600)
+
+
+def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served):
+    async def story(service):
+        running = await blocked(service)
+        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": "20"})
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        service.engine.gate.set()
+        await running
+        assert (await service.attend({"query": X})).status_code == 200
+        assert service.engine.batches.count(1) >= 2
+        samples = await service.samples()
+        assert samples["attention_batch_tokens_sum"] < 3 + 20
+
+    served(story, probe_s=3600)
+
+
+def test_a_caller_who_leaves_frees_its_place_and_is_counted_once(served):
+    async def story(service):
+        running = await blocked(service)
+        leaving = await leave_while_queued(service)
+        assert leaving == []
+        assert service.service.batcher.num_queued == 0
+        service.engine.gate.set()
+        await running
+        samples = await service.samples()
+        assert samples['attention_cancelled_total{stage="queued"}'] == 1
+        assert samples["attention_received_total"] == 2
+        assert samples["attention_in_flight_requests"] == 0
+
+    served(story, probe_s=3600)
+
+
+async def leave_while_queued(service) -> list:
+    """A request over bare ASGI whose connection closes while it waits; what was sent to it."""
+    body = b'{"query": [[' + b",".join([b"0.5"] * 16) + b"]]}"
+    messages: asyncio.Queue = asyncio.Queue()
+    sent: list = []
+
+    async def send(message):
+        sent.append(message)
+
+    await messages.put({"type": "http.request", "body": body})
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/layers/small/attend",
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+        "root_path": "",
+    }
+    edge = service.client._transport.app
+    task = asyncio.ensure_future(edge(scope, messages.get, send))
+    await service.until(lambda: service.service.batcher.num_queued == 1)
+    await messages.put({"type": "http.disconnect"})
+    await task
+    return sent
+
+
+def test_one_failing_member_of_a_batch_fails_alone(served):
+    async def story(service):
+        service.engine.wrong = lambda call: call.query.shape[1] == 7
+        running = await blocked(service)
+        tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3, 7, 4, 5, 6, 8)]
+        await service.until(lambda: service.service.batcher.num_queued == 8)
+        service.engine.gate.set()
+        answers = [await task for task in tasks]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 500, 200, 200, 200, 200]
+        assert answers[3].json()["code"] == "engine_failed"
+        assert "secret" not in answers[3].text
+        await running
+        assert (await service.samples())["attention_batch_retries_total"] == 1
+
+    served(story, probe_s=3600)
+
+
+def test_thousands_at_once_each_get_their_own_answer(served):
+    async def story(service):
+        expected = {}
+        for n in range(20):
+            constant = (await service.attend({"query": [[n / 7] * 16]})).json()["output"]
+            expected[n] = constant
+
+        async def ask(i: int) -> None:
+            answer = await service.attend({"query": [[i % 20 / 7] * 16]})
+            assert answer.json()["output"] == expected[i % 20]
+
+        gate = asyncio.Semaphore(200)
+
+        async def bounded(i: int) -> None:
+            async with gate:
+                await ask(i)
+
+        await asyncio.gather(*(bounded(i) for i in range(1000)))
+        samples = await service.samples()
+        assert samples["attention_batch_requests_count"] < 900
+
+    served(story, queue_capacity=512)
+
+
+def test_a_dead_engine_is_told_to_everyone_and_readiness_says_no(served):
+    async def story(service):
+        await asyncio.to_thread(service.engine.close)
+        answer = await service.attend({"query": X})
+        assert (answer.status_code, answer.json()["code"]) == (503, "engine_down")
+        ready = await service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+        assert "engine is down" in ready.json()["detail"]
+        assert (await service.client.get("/healthz")).status_code == 200
+
+    served(story)
+
+
+def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
+    async def story(service):
+        layer = service.engine._layers[next(key for key in service.engine._layers if key[0] == "small")]
+        forward = layer.forward
+
+        def starved(calls):
+            if sum(call.query.shape[1] for call in calls) > 5:
+                raise MemoryError
+            return forward(calls)
+
+        layer.forward = starved
+        answer = await service.attend({"query": X * 6})
+        assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
+        running = await blocked(service)
+        tasks = [asyncio.ensure_future(service.attend({"query": X * 3})) for _ in range(4)]
+        await service.until(lambda: service.service.batcher.num_queued == 4)
+        service.engine.gate.set()
+        assert [(await task).status_code for task in [running, *tasks]] == [200] * 5
+        with contextlib.suppress(AttributeError):
+            del layer.forward
+
+    served(story, probe_s=3600)
+
+
+def test_bits_do_not_change_under_load(served):
+    rng = np.random.default_rng(0)
+    bodies = [{"query": rng.standard_normal((int(n), 16)).tolist()} for n in rng.integers(1, 40, 60)]
+
+    async def story(service):
+        alone = [(await service.attend(body)).json()["output"] for body in bodies]
+        together = await asyncio.gather(*(service.attend(body) for body in bodies))
+        assert [answer.json()["output"] for answer in together] == alone
+
+    served(story)

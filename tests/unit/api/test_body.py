@@ -1,0 +1,162 @@
+"""Bodies within limits: what is announced, what arrives, what it decompresses to."""
+
+import asyncio
+import gzip
+import zlib
+
+import pytest
+import zstandard
+
+from service.api.asgi import ClientGone
+from service.api.body import BodyLimits, check_json, read_body
+from service.errors import (
+    BadEncoding,
+    BadRequest,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    UnsupportedContentEncoding,
+    UnsupportedMediaType,
+)
+
+LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
+
+
+class Parts:
+    """A caller that sends these parts, then hangs or leaves."""
+
+    def __init__(self, *parts: bytes, then: str = "end") -> None:
+        self.messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        if then == "end":
+            (self.messages or [{}])[-1]["more_body"] = False
+        elif then == "leave":
+            self.messages.append({"type": "http.disconnect"})
+        self.taken = 0
+
+    async def __call__(self):
+        if not self.messages:
+            await asyncio.get_running_loop().create_future()
+        self.taken += 1
+        return self.messages.pop(0)
+
+
+def read(receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS) -> bytes:
+    return asyncio.run(read_body({"headers": list(headers)}, receive, limits))
+
+
+def test_parts_are_joined():
+    assert read(Parts(b"ab", b"", b"cd")) == b"abcd"
+
+
+def test_a_body_of_exactly_the_limit_passes_and_one_byte_more_does_not():
+    assert len(read(Parts(b"x" * 600, b"x" * 400))) == 1000
+    with pytest.raises(BodyTooLarge, match="1,000"):
+        read(Parts(b"x" * 600, b"x" * 401))
+
+
+@pytest.mark.parametrize("announced", [b"1001", b"9" * 40, b"%d" % 2**63])
+def test_a_length_announced_too_large_is_refused_before_a_byte_is_read(announced):
+    parts = Parts(b"x")
+    with pytest.raises(BodyTooLarge):
+        read(parts, (b"content-length", announced))
+    assert parts.taken == 0
+
+
+@pytest.mark.parametrize("announced", [b"-1", b"+5", b"0x10", b"5,5", b"", b" 5", b"5 "])
+def test_a_length_that_is_no_number_is_a_bad_request(announced):
+    with pytest.raises(BadRequest):
+        read(Parts(b"x"), (b"content-length", announced))
+
+
+def test_two_lengths_are_a_bad_request():
+    with pytest.raises(BadRequest):
+        read(Parts(b"x"), (b"content-length", b"1"), (b"content-length", b"2"))
+
+
+def test_leading_zeros_of_a_length_mean_nothing():
+    assert read(Parts(b"x"), (b"content-length", b"0" * 30 + b"1")) == b"x"
+
+
+def test_a_body_that_never_ends_is_a_client_timeout():
+    with pytest.raises(ClientTimeout):
+        read(Parts(b"x", then="hang"), limits=BodyLimits(1000, 0.01))
+
+
+def test_a_caller_who_leaves_while_sending_is_gone():
+    with pytest.raises(ClientGone):
+        read(Parts(b"x", then="leave"))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_compressed_bodies_are_opened_up_to_the_limit(pack):
+    name = b"gzip" if pack is gzip.compress else b"zstd"
+    assert read(Parts(pack(b"y" * 1000)), (b"content-encoding", name)) == b"y" * 1000
+    with pytest.raises(DecompressedTooLarge):
+        read(Parts(pack(b"y" * 1001)), (b"content-encoding", name))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_a_bomb_is_refused_at_the_limit(pack):
+    name = b"gzip" if pack is gzip.compress else b"zstd"
+    bomb = pack(b"\0" * 50_000_000)
+    with pytest.raises(DecompressedTooLarge):
+        read(Parts(bomb), (b"content-encoding", name), limits=BodyLimits(2**20, 5))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-3], lambda b: b + b"tail", lambda b: b"", lambda b: b[: len(b) // 2] + b"\0" * 9]
+)
+def test_a_damaged_compressed_body_is_bad_encoding(pack, damage):
+    name = b"gzip" if pack is gzip.compress else b"zstd"
+    body = damage(pack(bytes(range(200))))
+    with pytest.raises(BadEncoding):
+        read(Parts(body), (b"content-encoding", name))
+
+
+def test_a_wrong_checksum_is_bad_encoding():
+    body = bytearray(gzip.compress(b"hello"))
+    body[-6] ^= 1
+    with pytest.raises(BadEncoding):
+        read(Parts(bytes(body)), (b"content-encoding", b"gzip"))
+
+
+def test_gzip_members_follow_each_other():
+    assert read(Parts(gzip.compress(b"ab") + gzip.compress(b"cd")), (b"content-encoding", b"gzip")) == b"abcd"
+
+
+@pytest.mark.parametrize("name", [b"br", b"compress", b"zzz", b"gzip, gzip", b"deflate"])
+def test_other_content_encodings_are_unsupported(name):
+    with pytest.raises(UnsupportedContentEncoding):
+        read(Parts(zlib.compress(b"x")), (b"content-encoding", name))
+
+
+def test_identity_is_no_encoding():
+    assert read(Parts(b"x"), (b"content-encoding", b"identity")) == b"x"
+
+
+@pytest.mark.parametrize(
+    "value", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
+)
+def test_json_in_utf8_is_taken(value):
+    check_json({"headers": [(b"content-type", value)]})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"text/plain",
+        b"multipart/form-data",
+        b"application/x-python-pickle",
+        b"application/vnd.bentoml+pickle",
+        b"application/json; charset=utf-16",
+        b"application/json; charset=utf-7",
+        b"application/jsonx",
+    ],
+)
+def test_anything_else_is_an_unsupported_media_type(value):
+    headers = [] if value is None else [(b"content-type", value)]
+    with pytest.raises(UnsupportedMediaType):
+        check_json({"headers": headers})
