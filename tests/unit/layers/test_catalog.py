@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from service.errors import LayerError, LayerNotFound
+from service.layers.catalog import Catalog, load_all
+from service.layers.store import Store
+from tests.unit.layers.checkpoints import stored
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    """Three layers, the middle one damaged."""
+    made = Store(tmp_path)
+    for name in ("c", "b", "a"):
+        made.save(stored(name))
+    (tmp_path / "b.safetensors").write_bytes(b"rubbish")
+    return made
+
+
+def test_layers_are_served_in_name_order_and_found_by_name(store, tmp_path):
+    (tmp_path / "b.safetensors").unlink()
+    catalog = load_all(store, strict=True)
+    assert catalog.names() == ["a", "c"]
+    assert catalog.failures == {}
+    assert catalog.get("c").name == "c"
+
+
+def test_one_bad_layer_does_not_keep_the_others(store):
+    """F13, lenient: it is kept as a failure that says why."""
+    catalog = load_all(store, strict=False)
+    assert catalog.names() == ["a", "c"]
+    assert list(catalog.failures) == ["b"]
+    assert catalog.failures["b"].message.startswith('layer "b": ')
+
+
+def test_strict_raises_the_first_failure(store):
+    """F13, strict."""
+    with pytest.raises(LayerError, match=r'^layer "b": '):
+        load_all(store, strict=True)
+
+
+def test_a_missing_directory_is_a_failure_either_way(tmp_path):
+    for strict in (True, False):
+        with pytest.raises(LayerError, match="does not exist"):
+            load_all(Store(tmp_path / "none"), strict=strict)
+
+
+def test_an_empty_directory_is_an_empty_catalog(tmp_path):
+    assert load_all(Store(tmp_path), strict=True).names() == []
+
+
+@pytest.mark.parametrize("name", ["b", "A", "../a", "", "a\n", "\ud800", "x" * 10_000], ids=range(7))
+def test_an_unknown_name_is_not_found_and_not_echoed(store, name):
+    """A layer that failed to load is as unknown as any other."""
+    with pytest.raises(LayerNotFound) as caught:
+        load_all(store, strict=False).get(name)
+    assert caught.value.message == "no layer of that name is served; GET /v1/layers lists them"
+
+
+def test_a_catalog_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Catalog({}).layers = {}  # type: ignore[misc]

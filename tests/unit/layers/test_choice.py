@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.errors import LayerError
+from service.layers.choice import choose
+from service.layers.source import Entry, Source
+
+
+def source(*prefixes: str, name: str = "in_proj_weight", config: dict[str, object] | None = None) -> Source:
+    entry = Entry((24, 8), lambda: torch.zeros(24, 8))
+    return Source("x", config, dict.fromkeys((f"{prefix}{name}" for prefix in prefixes), entry))
+
+
+STACKS = ("encoder.0.attn.", "encoder.1.attn.", "decoder.0.attn.", "decoder.0.cross.", "decoder.10.attn.", "head.")
+
+
+def chosen(prefixes=STACKS, **how) -> str:
+    return choose(source(*prefixes), **{"family": None, "prefix": None, "layer": None, **how}).prefix
+
+
+def refused(prefixes=STACKS, *, made: Source | None = None, **how) -> str:
+    with pytest.raises(LayerError) as caught:
+        choose(made or source(*prefixes), **{"family": None, "prefix": None, "layer": None, **how})
+    assert len(caught.value.message) <= 500
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("how", "prefix"),
+    [
+        ({"prefix": "encoder.1.attn"}, "encoder.1.attn."),
+        ({"prefix": "encoder.1.attn."}, "encoder.1.attn."),
+        ({"prefix": "encoder.1"}, "encoder.1.attn."),
+        ({"prefix": "decoder.0.cross"}, "decoder.0.cross."),
+        ({"prefix": "head"}, "head."),
+        ({"layer": 1}, "encoder.1.attn."),
+        ({"layer": 10}, "decoder.10.attn."),
+        ({"layer": 0, "prefix": "encoder"}, "encoder.0.attn."),
+    ],
+)
+def test_a_prefix_or_a_number_or_both_choose(how, prefix):
+    assert chosen(**how) == prefix
+
+
+def test_the_only_layer_needs_no_choice():
+    assert chosen(["a.3.attn."]) == "a.3.attn."
+    assert chosen(["a.3.attn."], layer=3) == "a.3.attn."
+    assert chosen([""]) == ""
+    assert chosen([""], layer=0) == ""
+    assert chosen(["", "a."], prefix="") == ""
+
+
+def test_several_layers_are_listed_with_how_to_choose():
+    """Bounded, and nothing is taken because it comes first."""
+    message = refused()
+    assert message.startswith(
+        "it has 6 attention layers, say which with --layer N or --prefix P: 'head', 'decoder.0.att"
+    )
+    assert message.endswith("and 2 more")
+    assert refused(layer=0).startswith("it has 3 attention layers")
+    assert refused(prefix="decoder").startswith("it has 3 attention layers")
+    assert "and 9996 more" in refused([f"{'x' * 1000}.{i}." for i in range(10_000)])
+
+
+def test_a_prefix_means_whole_names():
+    """encoder.1 is not encoder.10, and half a name is none."""
+    both = ["encoder.1.", "encoder.10."]
+    assert chosen(both, prefix="encoder.1") == "encoder.1."
+    assert "no attention layer is below the prefix 'encode'" in refused(both, prefix="encode")
+
+
+def test_a_number_out_of_range_says_how_many_there_are():
+    layers = [f"layer.{i}." for i in range(6)]
+    for layer in (6, -1, 10**4000):
+        assert refused(layers, layer=layer).endswith("there are 6, numbered 0 to 5")
+    assert refused(["a.", "b."], layer=0).endswith("there are none with a number in its name")
+    assert refused(["a."], layer=1).endswith("there are 1, numbered 0 to 0")
+
+
+ALBERT = "albert.encoder.albert_layer_groups.0.albert_layers.0."
+
+
+@pytest.mark.parametrize(
+    ("config", "depth"), [({"num_hidden_layers": 12}, 12), ({}, 1), (None, 1), ({"num_hidden_layers": "9"}, 1)]
+)
+def test_the_shared_layer_of_albert_is_every_layer(config, depth):
+    made = source(ALBERT, name="attention.query.weight", config=config)
+    for layer in (None, 0, depth - 1):
+        assert choose(made, family=None, prefix=None, layer=layer).prefix == ALBERT
+    assert f"there are {depth}, numbered 0 to {depth - 1}" in refused(made=made, layer=depth)
+
+
+def test_an_unknown_checkpoint_shows_some_of_its_keys():
+    """From all over the list, cut and counted."""
+    keys = [f"model.layers.{i}.self_attn.{name}_proj.weight" for i in range(40) for name in "qkvo"]
+    message = refused(made=source(*keys, name=""))
+    assert "no known family of attention layers in its 160 keys; found keys like 'model.layers.0.self_attn.k" in message
+    assert message.count("model.layers.") == 4
+    assert refused(made=source()).endswith("in its 0 keys; found keys like ")
+
+
+def test_a_named_family_is_the_only_one_sought():
+    assert "no family is called 'gpt'; there are torch-mha, bert" in refused(family="gpt")
+    assert "no layer of the family bert in its 6 keys" in refused(family="bert")
+    assert chosen(["a."], family="torch-mha") == "a."
+    assert len(refused(family="x" * 10_000)) < 300

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from service.attention.spec import PROJECTIONS
+from service.layers.families import FAMILIES, FAMILY_NAMES, Candidate, find_candidates
+
+BERT = next(family for family in FAMILIES if family.name == "bert")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_row_of_the_table_makes_a_layer(family):
+    """Canonical names once each, weights of query, key and value at least; optional keys, anchors and needs are parts."""
+    canonical = [name for names in family.parts.values() for name in names]
+    legal = {f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")} | {"bias_k", "bias_v"}
+    assert len(set(canonical)) == len(canonical)
+    assert {"query.weight", "key.weight", "value.weight"} <= set(canonical) <= legal
+    assert ("output.weight" in canonical) != family.is_single_head
+    assert {*family.anchors, *family.needs} <= family.parts.keys()
+    assert family.anchors
+    assert all(set(group) <= family.parts.keys() for group in family.optional)
+    assert all(key.startswith(family.scope) for key in (*family.parts, *family.ignored, *family.refused))
+
+
+def test_the_families_of_the_articles_and_of_the_field_are_there():
+    assert FAMILY_NAMES == (
+        "torch-mha", "bert", "distilbert", "albert", "vit", "annotated", "wq-wk-wv-fc", "d2l", "numpy", "single-head",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "family", "prefix"),
+    [
+        ("in_proj_weight", "torch-mha", ""),
+        ("a.layers.3.self_attn.in_proj_weight", "torch-mha", "a.layers.3.self_attn."),
+        ("cross.q_proj_weight", "torch-mha", "cross."),
+        ("encoder.layer.11.attention.self.query.weight", "bert", "encoder.layer.11."),
+        ("roberta.encoder.layer.0.attention.self.key.weight", "bert", "roberta.encoder.layer.0."),
+        ("distilbert.transformer.layer.5.attention.q_lin.weight", "distilbert", "distilbert.transformer.layer.5."),
+        (
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.query.weight",
+            "albert",
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.",
+        ),
+        ("vit.encoder.layer.2.attention.attention.value.weight", "vit", "vit.encoder.layer.2."),
+        ("linears.2.weight", "annotated", ""),
+        ("encoder.layers.1.self_attn.linears.0.weight", "annotated", "encoder.layers.1.self_attn."),
+        ("attn.W_Q.weight", "wq-wk-wv-fc", "attn."),
+        ("attn.W_q.weight", "d2l", "attn."),
+        ("W_v", "single-head", ""),
+    ],
+)
+def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
+    """Among other keys, by one query, key or value weight."""
+    found = find_candidates([key, "embeddings.weight", "lm_head.bias"])
+    assert [(candidate.family.name, candidate.prefix) for candidate in found] == [(family, prefix)]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "transformer.h.0.attn.c_attn.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "blocks.0.attn.qkv.weight",
+        "blk.0.attn_q.weight",
+        "encoder.layer.0.crossattention.self.query.weight",
+        "encoder.layer.0.attention.query.weight",
+        "my_in_proj_weight",
+        "xW_q",
+        "x.W_o",
+        "out_proj.weight",
+        "attention.self.query.weight.more",
+    ],
+)
+def test_names_that_only_resemble_a_family_are_none(key):
+    """GPT-2, Llama, T5, timm, GGUF and accidents."""
+    assert find_candidates([key]) == []
+
+
+def test_w_o_tells_many_heads_from_one():
+    names = {"a.W_q", "a.W_k", "a.W_v"}
+    assert [found.family.name for found in find_candidates(names)] == ["single-head"]
+    assert [found.family.name for found in find_candidates(names | {"a.W_o"})] == ["numpy"]
+    assert [found.family.name for found in find_candidates(names | {"b.W_o"})] == ["single-head"]
+    assert find_candidates(names, "numpy") == []
+
+
+def test_candidates_come_in_the_order_people_count():
+    """2 before 10; a prefix is one candidate however many of its keys are seen."""
+    keys = [f"l.layer.{i}.attention.self.{name}.weight" for i in (10, 2, 0) for name in PROJECTIONS[:3]]
+    assert [found.number for found in find_candidates(keys)] == [0, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "number"),
+    [
+        ("", None),
+        ("a.b.", None),
+        ("3.", 3),
+        ("a.12.b.", 12),
+        ("a.1.b.2.c.", 2),
+        ("layer3.", None),
+        (f"{'9' * 5000}.", 10**18 - 1),
+    ],
+)
+def test_the_number_is_the_last_one_that_stands_alone(prefix, number):
+    assert Candidate(BERT, prefix).number == number

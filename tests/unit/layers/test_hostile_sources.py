@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from service.errors import LayerError
+from service.layers.source import open_source
+from tests.unit.layers.checkpoints import Bomb, random, save_npz
+
+TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtype=torch.bfloat16)}
+
+
+def refused(path: str | Path) -> str:
+    with pytest.raises(LayerError) as caught:
+        open_source(path)
+    message = caught.value.message
+    assert message.startswith("source '")
+    assert len(message) <= 500
+    assert not isinstance(path, Path) or str(path.parent) not in message
+    return message
+
+
+def test_what_is_not_a_source_says_so_in_one_sentence(tmp_path):
+    """Missing, unreadable, or of the wrong kind; no path and no library's text."""
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.npz")
+    os.mkfifo(tmp_path / "pipe.pt")
+    assert refused(tmp_path / "none.safetensors").endswith("the file does not exist")
+    assert refused(tmp_path / "none").endswith("the file does not exist")
+    assert "ends in .safetensors, .npz, .pt, .pth, .bin, or is a directory" in refused(tmp_path / "x.gguf")
+    assert "neither *.safetensors nor pytorch_model.bin" in refused(tmp_path / "empty")
+    assert "not a regular file" in refused(tmp_path / "pipe.npz")
+    assert "not a regular file" in refused(tmp_path / "pipe.pt")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "file:///etc/passwd",
+        "http://169.254.169.254/model.safetensors",
+        "a\0b",
+        "x" * 5000,
+        "\u202e.npz",
+        "~/x.pt",
+        "\ud800",
+    ],
+    ids=range(7),
+)
+def test_an_address_is_not_a_source(path):
+    """F8: nothing is fetched; there is simply no such file."""
+    message = refused(path)
+    assert message.isascii()
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.pt", "x.pth", "x.bin"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 64, b"PK\x03\x04" + bytes(64), b"\x80\x02}q\x00.", b"\x93NUMPY", b"{}" * 99]
+)
+def test_rubbish_under_any_suffix_is_refused(tmp_path, name, content):
+    """Nothing but LayerError, whatever the parser behind it raises."""
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name)
+
+
+def test_every_truncation_of_every_kind_is_refused(tmp_path):
+    """Cut anywhere, a file opens as LayerError, or opens and refuses the tensor that was cut."""
+    save_npz(tmp_path / "x.npz", a=np.ones((2, 2)))
+    torch.save({"a": torch.ones(2, 2)}, tmp_path / "x.pt")
+    torch.save({"a": torch.ones(2, 2)}, tmp_path / "x.pth", _use_new_zipfile_serialization=False)
+    (tmp_path / "x.safetensors").write_bytes(save({"a": torch.ones(2, 2)}))
+    for name in ("x.npz", "x.pt", "x.pth", "x.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        for size in range(0, len(whole), max(1, len(whole) // 60)):
+            (tmp_path / name).write_bytes(whole[:size])
+            with pytest.raises(LayerError):
+                open_source(tmp_path / name).tensor("a")
+
+
+def test_pickled_code_is_refused_and_never_run(tmp_path):
+    """weights_only for torch files, allow_pickle=False for npz; were it run, this process would be gone."""
+    torch.save({"a": torch.ones(1), "b": Bomb()}, tmp_path / "x.pt")
+    torch.save({"a": Bomb()}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    np.savez(tmp_path / "x.npz", a=np.array([Bomb()], dtype=object))
+    assert "not a torch file of plain tensors" in refused(tmp_path / "x.pt")
+    assert "not a torch file of plain tensors" in refused(tmp_path / "old.bin")
+    with pytest.raises(LayerError, match="'a' cannot be read from the archive"):
+        open_source(tmp_path / "x.npz").tensor("a")
+
+
+def test_a_whole_pickled_module_or_a_list_is_not_a_state_dict(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    torch.save([torch.ones(2)], tmp_path / "list.pt")
+    torch.save({"epoch": 1, "model": {"model": {"model": {"model": {}}}}}, tmp_path / "deep.pt")
+    assert "not a torch file of plain tensors" in refused(tmp_path / "module.pt")
+    assert "no state dict" in refused(tmp_path / "list.pt")
+    assert "no state dict" in refused(tmp_path / "deep.pt")
+
+
+def test_tensors_that_are_not_plain_are_refused_by_name(tmp_path):
+    odd = {
+        "sparse": torch.ones(2, 2).to_sparse(),
+        "count": torch.ones(2, dtype=torch.int64),
+        "complex": torch.ones(2) * 1j,
+    }
+    torch.save(odd, tmp_path / "x.pt")
+    source = open_source(tmp_path / "x.pt")
+    for key in odd:
+        with pytest.raises(LayerError, match=f"'{key}' is not a dense tensor"):
+            source.tensor(key)
+
+
+def test_an_archive_with_strangers_in_it_is_refused(tmp_path):
+    for members in (["a.txt"], ["a.npy", "b"], ["a.npy", "a.npy"]):
+        with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            patch.setattr("warnings.warn", lambda *_args, **_more: None)  # zipfile warns of the name that comes twice
+            for member in members:
+                with archive.open(member, "w") as stream:
+                    np.lib.format.write_array(stream, np.ones(2))
+        assert "not an array or comes twice" in refused(tmp_path / "x.npz")

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.errors import LayerError
+from service.layers.importer import import_layer
+from service.layers.stored_layer import StoredLayer
+from tests.unit.layers.checkpoints import (
+    bert,
+    linears,
+    mha,
+    random,
+    save_directory,
+    save_safetensors,
+)
+
+
+def imported(tmp_path: Path, tensors: dict[str, torch.Tensor], **options) -> StoredLayer:
+    return import_layer(save_safetensors(tmp_path / "x.safetensors", tensors), name="x", **options)
+
+
+def refused(path: Path, **options) -> str:
+    with pytest.raises(LayerError) as caught:
+        import_layer(path, **{"name": "x", **options})
+    assert len(caught.value.message) <= 500
+    return caught.value.message
+
+
+def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
+    """Self- and cross-attention of a decoder layer both bear its number."""
+    model = torch.nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
+    path = save_safetensors(tmp_path / "x.safetensors", model.state_dict())
+    layer = import_layer(path, name="x", heads=2, prefix="decoder.layers.1.multihead_attn")
+    weight = model.decoder.layers[1].multihead_attn.in_proj_weight
+    assert torch.equal(torch.cat([layer.tensors[f"{name}.weight"] for name in ("query", "key", "value")]), weight)
+    assert layer.source == "x.safetensors decoder.layers.1.multihead_attn (torch-mha)"
+    assert "it has 3 attention layers" in refused(path, heads=2, layer=1)
+    assert torch.equal(import_layer(path, name="x", heads=2, prefix="encoder", layer=0).tensors["output.bias"],
+                       model.encoder.layers[0].self_attn.out_proj.bias)  # fmt: skip
+
+
+BERT = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+HUGGING_FACE = {
+    "bert": ("bert.encoder.layer.{}.", *BERT),
+    "roberta": ("encoder.layer.{}.", *BERT),
+    "distilbert": ("distilbert.transformer.layer.{}.", *(f"attention.{name}_lin" for name in ("q", "k", "v", "out"))),
+    "albert": (
+        "albert.encoder.albert_layer_groups.0.albert_layers.{}.",
+        *(f"attention.{name}" for name in ("query", "key", "value", "dense")),
+    ),
+    "vit": (
+        "vit.encoder.layer.{}.",
+        *(f"attention.attention.{name}" for name in ("query", "key", "value")),
+        "attention.output.dense",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", HUGGING_FACE)
+def test_a_hugging_face_directory_gives_each_of_its_layers(tmp_path, family):
+    """Each projection under its own name, of the layer asked for, heads from the config."""
+    prefix, *modules = HUGGING_FACE[family]
+    depth = 1 if family == "albert" else 3
+    tensors: dict[str, torch.Tensor] = {"embeddings.weight": random(9, 8)}
+    for index in range(depth):
+        made = linears(prefix.format(index), *modules)
+        tensors |= {key: value + index for key, value in made.items()}
+    key = {"distilbert": "n_heads"}.get(family, "num_attention_heads")
+    path = save_directory(tmp_path / "model", tensors, {key: 4, "num_hidden_layers": depth})
+    for index in range(depth):
+        layer = import_layer(path, name="x", layer=index)
+        for module, name in zip(modules, ("query", "key", "value", "output"), strict=True):
+            for kind in ("weight", "bias"):
+                assert torch.equal(layer.tensors[f"{name}.{kind}"], tensors[f"{prefix.format(index)}{module}.{kind}"])
+        assert (layer.spec.num_heads, layer.spec.head_width, layer.spec.scale) == (4, 2, 1 / math.sqrt(2))
+        assert layer.family == {"roberta": "bert"}.get(family, family)
+        assert layer.source == f"model {prefix.format(index)}attention ({layer.family})"
+    assert f"there are {depth}, numbered 0 to {depth - 1}" in refused(path, layer=depth)
+
+
+def test_a_vit_without_qkv_biases_has_only_the_output_bias(tmp_path):
+    prefix, *modules = HUGGING_FACE["vit"]
+    tensors = linears(prefix.format(0), *modules)
+    lean = {key: value for key, value in tensors.items() if not key.endswith(("query.bias", "key.bias", "value.bias"))}
+    assert imported(tmp_path, lean, heads=2).spec.biases == ("output",)
+
+
+def test_the_scale_can_be_said(tmp_path):
+    assert imported(tmp_path, mha(), heads=2, scale=1.0).spec.scale == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_sources_dtype_and_bits_are_kept(tmp_path, dtype):
+    tensors = {key: value.to(dtype) for key, value in bert(1).items()}
+    layer = imported(tmp_path, tensors, heads=2)
+    assert layer.dtype == dtype
+    assert torch.equal(layer.tensors["key.bias"], tensors["bert.encoder.layer.0.attention.self.key.bias"])
+
+
+def test_weights_that_a_layer_cannot_have_are_refused_by_name(tmp_path):
+    """NaN, mixed and integer dtypes in the layer asked for; what its neighbours hold is their business."""
+    tensors = bert(2)
+    key = "bert.encoder.layer.1.attention.self.key."
+    path = tmp_path / "x.safetensors"
+    for changed, why in (
+        ({f"{key}weight": torch.full((8, 8), math.nan)}, "'key.weight' holds NaN or infinity"),
+        ({f"{key}bias": random(8, dtype=torch.float64)}, "mix the dtypes F32, F64"),
+        ({f"{key}bias": torch.zeros(8, dtype=torch.int8)}, f"'{key}bias' holds I8"),
+    ):
+        save_safetensors(path, {**tensors, **changed})
+        message = refused(path, heads=2, layer=1)
+        assert message.startswith("source 'x.safetensors': ")
+        assert why in message
+        assert import_layer(path, name="x", heads=2, layer=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"position_embedding_type": "relative_key"}, "relative positions"),
+        ({"position_embedding_type": ["rotary"]}, "relative positions"),
+        ({"model_type": "roformer"}, "model_type roformer: it changes queries or keys"),
+        ({"model_type": "layoutlmv3"}, "relative positions"),
+    ],
+)
+def test_a_config_that_announces_another_attention_is_refused(tmp_path, config, why):
+    """RoFormer's rotation and LayoutLM's bias leave no key inside the module."""
+    path = save_directory(tmp_path / "d", bert(1), {"num_attention_heads": 2, **config})
+    assert why in refused(path)
+    plain = {"num_attention_heads": 2, "position_embedding_type": "absolute", "model_type": ["?"]}
+    (path / "config.json").write_text(json.dumps(plain))
+    assert import_layer(path, name="x")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "", "{", '{"a": 1, "a": 2}', '{"a": NaN}', "\ufeff{}", "[" * 100_000, '{"num_attention_heads": "2"}']
+)
+def test_a_broken_config_is_refused(tmp_path, text):
+    path = save_directory(tmp_path / "d", bert(1))
+    (path / "config.json").write_text(text)
+    assert refused(path).startswith("source 'd': ")
+
+
+def test_the_name_is_checked_before_the_source_is_opened(tmp_path):
+    assert refused(tmp_path / "nothing", name="../x").startswith("a layer's name is")
+
+
+def test_the_recorded_source_has_no_directory_and_is_printable(tmp_path):
+    """It is shown to every client."""
+    odd = tmp_path / "a\nb\x1b[31m\u202e.safetensors"
+    layer = import_layer(
+        save_safetensors(odd, {f"{'x' * 300}.{key}": value for key, value in mha().items()}), name="x", heads=2
+    )
+    assert layer.source.isprintable()
+    assert str(tmp_path) not in layer.source
+    assert layer.source.startswith("a?b?[31m?.safetensors xxx")
+    assert len(layer.source) == 200
+
+
+def test_a_relative_path_is_told_by_the_directorys_own_name(tmp_path, monkeypatch):
+    path = save_directory(tmp_path / "minilm", bert(1), {"num_attention_heads": 2})
+    monkeypatch.chdir(path)
+    assert import_layer(".", name="x").source == "minilm bert.encoder.layer.0.attention (bert)"
+
+
+def test_an_import_hangs_on_to_nothing_of_the_source(tmp_path):
+    """Neither a mapping of the file nor memory shared among the projections."""
+    path = tmp_path / "x.pt"
+    torch.save(mha(), path)
+    layer = import_layer(path, name="x", heads=2)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    storages = {tensor.untyped_storage().data_ptr() for tensor in layer.tensors.values()}
+    assert len(storages) == len(layer.tensors)
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in layer.tensors.values())

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from service.errors import LayerError
+from service.layers.source import open_source
+from tests.unit.layers.checkpoints import entry, random, raw_file, save_directory, save_npz, save_safetensors
+
+TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtype=torch.bfloat16)}
+
+
+def refused(path: str | Path) -> str:
+    with pytest.raises(LayerError) as caught:
+        open_source(path)
+    message = caught.value.message
+    assert message.startswith("source '")
+    assert len(message) <= 500
+    assert not isinstance(path, Path) or str(path.parent) not in message
+    return message
+
+
+def torch_files(tmp_path: Path) -> dict[str, Path]:
+    files = {name: tmp_path / name for name in ("zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt")}
+    torch.save(TENSORS, files["zip.pt"])
+    torch.save(TENSORS, files["legacy.pth"], _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 3, "model": {"state_dict": TENSORS}}, files["nested.bin"])
+    torch.save({"state_dict": TENSORS, "optimizer": {"lr": 0.1}}, files["module.pt"])
+    torch.save({key: torch.nn.Parameter(value) for key, value in TENSORS.items()}, files["parameter.pt"])
+    return files
+
+
+@pytest.mark.parametrize(
+    "name", ["zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt", "x.safetensors", "d"]
+)
+def test_every_kind_of_file_gives_the_same_names_shapes_and_bits(tmp_path, name):
+    """A torch file old or new, bare or nested, a safetensors file, a Hugging Face directory."""
+    if name == "d":
+        path = save_directory(tmp_path / "d", TENSORS)
+    elif name == "x.safetensors":
+        path = save_safetensors(tmp_path / name, TENSORS)
+    else:
+        path = torch_files(tmp_path)[name]
+    source = open_source(path)
+    assert source.label == name
+    assert source.config is None
+    assert source.keys() == sorted(TENSORS)
+    for key, value in TENSORS.items():
+        assert source.shape(key) == tuple(value.shape)
+        tensor = source.tensor(key)
+        assert type(tensor) is torch.Tensor
+        assert not tensor.requires_grad
+        assert tensor.dtype == value.dtype
+        assert torch.equal(tensor, value)
+
+
+def test_an_npz_gives_its_arrays(tmp_path):
+    """Every float dtype, Fortran order and foreign byte order; integers and other things beside them do not disturb."""
+    plain = np.arange(6, dtype=np.float64).reshape(2, 3)
+    path = save_npz(
+        tmp_path / "x.npz",
+        plain=plain,
+        fortran=np.asfortranarray(plain),
+        big=plain.astype(">f4"),
+        half=plain.astype(np.float16),
+        count=np.array(3),
+    )
+    source = open_source(path)
+    assert source.keys() == ["big", "count", "fortran", "half", "plain"]
+    assert {key: source.shape(key) for key in ("plain", "count")} == {"plain": (2, 3), "count": ()}
+    dtypes = {"plain": torch.float64, "fortran": torch.float64, "big": torch.float32, "half": torch.float16}
+    for key, dtype in dtypes.items():
+        tensor = source.tensor(key)
+        assert tensor.dtype == dtype
+        assert tensor.is_contiguous()
+        assert tensor.tolist() == plain.tolist()
+    with pytest.raises(LayerError, match="'count' holds int64"):
+        source.tensor("count")
+
+
+def test_a_compressed_npz_is_read_too(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", a=np.ones((2, 2), np.float32))
+    assert open_source(tmp_path / "x.npz").tensor("a").tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_directory_gives_its_config(tmp_path):
+    source = open_source(save_directory(tmp_path / "d", TENSORS, {"num_attention_heads": 2}))
+    assert source.config == {"num_attention_heads": 2}
+
+
+def sharded(path: Path, weight_map: dict[str, object] | None = None) -> Path:
+    path.mkdir()
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    save_safetensors(path / first, {"a.weight": TENSORS["a.weight"]})
+    save_safetensors(path / second, {"a.bias": TENSORS["a.bias"], "half": TENSORS["half"]})
+    if weight_map is None:
+        weight_map = {"a.weight": first, "a.bias": second, "half": second}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path
+
+
+def test_shards_are_one_source(tmp_path):
+    """By the index, or without one if no tensor comes twice."""
+    path = sharded(tmp_path / "d")
+    for _ in range(2):
+        source = open_source(path)
+        assert all(torch.equal(source.tensor(key), value) for key, value in TENSORS.items())
+        (path / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_safetensors(path / "again.safetensors", {"half": TENSORS["half"]})
+    assert "also has 'half'" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../x.safetensors", "/etc/x.safetensors", "a/x.safetensors", "", ".", "..", "x\0.safetensors", "pytorch_model.bin",
+     "file:///x.safetensors", 5, None, ["x.safetensors"]],
+    ids=range(12),
+)  # fmt: skip
+def test_a_shard_outside_the_directory_is_refused(tmp_path, shard):
+    """F8: even if it exists."""
+    save_safetensors(tmp_path / "x.safetensors", TENSORS)
+    message = refused(sharded(tmp_path / "d", {"a.weight": shard}))
+    assert "puts 'a.weight' into what is not a .safetensors file of the directory" in message
+
+
+def test_an_index_that_lies_is_refused(tmp_path):
+    shard = "model-00001-of-00002.safetensors"
+    assert "no shard has 'b'" in refused(sharded(tmp_path / "a", {"a.weight": shard, "b": shard}))
+    assert "does not exist" in refused(sharded(tmp_path / "b", {"a.weight": "gone.safetensors"}))
+    assert "no weight_map" in refused(sharded(tmp_path / "c", {}))
+    for text in ("[]", "{", '{"weight_map": [1]}', '{"a": 1, "a": 2}'):
+        (tmp_path / "c" / "model.safetensors.index.json").write_text(text)
+        assert "model.safetensors.index.json" in refused(tmp_path / "c")
+
+
+def test_a_directory_with_only_a_torch_file_is_converted(tmp_path):
+    """The import command takes it; the server has no such path. safetensors beside it wins."""
+    (tmp_path / "d").mkdir()
+    torch.save({"only.in.bin": random(2)}, tmp_path / "d" / "pytorch_model.bin")
+    assert open_source(tmp_path / "d").keys() == ["only.in.bin"]
+    save_safetensors(tmp_path / "d" / "model.safetensors", TENSORS)
+    assert open_source(tmp_path / "d").keys() == sorted(TENSORS)
+
+
+def test_a_huggingface_cache_of_links_is_followed(tmp_path):
+    """Its snapshot directories hold links to blobs elsewhere."""
+    blob = save_safetensors(tmp_path / "blob.safetensors", TENSORS)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(blob)
+    assert open_source(tmp_path / "snapshot").keys() == sorted(TENSORS)
+
+
+def test_only_the_bytes_of_the_asked_tensors_are_read(tmp_path):
+    """A checkpoint of 64 GiB (a hole, on disk a few KiB): opening and reading one layer costs nothing of the rest."""
+    value = random(2, 2)
+    huge = 1 << 36
+    header = {"embeddings": entry("U8", [huge], 0, huge), "w": entry("F32", [2, 2], huge, huge + 16)}
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(raw_file(header))
+        file.seek(huge, os.SEEK_CUR)
+        file.write(value.numpy().tobytes())
+    before = read_bytes()
+    assert torch.equal(open_source(path).tensor("w"), value)
+    assert read_bytes() - before < 64 * 1024
+
+
+def read_bytes() -> int:
+    """What this process has read through system calls so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def test_a_torch_file_is_mapped_not_read(tmp_path):
+    """Of 64 MiB only what one tensor needs is touched; the copy does not hang on to the file."""
+    path = tmp_path / "x.pt"
+    torch.save({"embeddings": torch.zeros(16 << 20), "w": random(2, 2)}, path)
+    before = read_bytes()
+    tensor = open_source(path).tensor("w")
+    assert read_bytes() - before < 8 << 20
+    assert "x.pt" not in Path("/proc/self/maps").read_text()
+    assert torch.equal(tensor, random(2, 2))

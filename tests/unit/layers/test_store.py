@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from service.errors import LayerError
+from service.layers.store import Store
+from service.layers.stored_layer import StoredLayer
+from tests.unit.layers.checkpoints import spec, stored
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "layers")
+
+
+def refused(store: Store, name: str = "tiny") -> str:
+    with pytest.raises(LayerError) as caught:
+        store.load(name)
+    message = caught.value.message
+    assert message.startswith(f'layer "{name}": ')
+    assert len(message) <= 500
+    assert "Error" not in message
+    assert str(store.directory) not in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"biases": (), "has_bias_kv": True, "add_zero_attn": True},
+        {"biases": ("query",), "has_output": False},
+        {"key_width": 4, "value_width": 5, "out_width": 7, "value_head_width": 2, "scale": 0.1},
+        {"num_heads": 4, "num_kv_heads": 2},
+    ],
+    ids=["plain", "bias_kv", "no output", "widths", "shared heads"],
+)
+def test_what_is_saved_is_loaded(store, dtype, changes):
+    """Name, spec, source, family, digest and every bit."""
+    layer = stored(dtype=dtype, **changes)
+    path = store.save(layer)
+    back = store.load("tiny")
+    assert path == store.directory / "tiny.safetensors"
+    assert (back.name, back.spec, back.source, back.family) == ("tiny", layer.spec, "a test (bert)", "bert")
+    assert back.digest == layer.digest
+    assert back.tensors.keys() == layer.tensors.keys()
+    assert all(torch.equal(back.tensors[key], value) and back.dtype == dtype for key, value in layer.tensors.items())
+
+
+def test_the_file_is_plain_safetensors_with_a_spec(store):
+    """Anyone's tools read it: canonical names, one metadata key, JSON in it."""
+    layer = stored()
+    store.save(layer)
+    with safetensors.safe_open(store.directory / "tiny.safetensors", "pt") as file:
+        assert set(file.keys()) == set(layer.spec.tensor_shapes())
+        assert file.metadata().keys() == {"spec"}
+        fields = json.loads(file.metadata()["spec"])
+    about = {"source": "a test (bert)", "family": "bert", "digest": layer.digest, "format_version": 1}
+    assert fields == layer.spec.to_json() | about
+
+
+def test_a_layer_whose_tensors_share_memory_is_stored_whole(store):
+    """safetensors itself refuses such tensors."""
+    block = torch.arange(36.0).reshape(6, 6)
+    tensors = {key: block if len(shape) == 2 else block[0] for key, shape in spec().tensor_shapes().items()}
+    layer = StoredLayer("tiny", spec(), {**tensors, "key.weight": block.T}, "x", "bert")
+    store.save(layer)
+    assert store.load("tiny").digest == layer.digest
+
+
+def test_saving_is_repeatable_to_the_byte(store):
+    path = store.save(stored())
+    first = path.read_bytes()
+    store.save(stored())
+    assert path.read_bytes() == first
+
+
+def test_names_are_sorted_and_only_ours(store):
+    for name in ("b", "a", "a.b"):
+        store.save(stored(name))
+    for stranger in ("README.md", "Upper.safetensors", ".a.tmp", ".hidden.safetensors", "x.safetensors.bak"):
+        (store.directory / stranger).write_bytes(b"")
+    assert store.names() == ["a", "a.b", "b"]
+
+
+def test_a_directory_that_is_not_there_is_said_so(store, tmp_path):
+    with pytest.raises(LayerError, match="the layer directory does not exist"):
+        store.names()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LayerError, match="cannot be read"):
+        Store(tmp_path / "file").names()
+    assert "no file of that name" in refused(store)
+
+
+def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch):
+    """F14: a full disk at the last moment."""
+    old = stored()
+    store.save(old)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LayerError, match=r'^layer "tiny": the layer directory cannot be written$'):
+        store.save(stored(scale=0.25))
+    monkeypatch.undo()
+    assert store.load("tiny").digest == old.digest
+    assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
+
+
+def test_a_directory_that_cannot_be_made_is_a_refusal(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LayerError, match="cannot be written"):
+        Store(tmp_path / "file" / "below").save(stored())
+
+
+def test_the_content_is_synced_before_it_gets_its_name(store, monkeypatch):
+    """A crash after the rename must not leave an empty file under the name."""
+    events = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append("sync")
+        real_fsync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    store.save(stored())
+    assert events == ["sync", "rename", "sync"]
+
+
+@pytest.mark.parametrize("name", ["../tiny", "/etc/passwd", "a/b", "..", "", "tiny\0", "TINY", "tiny\n", "x" * 5000])
+def test_a_name_that_is_a_path_reaches_no_file(store, name):
+    """F8: refused by the rule, before the file system is asked."""
+    store.save(stored())
+    Store(store.directory.parent).save(stored())
+    with pytest.raises(LayerError, match=r"^a layer's name is"):
+        Store(store.directory).load(name)
+
+
+def test_a_link_out_of_the_directory_is_refused_and_one_inside_is_followed(store, tmp_path):
+    """Kubernetes mounts files through links within the directory."""
+    store.save(stored())
+    outside = Store(tmp_path / "outside")
+    secret = outside.save(stored("secret"))
+    (store.directory / "data").mkdir()
+    (store.directory / "tiny.safetensors").rename(store.directory / "data" / "x")
+    (store.directory / "tiny.safetensors").symlink_to("data/x")
+    (store.directory / "out.safetensors").symlink_to(secret)
+    (store.directory / "up.safetensors").symlink_to("../outside/secret.safetensors")
+    (store.directory / "gone.safetensors").symlink_to("nothing")
+    (store.directory / "loop.safetensors").symlink_to("loop.safetensors")
+    (store.directory / "through").symlink_to(tmp_path / "outside")
+    (store.directory / "via.safetensors").symlink_to("through/secret.safetensors")
+    sibling = Store(tmp_path / "layers-2")
+    sibling.save(stored("near"))
+    (store.directory / "near.safetensors").symlink_to("../layers-2/near.safetensors")
+    assert store.load("tiny").digest == stored().digest
+    for name in ("out", "up", "via", "near"):
+        assert "leads out of the layer directory" in refused(store, name)
+    assert "no file of that name" in refused(store, "gone")
+    assert "cannot be reached" in refused(store, "loop")
+
+
+def test_the_directory_itself_may_be_a_link(store, tmp_path):
+    store.save(stored())
+    (tmp_path / "link").symlink_to(store.directory)
+    assert Store(tmp_path / "link").load("tiny").digest == stored().digest
+
+
+def test_saving_over_a_link_replaces_the_link(store, tmp_path):
+    """Nothing outside is written."""
+    store.save(stored("other"))
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (store.directory / "tiny.safetensors").symlink_to(victim)
+    store.save(stored())
+    assert victim.read_bytes() == b"precious"
+    assert store.load("tiny").digest == stored().digest
+
+
+def test_a_pipe_or_a_directory_under_a_layers_name_is_refused(store):
+    store.save(stored("other"))
+    os.mkfifo(store.directory / "pipe.safetensors")
+    (store.directory / "dir.safetensors").mkdir()
+    assert store.names() == ["dir", "other", "pipe"]
+    assert "not a regular file" in refused(store, "pipe")
+    assert "not a regular file" in refused(store, "dir")
+
+
+def test_loading_keeps_nothing_of_the_file(store):
+    """F: the file may shrink or vanish while the layer serves; a live mapping would be a SIGBUS."""
+    path = store.save(stored())
+    layer = store.load("tiny")
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    store.load("tiny")
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    path.write_bytes(b"")
+    assert dataclasses.replace(layer).digest == stored().digest

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from service.errors import LayerError
+from service.layers.strict_json import parse_object
+
+
+def test_an_object_is_taken_as_json_says():
+    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it") == {"a": [1, 2.5, "é", None, True]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b'{"a": 1, "a": 2}', "key twice"),
+        (b'{"b": {"a": 1, "\\u0061": 2}}', "key twice"),
+        (b'{"a": NaN}', "not finite"),
+        (b'{"a": -Infinity}', "not finite"),
+        (b'{"a": 12345678901234567890}', "integer that is too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer that is too large"),
+        (b'{"a": ' * 100_000, "too deeply"),
+        (b"[" * 100_000 + b"]" * 100_000, "too deeply"),
+        (b"[1]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b"", "not valid JSON"),
+        (b'{"a": 1} x', "not valid JSON"),
+        (b'{"a": 1,}', "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b'{"a": "\xff"}', "not valid JSON"),
+        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
+        ('{"a": 1}'.encode("utf-16"), "not valid JSON"),
+        (b'{"a": "\x01"}', "not valid JSON"),
+    ],
+    ids=range(18),
+)
+def test_what_two_readers_could_read_differently_is_refused(raw, why):
+    """One LayerError that names the text and repeats nothing of it."""
+    with pytest.raises(LayerError, match=why) as caught:
+        parse_object(raw, "the header")
+    assert caught.value.message.startswith("the header ")
+    assert len(caught.value.message) < 100
