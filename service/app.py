@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from service import __version__
-from service.api.attend import ROUTE, Attend, AttendLimits
-from service.api.body import BodyLimits
+from service.api.attend import ROUTE, Attend
 from service.api.docs import make_docs_router
 from service.api.edge import EXCEPTION_HANDLERS, Edge
 from service.api.openapi import write_openapi
@@ -29,18 +28,16 @@ from service.attention.call import Answer, Call
 from service.attention.engine import Engine, EngineOptions, LoadReport, pick_device
 from service.attention.numerics import fingerprint
 from service.attention.spec import LayerSpec
-from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
 from service.batching.job import Cost
-from service.batching.policy import BatchLimits
 from service.errors import LayerError, NotReady, ServiceError
 from service.heartbeat import Board, State
 from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
+from service.limits import attend_limits, batch_limits, queue_limits
 from service.settings import Settings
 from service.telemetry import Telemetry
-from service.wire.request import RequestLimits
 
 # A layer whose probes have failed for this many probe intervals is no longer called ready.
 STALE_INTERVALS = 3
@@ -65,7 +62,7 @@ class Service:
         dtype: torch.dtype = getattr(torch, settings.dtype)
         self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
         self.batcher: Batcher[Call, Answer] = Batcher(
-            self.engine, _batch_limits(settings), _queue_limits(settings), LoopClock(), telemetry
+            self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), telemetry
         )
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self._catalog: Catalog | None = None
@@ -246,47 +243,9 @@ def build(
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.include_router(make_router(service))
-    attend = Attend(lambda: service.catalog, service.batcher, _attend_limits(settings), time.monotonic)
+    attend = Attend(lambda: service.catalog, service.batcher, attend_limits(settings), time.monotonic)
     hot = Route(ROUTE, attend, methods=["POST"])
     app.router.routes.append(hot)
     if settings.docs:
         app.include_router(make_docs_router(app.title, lambda: write_openapi(app, service.example_layer())))
     return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot), service
-
-
-def _batch_limits(settings: Settings) -> BatchLimits:
-    return BatchLimits(
-        max_requests=settings.max_batch_requests,
-        max_tokens=settings.max_batch_tokens,
-        max_cells=settings.max_batch_cells,
-        max_weights_bytes=settings.max_weights_bytes,
-    )
-
-
-def _queue_limits(settings: Settings) -> QueueLimits:
-    ceilings = CostCeilings(
-        max_tokens=settings.max_request_tokens,
-        max_cells=settings.max_request_cells,
-        max_weights_bytes=settings.max_weights_bytes,
-    )
-    return QueueLimits(
-        capacity=settings.queue_capacity,
-        max_bytes=settings.queue_bytes,
-        max_wait_s=settings.max_wait_ms / 1000,
-        max_cost=ceilings,
-    )
-
-
-def _attend_limits(settings: Settings) -> AttendLimits:
-    return AttendLimits(
-        body=BodyLimits(settings.max_body_bytes, settings.body_timeout_s),
-        request=RequestLimits(
-            max_sequences=settings.max_sequences,
-            max_tokens=settings.max_request_tokens,
-            max_cells=settings.max_request_cells,
-            max_weights_bytes=settings.max_weights_bytes,
-        ),
-        max_json_depth=settings.max_json_depth,
-        timeout_s=settings.request_timeout_ms / 1000,
-        max_shared_tokens=settings.max_batch_tokens,
-    )
