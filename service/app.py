@@ -207,7 +207,8 @@ class Service:
         reason = self._own_reason()
         if reason is None:
             state = State.READY
-        elif reason == "draining":
+        elif reason == "draining" and self._catalog is not None:
+            # Only a process that has served can drain: the supervisor starts those again, and not one that refused.
             state = State.DRAINING
         else:
             state = State.STARTING if self._catalog is None else State.FAILED

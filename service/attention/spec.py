@@ -7,6 +7,7 @@ Laws: no torch here, so that the supervisor and the importers can read a spec ch
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -79,12 +80,7 @@ class LayerSpec:
 
         `pairs` counts (query row, key row) pairs over all sequences; each is visited by every head.
         """
-        shapes = self.tensor_shapes()
-        per_query = sum(
-            math.prod(shapes[f"{name}.weight"]) for name in ("query", "output") if f"{name}.weight" in shapes
-        )
-        per_key = math.prod(shapes["key.weight"]) + math.prod(shapes["value.weight"])
-        per_pair = self.num_heads * (self.head_width + self.value_head_width)
+        per_query, per_key, per_pair = _multiply_adds(self)
         return 2 * (query_tokens * per_query + key_tokens * per_key + pairs * per_pair)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,3 +102,12 @@ class LayerSpec:
         if not all(isinstance(value[flag], bool) for flag in ("has_output", "has_bias_kv", "add_zero_attn")):
             raise LayerError("has_output, has_bias_kv and add_zero_attn must be true or false")
         return cls(**{**value, "biases": tuple(biases)})
+
+
+@functools.lru_cache(maxsize=1024)
+def _multiply_adds(spec: LayerSpec) -> tuple[int, int, int]:
+    """A layer's work for one query row, one key row and one pair of them; asked for at every request."""
+    shapes = spec.tensor_shapes()
+    per_query = sum(math.prod(shapes[f"{name}.weight"]) for name in ("query", "output") if f"{name}.weight" in shapes)
+    per_key = math.prod(shapes["key.weight"]) + math.prod(shapes["value.weight"])
+    return per_query, per_key, spec.num_heads * (spec.head_width + spec.value_head_width)

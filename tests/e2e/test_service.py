@@ -1,0 +1,168 @@
+"""The real service in real processes: what it refuses to start with, how it ends, what survives a killed process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from tests.integration.running import LAYERS, prepare
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+X = {"query": [[0.5] * 16, [0.25] * 16]}
+
+
+class Started:
+    """`serve` over a directory of small layers, with its log lines as they come."""
+
+    def __init__(self, directory, **settings) -> None:
+        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+        named = {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", "--port", "0", "--layers-dir", str(directory)],
+            env={**given, **named},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[dict] = []
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(json.loads(line))
+                self._news.notify_all()
+
+    def line(self, **wanted) -> dict:
+        """The first line with these fields, waited for."""
+        with self._news:
+            assert self._news.wait_for(lambda: self.find(**wanted), 60), f"no line {wanted}"
+        return self.find(**wanted)[0]
+
+    def find(self, **wanted) -> list[dict]:
+        return [line for line in self.lines if wanted.items() <= line.items()]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.line(event='serving', host='127.0.0.1')['port']}"
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                if httpx2.get(f"{self.url}/readyz").status_code == 200:
+                    return
+            except httpx2.HTTPError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("the service did not become ready")
+
+    def attend(self) -> httpx2.Response:
+        return httpx2.post(f"{self.url}/v1/layers/small/attend", json=X)
+
+    def samples(self) -> dict[str, float]:
+        text = httpx2.get(f"{self.url}/metrics").text
+        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    started: list[Started] = []
+    prepare(tmp_path, LAYERS)
+
+    def start(directory=tmp_path / "layers", **settings) -> Started:
+        started.append(Started(directory, **settings))
+        return started[-1]
+
+    yield start
+    for service in started:
+        if service.process.poll() is None:
+            service.process.kill()
+        service.process.communicate()
+
+
+def test_two_processes_answer_on_one_port_and_their_metrics_add_up(serve):
+    service = serve(workers=2)
+    service.wait_ready()
+    answers = [service.attend() for _ in range(40)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.text.split('"weights"')[0] for answer in answers}) == 1
+    samples = service.samples()
+    route = "/v1/layers/{layer}/attend"
+    assert samples[f'attention_requests_total{{route="{route}",status="200"}}'] == 40
+    assert samples["attention_received_total"] == 40
+    assert samples["attention_in_flight_requests"] == 0
+
+
+def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
+    service = serve(workers=2)
+    service.wait_ready()
+    before = service.attend().text.split('"weights"')[0]
+    victim = service.line(event="worker_started", slot=0)["pid"]
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    service.line(event="worker_died", pid=victim)
+    answers = [service.attend() for _ in range(20)]
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    service.wait_ready()
+    assert time.monotonic() - killed < 30
+    assert service.attend().text.split('"weights"')[0] == before
+
+
+def test_sigterm_under_load_loses_nothing_that_was_accepted(serve):
+    service = serve(workers=2)
+    service.wait_ready()
+    stopping = threading.Event()
+
+    def client(_: int) -> list[int]:
+        statuses = []
+        with httpx2.Client(base_url=service.url) as session:
+            while not stopping.is_set():
+                try:
+                    statuses.append(session.post("/v1/layers/small/attend", json=X).status_code)
+                except httpx2.ConnectError:
+                    break  # the listener is closed: nothing was accepted
+        return statuses
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(client, i) for i in range(8)]
+        time.sleep(1)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(20) == 0
+        stopping.set()
+        statuses = [status for found in clients for status in found.result()]
+    assert len(statuses) > 20
+    assert set(statuses) <= {200, 503}
+
+
+@pytest.mark.parametrize("damage", ["empty", "broken"])
+def test_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, tmp_path, damage):
+    directory = tmp_path / damage
+    directory.mkdir()
+    if damage == "broken":
+        (directory / "small.safetensors").write_bytes(b"\0" * 64)
+    service = serve(directory, workers=2)
+    assert service.process.wait(60) == 3
+    assert service.process.stderr is not None
+    told = service.process.stderr.read().strip().splitlines()
+    assert len(told) == 1
+    assert told[0].startswith("attention-service: ")
+
+
+def test_a_busy_port_is_one_line_and_an_exit_code(serve, tmp_path):
+    first = serve(workers=1)
+    port = first.line(event="serving", host="127.0.0.1")["port"]
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--layers-dir", str(tmp_path / "layers")]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert str(port) in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
