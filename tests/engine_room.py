@@ -1,0 +1,187 @@
+"""What the tests of the engine room share: layers with random tensors, bitwise comparison, thread counts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from service.attention import masks
+from service.attention.call import Answer, Call, TopK, Weights
+from service.attention.layer import Layer
+from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.spec import LayerSpec
+from tests import reference
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+THREADS = (1, 2)
+
+
+def make_spec(
+    width: int = 24,
+    num_heads: int = 3,
+    *,
+    num_kv_heads: int | None = None,
+    biases: bool | tuple[str, ...] = True,
+    **fields: object,
+) -> LayerSpec:
+    """A layer whose widths are all `width`, unless `fields` say otherwise."""
+    head_width = max(1, width // num_heads)
+    values: dict = {
+        "query_width": width,
+        "key_width": width,
+        "value_width": width,
+        "out_width": width,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads or num_heads,
+        "head_width": head_width,
+        "value_head_width": head_width,
+        "scale": head_width**-0.5,
+        "biases": biases if isinstance(biases, tuple) else ("query", "key", "value", "output") if biases else (),
+        **fields,
+    }
+    if not values.get("has_output", True):
+        values["biases"] = tuple(name for name in values["biases"] if name != "output")
+        values["out_width"] = values["num_heads"] * values["value_head_width"]
+    return LayerSpec(**values)
+
+
+def make_tensors(spec: LayerSpec, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Every tensor of the layer in float64, scaled so that outputs are of the order of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) / (shape[-1] ** 0.5 if len(shape) > 1 else 2)
+        for name, shape in spec.tensor_shapes().items()
+    }
+
+
+def make_layer(spec: LayerSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> Layer:
+    return Layer(spec, make_tensors(spec, seed), dtype=dtype, device=CPU)
+
+
+def identity_layer(width: int, value_width: int | None = None, *, scale: float, dtype=torch.float64) -> Layer:
+    """Scaled dot-product attention itself: one head, projections that change nothing, no output projection."""
+    value_width = value_width or width
+    spec = make_spec(
+        width,
+        1,
+        biases=False,
+        value_width=value_width,
+        value_head_width=value_width,
+        has_output=False,
+        scale=float(scale),
+    )
+    tensors = {f"{name}.weight": torch.eye(width) for name in ("query", "key")}
+    return Layer(spec, tensors | {"value.weight": torch.eye(value_width)}, dtype=dtype, device=CPU)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy() for name, tensor in tensors.items()}
+
+
+def reference_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, key and value of a call after its defaults, for the NumPy reference."""
+    query = call.query.double().numpy()
+    key = query if call.key is None else call.key.double().numpy()
+    return query, key, key if call.value is None else call.value.double().numpy()
+
+
+def engine_mask(given: Sequence[reference.Mask], sizes: Sizes) -> CombinedMask | None:
+    """The engine's masks for the reference's; None without any."""
+    return CombinedMask(sizes, tuple(_engine_mask(mask, sizes) for mask in given)) if given else None
+
+
+def _engine_mask(mask: reference.Mask, sizes: Sizes) -> Mask:
+    match mask:
+        case reference.Attend(values):
+            return masks.attend(torch.from_numpy(values))
+        case reference.Ignore(values):
+            return masks.ignore(torch.from_numpy(values))
+        case reference.Bias(values):
+            return masks.bias(torch.from_numpy(values))
+        case reference.Lengths(values):
+            return masks.lengths(torch.from_numpy(values).reshape(len(values), -1))
+        case reference.Causal(offset):
+            return masks.causal(sizes, offset)
+        case reference.Window(offset, left, right):
+            return masks.window(sizes, offset, left, right)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: 0.0 and -0.0 differ, a NaN equals itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+
+
+def same_weights(one: Weights | None, other: Weights | None) -> bool:
+    if isinstance(one, TopK) and isinstance(other, TopK):
+        return all(same_bits(getattr(one, name), getattr(other, name)) for name in ("values", "indices", "rest"))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return same_bits(one, other)
+    return one is other
+
+
+def same_answers(one: Answer, other: Answer) -> bool:
+    return same_bits(one.output, other.output) and same_weights(one.weights, other.weights)
+
+
+def full_weights(answer: Answer) -> torch.Tensor:
+    """The weights of an answer in the form "heads" or "mean"."""
+    assert isinstance(answer.weights, torch.Tensor)
+    return answer.weights
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def blas_keeps_rows() -> bool:
+    """Whether this machine's matrix products have the property that the rounding rules of `ragged.py` were measured for.
+
+    True where the rows of a product keep their bits in every taller one of 12, 16, 20, ... rows, for a grid of widths that
+    are multiples of 4. Written with numbers of its own, so that it does not follow a change of those rules. Where it is
+    false the tests hold the engine to its fallback, one sequence at a time.
+    """
+    return all(_product_keeps_rows(dtype, threads) for dtype in DTYPES for threads in THREADS)
+
+
+def may_run_apart(layer: Layer) -> bool:
+    """Whether the self-check may find out that this layer has to run one sequence at a time here.
+
+    In float64 on two threads oneMKL cuts products with an inner width above 256 and few columns (13 to 47) along that
+    inner width, and whether it does depends on the number of rows: no rounding of rows helps there.
+    """
+    is_cut = layer.dtype == torch.float64 and torch.get_num_threads() > 1
+    inner = max(shape[1] for shape in layer.spec.tensor_shapes().values() if len(shape) > 1)
+    return not blas_keeps_rows() or (is_cut and inner > 256)
+
+
+def _product_keeps_rows(dtype: torch.dtype, threads: int) -> bool:
+    with torch_threads(threads):
+        for width, out in ((4, 1028), (20, 60), (64, 64), (128, 36), (384, 384), (512, 1536)):
+            weight, bias = randn(out, width, seed=1, dtype=dtype), randn(out, seed=2, dtype=dtype)
+            tall = randn(260, width, seed=3, dtype=dtype)
+            # In the 16-bit dtypes products of at most 4,096 multiply-adds round differently.
+            least = max(12, -(-(4096 // (width * out) + 1) // 4) * 4)
+            expected = functional.linear(tall, weight, bias)
+            for rows in (least, least + 4, least + 8, 64, 132):
+                if not same_bits(functional.linear(tall[:rows].clone(), weight, bias), expected[:rows]):
+                    return False
+    return True

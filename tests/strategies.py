@@ -1,0 +1,154 @@
+"""Hypothesis strategies of the engine room: widths, lengths, masks, weights wanted, calls.
+
+They draw the structure and a seed; the numbers come from the seed, so examples shrink to small shapes and not to zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from service.attention.call import Call, WeightsWanted
+from service.attention.masks import Sizes
+from service.attention.spec import LayerSpec
+from tests import reference
+from tests.engine_room import engine_mask, make_spec, randn
+
+seeds = st.integers(0, 2**31 - 1)
+# Short ones mostly, where rounding rules bite; some around the blocks of kernels.
+lengths = st.one_of(
+    st.integers(1, 4), st.integers(1, 20), st.integers(21, 70), st.sampled_from([127, 128, 129, 131, 200, 257])
+)
+short_lengths = st.one_of(st.integers(1, 4), st.integers(1, 20))
+widths = st.one_of(st.integers(1, 12), st.integers(1, 70), st.sampled_from([96, 127, 128, 130, 255, 256, 300, 384]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A call and the masks it was made from."""
+
+    call: Call
+    masks: tuple[reference.Mask, ...]
+
+
+@st.composite
+def specs(draw: st.DrawFn, *, width=widths, has_extras: bool = True) -> LayerSpec:
+    """Layers of every make: shared key/value heads, unequal widths, with and without biases and appended columns."""
+    kv_heads, shared = draw(st.sampled_from([1, 1, 2, 3])), draw(st.sampled_from([1, 1, 1, 2, 3]))
+    query_width = draw(width)
+    is_one_width = draw(st.booleans())
+    head_width = draw(st.integers(1, 33))
+    names = [name for name in ("query", "key", "value", "output") if draw(st.booleans())]
+    return make_spec(
+        query_width,
+        kv_heads * shared,
+        num_kv_heads=kv_heads,
+        key_width=query_width if is_one_width else draw(width),
+        value_width=query_width if is_one_width else draw(width),
+        out_width=draw(width),
+        head_width=head_width,
+        value_head_width=draw(st.one_of(st.just(head_width), st.just(head_width), st.integers(1, 33))),
+        scale=draw(st.sampled_from([head_width**-0.5, 1.0, 0.07])),
+        biases=tuple(names),
+        has_output=draw(st.sampled_from([True, True, True, False])),
+        has_bias_kv=has_extras and draw(st.sampled_from([False, False, True])),
+        add_zero_attn=has_extras and draw(st.sampled_from([False, False, True])),
+    )
+
+
+@st.composite
+def masks_for(draw: st.DrawFn, sizes: Sizes, *, max_masks: int = 3) -> tuple[reference.Mask, ...]:
+    """Up to three masks of any kind; values have any axis whole or 1, and block whole rows now and then."""
+    kinds = draw(st.lists(st.sampled_from(_KINDS), max_size=max_masks))
+    return tuple(draw(kind(sizes)) for kind in kinds)
+
+
+@st.composite
+def _values(draw: st.DrawFn, sizes: Sizes) -> tuple[np.random.Generator, tuple[int, ...], float]:
+    shape = tuple(size if draw(st.booleans()) else 1 for size in sizes)
+    return np.random.default_rng(draw(seeds)), shape, draw(st.sampled_from([0.0, 0.1, 0.4, 0.9, 1.0]))
+
+
+@st.composite
+def _attend(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    rng, shape, blocked = draw(_values(sizes))
+    return reference.Attend(rng.random(shape) >= blocked)
+
+
+@st.composite
+def _ignore(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    rng, shape, blocked = draw(_values(sizes))
+    return reference.Ignore(rng.random(shape) < blocked)
+
+
+@st.composite
+def _bias(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    rng, shape, blocked = draw(_values(sizes))
+    values = np.where(rng.random(shape) < min(blocked, 0.9), -np.inf, rng.normal(0, 2, shape))
+    return reference.Bias(values.astype(np.float32))
+
+
+@st.composite
+def _lengths(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    rng, shape = np.random.default_rng(draw(seeds)), (sizes.sequences, sizes.queries)
+    return reference.Lengths(rng.integers(0, sizes.keys + 1, shape if draw(st.booleans()) else shape[:1]))
+
+
+def _offsets(sizes: Sizes) -> st.SearchStrategy[int]:
+    near = st.integers(-sizes.queries - 1, sizes.keys + 1)
+    return st.one_of(st.just(0), st.just(sizes.keys - sizes.queries), near, near, st.integers(-(2**70), 2**70))
+
+
+@st.composite
+def _causal(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    return reference.Causal(draw(_offsets(sizes)))
+
+
+@st.composite
+def _window(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+    reach = st.one_of(st.none(), st.integers(0, sizes.keys), st.integers(0, 2**70))
+    return reference.Window(draw(_offsets(sizes)), draw(reach), draw(reach))
+
+
+_KINDS = (_attend, _ignore, _bias, _lengths, _causal, _window)
+
+
+@st.composite
+def weights_wanted(draw: st.DrawFn, sizes: Sizes) -> WeightsWanted:
+    def some(count: int) -> tuple[int, ...] | None:
+        chosen = st.lists(st.integers(0, count - 1), min_size=1, max_size=min(count, 6), unique=True)
+        return draw(st.one_of(st.none(), chosen.map(tuple)))
+
+    forms: tuple[Literal["heads", "mean", "top_k"], ...] = ("heads", "mean", "top_k")
+    form = draw(st.sampled_from(forms))
+    return WeightsWanted(
+        form,
+        k=draw(st.integers(1, sizes.keys)) if form == "top_k" else None,
+        heads=some(sizes.heads),
+        queries=some(sizes.queries),
+        dtype=draw(st.sampled_from([torch.float32, torch.float16])),
+    )
+
+
+@st.composite
+def calls(
+    draw: st.DrawFn, spec: LayerSpec, *, dtype: torch.dtype = torch.float32, rows=lengths, max_masks: int = 2
+) -> Drawn:
+    """Self- and cross-attention of one to three sequences, with random masks and weights wanted."""
+    batch, queries = draw(st.sampled_from([1, 1, 1, 2, 3])), draw(rows)
+    is_self = spec.query_width == spec.key_width == spec.value_width and draw(st.booleans())
+    keys, seed = queries if is_self else draw(rows), draw(seeds)
+    key = value = None
+    if not is_self:
+        key = randn(batch, keys, spec.key_width, seed=seed + 1, dtype=dtype)
+        if spec.key_width != spec.value_width or draw(st.booleans()):
+            value = randn(batch, keys, spec.value_width, seed=seed + 2, dtype=dtype)
+    sizes = Sizes(batch, spec.num_heads, queries, keys)
+    masks = draw(masks_for(sizes, max_masks=max_masks))
+    wanted = draw(st.one_of(st.none(), weights_wanted(sizes)))
+    query = randn(batch, queries, spec.query_width, seed=seed, dtype=dtype)
+    return Drawn(Call("layer", query, key, value, engine_mask(masks, sizes), wanted), masks)

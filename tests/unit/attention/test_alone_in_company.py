@@ -1,0 +1,217 @@
+"""P1 and P2: alone or in company the same bits, asked for weights or not, in four dtypes at one and two threads.
+
+Where this machine's matrix products lack the property that the rounding rules rest on (`may_run_apart`), the self-check must
+notice, and the promise is kept one sequence at a time: then the tests hold the engine to that.
+
+The needle test has a long form of 10,000 draws a dtype (T19), which runs only where it is asked for by its marker:
+
+    pytest -m slow tests/unit/attention/test_alone_in_company.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from service.attention.call import Call, WeightsWanted
+from service.attention.layer import Layer
+from service.attention.masks import CombinedMask, Sizes, causal, lengths
+from service.attention.self_check import keeps_bits
+from tests.engine_room import (
+    CPU,
+    DTYPES,
+    THREADS,
+    make_layer,
+    make_spec,
+    make_tensors,
+    may_run_apart,
+    randn,
+    same_answers,
+    same_bits,
+    torch_threads,
+)
+from tests.strategies import calls, seeds, specs, weights_wanted
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_thread_count = pytest.mark.parametrize("threads", THREADS)
+
+
+def differing(layer: Layer, batch: Sequence[Call]) -> list[int]:
+    """Which calls of this batch answer otherwise than alone."""
+    together = layer.forward(batch)
+    return [i for i, call in enumerate(batch) if not same_answers(together[i], layer.forward([call])[0])]
+
+
+def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
+    found = differing(layer, batch)
+    if found and may_run_apart(layer):
+        assert not keeps_bits(layer), "calls differ in company, and the self-check had not noticed"
+        layer.is_sequential = True
+        found = differing(layer, batch)
+    assert not found, f"calls {found} of {len(batch)} answer otherwise than alone"
+
+
+@every_dtype
+@every_thread_count
+def test_an_answer_has_the_same_bits_alone_and_in_any_company(dtype, threads):
+    """Random layers of any widths, self- and cross-attention, any masks and weights wanted among the mates."""
+
+    @settings(max_examples=120 if threads == 1 else 60, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec = data.draw(specs())
+        query_dtype = torch.float64 if dtype == torch.float64 else data.draw(st.sampled_from(DTYPES[:1] + DTYPES[2:]))
+        batch = [data.draw(calls(spec, dtype=query_dtype)).call for _ in range(data.draw(st.integers(2, 6)))]
+        assert_no_difference(make_layer(spec, dtype, seed=data.draw(seeds)), batch)
+
+    with torch_threads(threads):
+        check()
+
+
+@every_dtype
+@every_thread_count
+def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads):
+    """The widths that models have, where a product is cut over the threads."""
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        width, heads, kv_heads = data.draw(st.sampled_from([(384, 12, 12), (512, 8, 8), (256, 8, 2), (768, 12, 12)]))
+        spec = make_spec(width, heads, num_kv_heads=kv_heads)
+        num_rows = data.draw(st.lists(st.integers(1, 90), min_size=2, max_size=6))
+        batch = [Call("layer", randn(1, rows, width, seed=i)) for i, rows in enumerate(num_rows)]
+        assert_no_difference(make_layer(spec, dtype), batch)
+
+    with torch_threads(threads):
+        check()
+
+
+@every_dtype
+@every_thread_count
+def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads):
+    """P2, for every form and selection, alone and beside mates."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec = data.draw(specs())
+        query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        call, mate = (data.draw(calls(spec, dtype=query_dtype)).call for _ in range(2))
+        sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], call.source.shape[1])
+        layer = make_layer(spec, dtype, seed=data.draw(seeds))
+        plain = layer.forward([dataclasses.replace(call, weights=None), mate])[0]
+        asked = layer.forward([dataclasses.replace(call, weights=data.draw(weights_wanted(sizes))), mate])[0]
+        assert plain.weights is None
+        assert asked.weights is not None
+        assert same_bits(plain.output, asked.output)
+
+    with torch_threads(threads):
+        check()
+
+
+@every_dtype
+@every_thread_count
+def test_a_batch_answers_as_its_sequences_one_by_one(dtype, threads):
+    """[B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec = data.draw(specs())
+        query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        call = data.draw(calls(spec, dtype=query_dtype)).call
+        layer = make_layer(spec, dtype, seed=data.draw(seeds))
+        note(f"{spec} {call.query.shape}")
+        layer.is_sequential = may_run_apart(layer) and not keeps_bits(layer)
+        together = layer.forward([call])[0]
+        layer.is_sequential = True
+        assert same_answers(together, layer.forward([call])[0])
+        for b, part in enumerate(call.sequences()):
+            assert same_bits(together.output[b : b + 1], layer.forward([part])[0].output)
+
+    with torch_threads(threads):
+        check()
+
+
+@every_dtype
+@every_thread_count
+@pytest.mark.parametrize("columns", [8, 16, 24, 32, 44])
+def test_narrow_projections_of_wide_inputs_keep_their_bits_or_are_found_out(columns, dtype, threads):
+    """A single key/value head, or a narrow output: the products that a BLAS likes to cut along their inner width."""
+    with torch_threads(threads):
+        for spec in (
+            make_spec(384, 1, head_width=columns, value_head_width=columns),
+            make_spec(384, 6, out_width=columns),
+        ):
+            batch = [Call("layer", randn(1, rows, 384, seed=rows)) for rows in (3, 12, 30, 50, 90)]
+            assert_no_difference(make_layer(spec, dtype), batch)
+
+
+NEEDLE_SPECS = {
+    "384 wide, 12 heads": make_spec(384, 12),
+    "64 wide, 4 heads": make_spec(64, 4),
+    "70 wide, 5 heads": make_spec(70, 5),
+    "512 wide, 8 heads on 2": make_spec(512, 8, num_kv_heads=2),
+}
+
+
+def find_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
+    """Draws batches of one to sixteen sequences with a known one at a random place; which of them came back changed."""
+    rng = random.Random()
+    seed = rng.randrange(2**31)
+    rng.seed(seed)
+    found = []
+    layers = {name: Layer(spec, make_tensors(spec), dtype=dtype, device=CPU) for name, spec in NEEDLE_SPECS.items()}
+    for layer in layers.values():
+        layer.is_sequential = may_run_apart(layer) and not keeps_bits(layer)
+    for draw in range(draws):
+        name = rng.choice(list(layers))
+        layer, width = layers[name], NEEDLE_SPECS[name].query_width
+        batch = [_random_call(rng, NEEDLE_SPECS[name], layer.dtype) for _ in range(rng.randint(0, 15))]
+        needle = _random_call(rng, NEEDLE_SPECS[name], layer.dtype)
+        place = rng.randint(0, len(batch))
+        batch.insert(place, needle)
+        if not same_answers(layer.forward([needle])[0], layer.forward(batch)[place]):
+            rows = [call.query.shape[1] for call in batch]
+            found.append(f"seed {seed} draw {draw}: {name} ({width}), {threads} threads, place {place} of rows {rows}")
+    return found
+
+
+def _random_call(rng: random.Random, spec, dtype: torch.dtype) -> Call:
+    rows, seed = rng.choice([1, 2, 3, rng.randint(1, 16), rng.randint(1, 48)]), rng.randrange(2**31)
+    query = randn(
+        1, rows, spec.query_width, seed=seed, dtype=torch.float64 if dtype == torch.float64 else torch.float32
+    )
+    sizes = Sizes(1, spec.num_heads, rows, rows)
+    mask = rng.choice([None, causal(sizes, 0), lengths(torch.tensor([[rng.randint(0, rows)]]))])
+    return Call(
+        "layer",
+        query,
+        mask=None if mask is None else CombinedMask(sizes, (mask,)),
+        weights=rng.choice([None, None, WeightsWanted("mean")]),
+    )
+
+
+@every_dtype
+@every_thread_count
+def test_a_needle_comes_back_unchanged_from_any_batch(dtype, threads):
+    """T19 in little: a known sequence at a random place among random mates."""
+    with torch_threads(threads):
+        assert find_needles(dtype, threads, draws=250) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@every_dtype
+def test_a_needle_comes_back_unchanged_ten_thousand_times(dtype, request):
+    if "slow" not in request.config.option.markexpr:
+        pytest.skip("10,000 draws a dtype take minutes: pytest -m slow tests/unit/attention")
+    for threads in THREADS:
+        with torch_threads(threads):
+            assert find_needles(dtype, threads, draws=5000) == []

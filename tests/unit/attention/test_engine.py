@@ -1,0 +1,200 @@
+"""The engine: one thread, layers that are loaded, checked and replaced, and failures that are answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from service.attention.call import Call, WeightsWanted
+from service.attention.engine import Engine, EngineOptions, pick_device
+from service.attention.layer import Layer
+from service.errors import CostLimit, EngineDown, LayerNotFound
+from tests.engine_room import CPU, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
+
+SPEC = make_spec(24, 3)
+
+
+@pytest.fixture
+def engine():
+    found = Engine(EngineOptions(CPU, torch.float32))
+    found.load("layer", SPEC, make_tensors(SPEC)).result()
+    yield found
+    found.close()
+
+
+def call(rows: int = 4, *, layer: str = "layer", seed: int = 0, **fields) -> Call:
+    return Call(layer, randn(1, rows, 24, seed=seed), **fields)
+
+
+def test_a_loaded_layer_answers_calls_in_order(engine):
+    batch = [call(rows, seed=rows) for rows in (4, 1, 9)]
+    answers = engine.run(batch).result()
+    expected = make_layer(SPEC).forward(batch)
+    assert all(same_answers(one, other) for one, other in zip(answers, expected, strict=True))
+
+
+def test_loading_tells_whether_calls_share_a_forward_pass_and_how_long_it_took(engine):
+    report = engine.load("other", SPEC, make_tensors(SPEC)).result()
+    assert report.is_sequential in (True, False)
+    assert report.seconds > 0
+
+
+def test_a_layer_that_is_not_loaded_is_not_found(engine):
+    with pytest.raises(LayerNotFound):
+        engine.run([call(layer="nobody")]).result()
+    assert engine.run([call()]).result()
+
+
+def test_a_layer_loaded_again_replaces_the_first_in_every_dtype(engine):
+    """And the count of filler rows never goes back."""
+    double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
+    engine.run([double]).result()
+    before = engine.filler_rows
+    engine.load("layer", SPEC, make_tensors(SPEC, seed=1)).result()
+    assert engine.filler_rows >= before > 0
+    for one, dtype in ((call(), torch.float32), (double, torch.float64)):
+        expected = make_layer(SPEC, dtype, seed=1).forward([one])[0]
+        assert same_answers(engine.run([one]).result()[0], expected)
+
+
+def test_a_layer_that_cannot_be_loaded_leaves_the_one_of_its_name_alone(engine):
+    with pytest.raises(KeyError):
+        engine.load("layer", SPEC, {}).result()
+    with pytest.raises(KeyError):
+        engine.load("fresh", SPEC, {}).result()
+    assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
+    with pytest.raises(LayerNotFound):
+        engine.run([call(layer="fresh")]).result()
+
+
+def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype():
+    engine = Engine(EngineOptions(CPU, torch.bfloat16))
+    try:
+        engine.load("layer", SPEC, make_tensors(SPEC)).result()
+        query = randn(1, 4, 24, dtype=torch.float64)
+        exact = engine.run([Call("layer", query)]).result()[0]
+        assert same_answers(exact, make_layer(SPEC, torch.float64).forward([Call("layer", query)])[0])
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            one = Call("layer", query.to(dtype))
+            assert same_answers(engine.run([one]).result()[0], make_layer(SPEC, torch.bfloat16).forward([one])[0])
+    finally:
+        engine.close()
+
+
+def test_everything_computes_on_one_thread_with_the_asked_number_of_torch_threads(monkeypatch):
+    seen = set()
+    forward = Layer.forward
+
+    def watching(self, calls):
+        seen.add((threading.current_thread().name, torch.get_num_threads(), torch.is_inference_mode_enabled()))
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", watching)
+    before, engine = torch.get_num_threads(), Engine(EngineOptions(CPU, torch.float32, num_threads=2))
+    try:
+        engine.load("layer", SPEC, make_tensors(SPEC)).result()
+        engine.run([call()]).result()
+    finally:
+        engine.close()
+        torch.set_num_threads(before)
+    assert seen == {("compute_0", 2, True)}
+
+
+def torchs_own_words() -> RuntimeError:
+    """What this build of torch raises where the memory is not there."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**58, dtype=torch.uint8)
+    return RuntimeError(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torchs_own_words(),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_running_out_of_memory_is_an_answer_and_not_a_death(engine, monkeypatch, failure):
+    """CostLimit, without torch's words, and without a chain that would keep the batch's tensors alive."""
+
+    def fail(self, calls):
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Layer, "forward", fail)
+        with pytest.raises(CostLimit) as caught:
+            engine.run([call()]).result()
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert "alloc" not in caught.value.message
+    assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
+
+
+def test_any_other_failure_stays_what_it_is_and_the_next_batch_is_answered(engine):
+    """Two calls whose widths do not fit the layer never get past the wire; if they did, only their batch would fail."""
+    with pytest.raises(RuntimeError):
+        engine.run([Call("layer", randn(1, 4, 10))]).result()
+    assert engine.run([call()]).result()
+
+
+def test_a_call_full_of_nan_never_reaches_its_mates(engine):
+    sick = Call("layer", torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
+    first, ill, last = engine.run([call(seed=1), sick, call(1, seed=2)]).result()
+    assert torch.isnan(ill.output).any()
+    assert same_answers(first, engine.run([call(seed=1)]).result()[0])
+    assert same_answers(last, engine.run([call(1, seed=2)]).result()[0])
+
+
+def test_busy_seconds_and_filler_rows_grow_with_the_work(engine):
+    busy, filler = engine.busy_seconds, engine.filler_rows
+    engine.run([call(1)]).result()
+    assert engine.busy_seconds > busy
+    assert engine.filler_rows > filler
+
+
+def test_closing_lets_the_running_batch_finish_and_drops_what_waits(engine, monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
+    forward = Layer.forward
+
+    def held(self, calls):
+        started.set()
+        assert go_on.wait(10)
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", held)
+    running, waiting = engine.run([call()]), engine.run([call()])
+    assert started.wait(10)
+    waiting.add_done_callback(lambda _: go_on.set())
+    engine.close()
+    assert waiting.cancelled()
+    assert running.result()[0].output.shape == (1, 4, 24)
+    with pytest.raises(EngineDown):
+        engine.run([call()])
+    with pytest.raises(EngineDown):
+        engine.load("layer", SPEC, make_tensors(SPEC))
+
+
+def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
+    exact = Engine(EngineOptions(CPU, torch.float32, exact=True))
+    try:
+        exact.load("layer", SPEC, make_tensors(SPEC)).result()
+        one = call(5)
+        assert same_bits(exact.run([one, call()]).result()[0].output, engine.run([one]).result()[0].output)
+    finally:
+        exact.close()
+
+
+def test_a_device_is_picked_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == CPU
+    with pytest.raises(EngineDown):
+        pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda")
+    assert pick_device("cpu") == CPU

@@ -1,0 +1,240 @@
+"""Layer: against the NumPy reference, its dtypes and defaults, its masked rows, and what a call's neighbours cannot do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.attention.call import Call, TopK, WeightsWanted
+from service.attention.masks import CombinedMask, Sizes, attend, lengths
+from tests import reference
+from tests.engine_room import (
+    CPU,
+    DTYPES,
+    THREADS,
+    as_arrays,
+    engine_mask,
+    full_weights,
+    make_layer,
+    make_spec,
+    make_tensors,
+    randn,
+    reference_inputs,
+    same_answers,
+    same_bits,
+    torch_threads,
+)
+from tests.strategies import calls, seeds, short_lengths, specs
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+narrow_widths = st.integers(1, 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layer_answers_what_the_reference_answers(dtype):
+    """Any layer and any masks: output and weights, within a tolerance of each dtype relative to their magnitude."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data(), specs(width=narrow_widths), seeds)
+    def check(data, spec, seed):
+        spec = dataclasses.replace(spec, scale=spec.head_width**-0.5)
+        query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        drawn = data.draw(calls(spec, dtype=query_dtype, rows=short_lengths, max_masks=3))
+        call = dataclasses.replace(drawn.call, weights=WeightsWanted("heads", dtype=query_dtype))
+        tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec, seed).items()}
+        expected, weights = reference.multi_head_attention(
+            spec, as_arrays(tensors), reference_inputs(call), drawn.masks
+        )
+        answer = make_layer(spec, dtype, seed).forward([call])[0]
+        assert_near(answer.output, expected, TOLERANCE[dtype])
+        assert_near(full_weights(answer), weights, TOLERANCE[dtype])
+
+    check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), specs(width=narrow_widths), seeds)
+def test_every_form_of_weights_is_what_the_reference_selects(data, spec, seed):
+    drawn = data.draw(calls(spec, dtype=torch.float64, rows=short_lengths).filter(lambda drawn: drawn.call.weights))
+    wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
+    answer = make_layer(spec, torch.float64, seed).forward([dataclasses.replace(drawn.call, weights=wanted)])[0]
+    tensors = as_arrays(make_tensors(spec, seed))
+    _, full = reference.multi_head_attention(spec, tensors, reference_inputs(drawn.call), drawn.masks)
+    part = reference.selected(full, wanted.heads, wanted.queries)
+    if wanted.form == "top_k":
+        assert isinstance(answer.weights, TopK)
+        values, _, rest = reference.top_k(part, wanted.k)
+        assert_near(answer.weights.values, values, 1e-12)
+        assert_near(answer.weights.rest, rest, 1e-12)
+        # Where weights tie within rounding the order may differ; each index still points at its value.
+        at = np.take_along_axis(part, answer.weights.indices.numpy().astype(np.int64), axis=-1)
+        assert_near(answer.weights.values, at, 1e-12)
+    else:
+        assert_near(full_weights(answer), part.mean(1) if wanted.form == "mean" else part, 1e-12)
+
+
+def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float) -> None:
+    assert tuple(found.shape) == expected.shape
+    worst = np.abs(found.double().numpy() - expected).max()
+    assert worst <= tolerance * max(1.0, np.abs(expected).max()), f"off by {worst}"
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), specs(width=narrow_widths), st.sampled_from(DTYPES), st.sampled_from(THREADS), seeds)
+def test_a_sequential_layer_gives_the_same_answers(data, spec, dtype, threads, seed):
+    query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    batch = [data.draw(calls(spec, dtype=query_dtype, rows=short_lengths)).call for _ in range(3)]
+    layer = make_layer(spec, dtype, seed)
+    with torch_threads(threads):
+        together = layer.forward(batch)
+        layer.is_sequential = True
+        apart = layer.forward(batch)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one.output, other.output, rtol=0, atol=TOLERANCE[dtype] * 10)
+        assert type(one.weights) is type(other.weights)
+        if isinstance(one.weights, torch.Tensor):
+            torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=max(1e-3, TOLERANCE[dtype]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("biases", [True, False])
+def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
+    """After it the row is what zeros give: the output bias, exactly; and its weights are zero."""
+    spec = make_spec(24, 3, biases=biases)
+    call = Call("layer", randn(2, 5, 24), weights=WeightsWanted("heads"))
+    allowed = torch.ones(2, 1, 5, 1, dtype=torch.bool)
+    allowed[0, 0, 1], allowed[1, 0, 4] = False, False
+    masked = dataclasses.replace(call, mask=CombinedMask(Sizes(2, 3, 5, 5), (attend(allowed),)))
+    plain, answer = make_layer(spec, dtype).forward([call, masked])
+    expected = make_tensors(spec)["output.bias"].to(dtype).float() if biases else torch.zeros(24)
+    for b in range(2):
+        for row in range(5):
+            is_dead = not allowed[b, 0, row, 0]
+            assert same_bits(answer.output[b, row], expected if is_dead else plain.output[b, row])
+            assert full_weights(answer)[b, :, row].any() != is_dead
+
+
+def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
+    spec = make_spec(24, 3, has_output=False)
+    query = randn(1, 4, 24)
+    allowed = torch.ones(1, 3, 4, 4, dtype=torch.bool)
+    allowed[0, 1, 2] = False
+    mask = CombinedMask(Sizes(1, 3, 4, 4), (attend(allowed),))
+    plain, answer = make_layer(spec).forward([Call("layer", query), Call("layer", query, mask=mask)])
+    heads, whole = answer.output[0].unflatten(-1, (3, 8)), plain.output[0].unflatten(-1, (3, 8))
+    assert not heads[2, 1].any()
+    heads[2, 1] = whole[2, 1]
+    assert same_bits(heads, whole)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_not_finite_in_one_call_never_reaches_another(dtype, poison):
+    """Nor another sequence of the same call."""
+    spec = make_spec(22, 2)
+    query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    healthy = [Call("layer", randn(1, rows, 22, seed=rows, dtype=query_dtype)) for rows in (1, 3, 14)]
+    sick = randn(2, 4, 22, seed=9, dtype=query_dtype)
+    cured = Call("layer", sick.clone())
+    sick[1, 2] = poison
+    ill = Call("layer", sick, weights=WeightsWanted("heads"))
+    layer = make_layer(spec, dtype)
+    batch = [healthy[0], ill, healthy[1], Call("layer", sick, key=sick), healthy[2]]
+    answers = layer.forward(batch)
+    for i, call in ((0, healthy[0]), (2, healthy[1]), (4, healthy[2])):
+        assert same_answers(answers[i], layer.forward([call])[0])
+        assert torch.isfinite(answers[i].output).all()
+    assert same_bits(answers[1].output[0], layer.forward([cured])[0].output[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("query_dtype", DTYPES, ids=str)
+def test_an_answer_comes_in_the_dtype_of_its_query(dtype, query_dtype):
+    """Calls of several dtypes share a batch; key and value may have others again."""
+    calls = [
+        Call("layer", randn(1, 3, 12, dtype=query_dtype)),
+        Call("layer", randn(1, 3, 12), randn(1, 2, 12, dtype=query_dtype), randn(1, 2, 12, dtype=torch.bfloat16)),
+    ]
+    layer = make_layer(make_spec(12, 3), dtype)
+    assert [answer.output.dtype for answer in layer.forward(calls)] == [query_dtype, torch.float32]
+
+
+def test_key_defaults_to_the_query_and_value_to_the_key():
+    layer, query, key, value = make_layer(make_spec(12, 3), torch.float64), *(randn(1, 4, 12, seed=i) for i in range(3))
+    for short, long in (
+        (Call("layer", query), Call("layer", query, query, query)),
+        (Call("layer", query, key), Call("layer", query, key, key)),
+        (Call("layer", query, value=value), Call("layer", query, query, value)),
+    ):
+        torch.testing.assert_close(layer.forward([short])[0].output, layer.forward([long])[0].output)
+
+
+def test_inputs_that_are_not_contiguous_answer_as_their_copies():
+    layer = make_layer(make_spec(12, 3))
+    wide = randn(4, 12, 24)
+    for view in (wide[::2, ::3, ::2], wide.transpose(0, 1)[:2, :, 12:], wide[:1, :1, :12].expand(3, 5, 12)):
+        assert same_answers(*layer.forward([Call("layer", view), Call("layer", view.contiguous())]))
+
+
+def test_a_layer_keeps_nothing_of_the_tensors_it_was_made_from():
+    tensors = make_tensors(spec := make_spec(12, 3, has_bias_kv=True))
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    layer = type(make_layer(spec))(spec, tensors, dtype=torch.float32, device=CPU)
+    call = Call("layer", randn(1, 4, 12))
+    before = layer.forward([call])[0]
+    for tensor in tensors.values():
+        tensor.fill_(torch.nan)
+    assert same_answers(before, layer.forward([call])[0])
+
+
+def test_the_same_call_twice_in_a_batch_is_answered_twice():
+    layer, call = make_layer(make_spec(12, 3)), Call("layer", randn(1, 4, 12))
+    answers = layer.forward([call, Call("layer", randn(1, 3, 12, seed=1)), call])
+    assert same_answers(answers[0], answers[2])
+    assert answers[1].output.shape == (1, 3, 12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 7), (7, 1), (2, 3)])
+def test_the_smallest_shapes_work(dtype, width, queries, keys):
+    """One row, one key, one head, one feature."""
+    spec = make_spec(width, 1)
+    wide = torch.promote_types(dtype, torch.float32)
+    query, key = randn(1, queries, width, dtype=wide), randn(1, keys, width, seed=1, dtype=wide)
+    mask = CombinedMask(Sizes(1, 1, queries, keys), (lengths(torch.tensor([[keys]])),))
+    call = Call("layer", query, key, mask=mask, weights=WeightsWanted("top_k", k=1))
+    tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
+    expected, _ = reference.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call))
+    assert_near(make_layer(spec, dtype).forward([call])[0].output, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_mask_of_every_kind_fits_a_layer_with_appended_columns(dtype):
+    """The layer's own columns may always be attended to; a mask that blocks every key leaves them."""
+    spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
+    wide = torch.promote_types(dtype, torch.float32)
+    query, key, sizes = randn(2, 3, 12, dtype=wide), randn(2, 4, 12, seed=1, dtype=wide), Sizes(2, 3, 3, 4)
+    blocked = np.zeros((1, 1, 1, 1), bool)
+    kinds: list[reference.Mask] = [
+        reference.Attend(blocked),
+        reference.Ignore(~blocked),
+        reference.Bias(np.full((2, 3, 3, 1), -np.inf, np.float32)),
+        reference.Bias(np.full((1, 1, 3, 4), 0.5, np.float32)),
+        reference.Lengths(np.array([0, 2])),
+        reference.Causal(-2),
+        reference.Window(0, 0, 0),
+    ]
+    tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
+    for kind in kinds:
+        call = Call("layer", query, key, mask=engine_mask([kind], sizes), weights=WeightsWanted("heads", dtype=wide))
+        expected, weights = reference.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call), [kind])
+        answer = make_layer(spec, dtype).forward([call])[0]
+        assert_near(answer.output, expected, TOLERANCE[dtype])
+        assert_near(full_weights(answer), weights, TOLERANCE[dtype])
+        assert torch.allclose(full_weights(answer).sum(-1), torch.ones(1, dtype=wide))

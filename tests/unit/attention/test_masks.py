@@ -1,0 +1,252 @@
+"""Masks: every kind says what it means, and kinds that mean the same give the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.attention import masks
+from service.attention.call import Call, WeightsWanted
+from service.attention.masks import CombinedMask, Mask, Sizes
+from tests import reference
+from tests.engine_room import (
+    DTYPES,
+    THREADS,
+    engine_mask,
+    full_weights,
+    make_layer,
+    make_spec,
+    randn,
+    same_answers,
+    torch_threads,
+)
+from tests.strategies import masks_for, seeds
+
+small_sizes = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), small_sizes)
+def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes):
+    """Any masks of any kinds, any axis whole or 1, offsets far out of range."""
+    drawn = data.draw(masks_for(sizes))
+    combined = engine_mask(drawn, sizes)
+    expected = reference.may_attend(drawn, tuple(sizes))
+    bias = reference.added_bias(drawn, tuple(sizes))
+    for b in range(sizes.sequences):
+        for found in (
+            ([combined.lowered(b, torch.float64), combined.of_sequence(b).lowered(0, torch.float64)])
+            if combined
+            else []
+        ):
+            assert found is not None
+            whole = found.expand(*expected[b].shape)
+            allowed = whole if found.dtype == torch.bool else whole != -torch.inf
+            np.testing.assert_array_equal(allowed.numpy(), expected[b])
+            if found.dtype != torch.bool:
+                np.testing.assert_allclose(whole.numpy()[expected[b]], bias[b][expected[b]], rtol=1e-12, atol=1e-15)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), small_sizes, st.integers(1, 40))
+def test_masked_rows_are_those_that_may_attend_to_nothing_in_some_head(data, sizes, step_cells):
+    """In whatever steps they are looked at; each step is a run of rows, and together they are all B x L of them."""
+    drawn = data.draw(masks_for(sizes))
+    combined = engine_mask(drawn, sizes) or CombinedMask(sizes, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "STEP_CELLS", step_cells)
+        steps = list(combined.masked_rows())
+    if not drawn:
+        assert steps == []
+        return
+    alive = reference.may_attend(drawn, tuple(sizes)).max(-1)
+    assert torch.cat(steps).tolist() == (~alive.min(1)).flatten().tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), small_sizes, seeds)
+def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_one_and_the_same(data, sizes, seed):
+    layer, call = _layer_and_call(data, sizes, seed)
+    ones = torch.ones(tuple(sizes), dtype=torch.bool)
+    same: list[Mask] = [
+        masks.attend(ones),
+        masks.attend(ones[:1, :1, :1, :1]),
+        masks.ignore(~ones),
+        masks.bias(torch.zeros(1, 1, 1, sizes.keys)),
+        masks.bias(torch.zeros(tuple(sizes), dtype=torch.float64)),
+        masks.lengths(torch.full((1, 1), sizes.keys)),
+        masks.window(sizes, 0, None, None),
+        masks.causal(sizes, 10**30),
+    ]
+    _assert_all_the_same(layer, call, [None, *(_combined(sizes, mask) for mask in same)])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), small_sizes, seeds)
+def test_lengths_attend_ignore_and_bias_that_say_the_same_give_the_same_bits(data, sizes, seed):
+    """Per sequence and per row; written broadcast, expanded, in one mask or in two that have to be and-ed."""
+    layer, call = _layer_and_call(data, sizes, seed)
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, sizes.keys + 1, (sizes.sequences, data.draw(st.sampled_from([1, sizes.queries]))))
+    lengths = torch.from_numpy(rows)
+    true = torch.arange(sizes.keys) < lengths[:, None, :, None]
+    minus = torch.where(true, 0.0, -torch.inf)
+    half = torch.from_numpy(rng.random(true.shape) < 0.5)
+    same: list[tuple[Mask, ...]] = [
+        (masks.lengths(lengths),),
+        (masks.attend(true),),
+        (masks.attend(true.expand(tuple(sizes))),),
+        (masks.attend(true.expand(tuple(sizes)).contiguous()),),
+        (masks.ignore(~true),),
+        (masks.bias(minus),),
+        (masks.bias(minus.double().expand(tuple(sizes)).contiguous()),),
+        (masks.attend(true | half), masks.ignore(~(true | ~half))),
+        (masks.lengths(lengths), masks.lengths(torch.full((1, 1), sizes.keys)), masks.attend(true)),
+        (masks.lengths(lengths), masks.bias(minus), masks.bias(torch.zeros(1, 1, 1, 1))),
+    ]
+    _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), small_sizes, seeds)
+def test_causal_and_window_give_the_bits_of_the_same_mask_written_out(data, sizes, seed):
+    layer, call = _layer_and_call(data, sizes, seed)
+    offset = data.draw(st.integers(-sizes.queries - 2, sizes.keys + 2))
+    left = data.draw(st.one_of(st.none(), st.integers(0, sizes.keys + 2)))
+    i, j = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)
+    causal, near = j <= i + offset, torch.ones_like(j <= i) if left is None else j >= i + offset - left
+    counts = (torch.arange(sizes.queries) + offset + 1).clamp(0, sizes.keys)[None]
+    same: list[tuple[Mask, ...]] = [
+        (masks.window(sizes, offset, left, 0),),
+        (masks.causal(sizes, offset), masks.window(sizes, offset, left, None)),
+        (masks.attend((causal & near)[None, None]),),
+        (masks.ignore(~causal[None, None]), masks.attend(near[None, None])),
+        (masks.lengths(counts), masks.attend(near[None, None])),
+        (masks.bias(torch.where(causal & near, 0.0, -torch.inf)[None, None].expand(tuple(sizes))),),
+    ]
+    _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [65, 130, 513])
+def test_long_sequences_do_not_care_how_a_mask_is_written_either(size, dtype, threads):
+    """Beyond the blocks that kernels work in."""
+    sizes = Sizes(1, 2, size, size)
+    true = torch.tril(torch.ones(size, size, dtype=torch.bool))[None, None]
+    layer = make_layer(make_spec(16, 2), dtype)
+    call = Call("layer", randn(1, size, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+    written: list[Mask] = [
+        masks.causal(sizes, 0),
+        masks.attend(true),
+        masks.attend(true.expand(tuple(sizes)).contiguous()),
+        masks.bias(torch.where(true, 0.0, -torch.inf)),
+        masks.lengths(torch.arange(1, size + 1)[None]),
+    ]
+    with torch_threads(threads):
+        _assert_all_the_same(layer, call, [_combined(sizes, mask) for mask in written])
+
+
+@pytest.mark.parametrize("shape", list(np.ndindex(2, 2, 2, 2)))
+def test_every_combination_of_size_one_axes_means_its_expansion(shape):
+    """Sixteen ways to write a mask smaller than the scores, as a boolean and as a bias."""
+    sizes = Sizes(2, 3, 5, 4)
+    layer, query, key = make_layer(make_spec(12, 3)), randn(2, 5, 12), randn(2, 4, 12, seed=1)
+    values = randn(*(size if whole else 1 for size, whole in zip(sizes, shape, strict=True)), seed=2)
+    for mask in (masks.attend(values > 0), masks.bias(torch.where(values > 0, values, -torch.inf))):
+        expanded = type(mask)(mask.values.expand(tuple(sizes)).contiguous())
+        call = Call("layer", query, key)
+        _assert_all_the_same(layer, call, [_combined(sizes, mask), _combined(sizes, expanded)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_extreme_biases_stay_finite(dtype):
+    """A bias masks only where it is -inf: the largest numbers, twice, leave a row that sums to 1 and no NaN."""
+    sizes = Sizes(1, 2, 3, 4)
+    call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
+    single = torch.finfo(torch.float32).max
+    for values in ([-1e38, -1e38], [1e38, 1e38], [-single] * 3, [single, single, -single], [-1e9], [-1e308, 1e308]):
+        everywhere = [masks.bias(torch.full((1, 1, 1, 1), value, dtype=torch.float64)) for value in values]
+        onekey = [masks.bias(torch.tensor([0, 0, 0, value], dtype=torch.float64).view(1, 1, 1, 4)) for value in values]
+        for biases in (everywhere, onekey):
+            combined = CombinedMask(sizes, tuple(biases))
+            answer = make_layer(make_spec(8, 2), dtype).forward([_with(call, combined)])[0]
+            weights = full_weights(answer)
+            assert torch.isfinite(answer.output).all(), values
+            assert torch.allclose(weights.sum(-1), torch.ones(1)), values
+            assert not any(step.any() for step in combined.masked_rows())
+        if len(set(np.sign(values))) == 1:
+            # All keys alike shift nothing that a softmax sees; one key far below or above gets nothing or everything.
+            assert weights[..., 3].unique().tolist() == [float(values[0] > 0)]
+
+
+def test_a_huge_bias_decides_alone_and_equal_ones_share():
+    """+1e38 on two keys of four: each has half a share of what the scores say between them, the others nothing."""
+    sizes = Sizes(1, 1, 1, 4)
+    mask = masks.bias(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
+    call = Call("layer", randn(1, 1, 8), randn(1, 4, 8), mask=_combined(sizes, mask), weights=WeightsWanted("heads"))
+    assert full_weights(make_layer(make_spec(8, 1)).forward([call])[0]).flatten().tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [-1e9, -1e38, -3.4e38])
+def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
+    """One key with a bias of -1e38 beside keys that are blocked: it has all of the weight, and they have none."""
+    sizes, low = Sizes(1, 2, 3, 4), torch.tensor([0, value, 0, 0], dtype=torch.float32).view(1, 1, 1, 4)
+    only = torch.tensor([False, True, False, False]).view(1, 1, 1, 4)
+    call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
+    layer = make_layer(make_spec(8, 2), dtype)
+    with_bias, without = (
+        layer.forward([_with(call, CombinedMask(sizes, ways))])[0]
+        for ways in ((masks.attend(only), masks.bias(low)), (masks.attend(only),))
+    )
+    assert full_weights(with_bias).flatten(0, 2).tolist() == [[0.0, 1.0, 0.0, 0.0]] * 6
+    torch.testing.assert_close(with_bias.output, without.output)
+
+
+def test_numbers_beyond_int64_mean_what_they_say():
+    """Offsets, lefts and rights are Python integers: together they may cancel."""
+    sizes, far = Sizes(1, 1, 4, 6), 10**30
+    for mask, expected in (
+        (masks.causal(sizes, far), [(0, 6)] * 4),
+        (masks.causal(sizes, -far), [(0, 0)] * 4),
+        (masks.window(sizes, far, far, None), [(0, 6), (1, 6), (2, 6), (3, 6)]),
+        (masks.window(sizes, far, far + 2, None), [(0, 6), (0, 6), (0, 6), (1, 6)]),
+        (masks.window(sizes, -far, None, far), [(0, 1), (0, 2), (0, 3), (0, 4)]),
+        (masks.window(sizes, -far, None, far + 1), [(0, 2), (0, 3), (0, 4), (0, 5)]),
+        (masks.window(sizes, 2**62, 2**62, 2**62), [(0, 6), (1, 6), (2, 6), (3, 6)]),
+    ):
+        assert list(zip(mask.low[0].tolist(), mask.high[0].tolist(), strict=True)) == expected
+
+
+def test_the_two_boolean_polarities_are_each_others_inverse():
+    values = torch.rand(2, 1, 3, 4) > 0.5
+    assert torch.equal(masks.attend(values).values, masks.ignore(~values).values)
+
+
+def _layer_and_call(data: st.DataObject, sizes: Sizes, seed: int):
+    dtype = data.draw(st.sampled_from(DTYPES))
+    head_width, value_head_width = data.draw(st.sampled_from([(1, 1), (4, 4), (8, 8), (5, 3)]))
+    spec = make_spec(12, sizes.heads, head_width=head_width, value_head_width=value_head_width)
+    query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    query = randn(sizes.sequences, sizes.queries, 12, seed=seed, dtype=query_dtype)
+    key = randn(sizes.sequences, sizes.keys, 12, seed=seed + 1, dtype=query_dtype)
+    return make_layer(spec, dtype), Call("layer", query, key)
+
+
+def _combined(sizes: Sizes, mask: Mask) -> CombinedMask:
+    return CombinedMask(sizes, (mask,))
+
+
+def _with(call: Call, mask: CombinedMask | None) -> Call:
+    return Call(call.layer, call.query, call.key, call.value, mask, call.weights)
+
+
+def _assert_all_the_same(layer, call: Call, written: list[CombinedMask | None]) -> None:
+    asked = Call(call.layer, call.query, call.key, weights=WeightsWanted("heads"))
+    first, *others = (layer.forward([_with(asked, mask)])[0] for mask in written)
+    for i, other in enumerate(others, start=1):
+        assert same_answers(first, other), f"the mask written in way {i} gives other bits than in way 0"

@@ -1,0 +1,81 @@
+"""P3: no work is done for positions that do not exist. Counted at torch's own functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from service.attention.call import Call
+from service.attention.masks import CombinedMask, Sizes, causal
+from tests.engine_room import DTYPES, make_layer, make_spec, randn
+
+LENGTHS = (1, 500, 3, 64, 7, 7, 129)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Rows of every product and shapes (q, k) of every attention call, as they happen."""
+    rows: list[int] = []
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    linear, attention = functional.linear, functional.scaled_dot_product_attention
+
+    def counting_linear(x, *args):
+        rows.append(x.shape[0])
+        return linear(x, *args)
+
+    def counting_attention(q, k, v, **kwargs):
+        shapes.append((tuple(q.shape), tuple(k.shape)))
+        return attention(q, k, v, **kwargs)
+
+    monkeypatch.setattr(functional, "linear", counting_linear)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counting_attention)
+    return rows, shapes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted, dtype):
+    """711 tokens of very unequal lengths: 712 rows a product, where padding would make it 3,500."""
+    rows, _ = counted
+    layer = make_layer(make_spec(64, 4), dtype)
+    layer.forward([Call("layer", randn(1, length, 64)) for length in LENGTHS])
+    tokens = sum(LENGTHS)
+    assert tokens == 711
+    # Query, key and value in one product where that rounds alike, then the output.
+    assert rows == [712] * (4 if dtype == torch.float64 else 2)
+    assert layer.filler_rows == len(rows)
+
+
+def test_no_attention_call_is_larger_than_its_sequence(counted):
+    _, shapes = counted
+    calls = [Call("layer", randn(1, length, 64)) for length in LENGTHS]
+    calls.append(Call("layer", randn(3, 5, 64), randn(3, 11, 64)))
+    sizes = Sizes(1, 4, 9, 9)
+    calls.append(Call("layer", randn(1, 9, 64), mask=CombinedMask(sizes, (causal(sizes, 0),))))
+    make_layer(make_spec(64, 4)).forward(calls)
+    pairs = [(length, length) for length in LENGTHS] + [(5, 11)] * 3 + [(9, 9)]
+    assert shapes == [((1, 4, queries, 16), (1, 4, keys, 16)) for queries, keys in pairs]
+
+
+def test_cross_attention_packs_queries_and_keys_by_themselves(counted):
+    """Four queries over 100 keys and 40 over 3: neither side is stretched to the other."""
+    rows, _ = counted
+    calls = [Call("layer", randn(1, a, 8), randn(1, b, 8)) for a, b in ((4, 100), (40, 3))]
+    make_layer(make_spec(8, 2)).forward(calls)
+    assert rows == [44, 104, 104, 44]
+
+
+def test_a_single_token_costs_twelve_rows_and_says_so(counted):
+    """Filler rows are counted, so that the metrics can show them."""
+    rows, _ = counted
+    layer = make_layer(make_spec(64, 4))
+    layer.forward([Call("layer", randn(1, 1, 64))])
+    assert rows == [12, 12]
+    assert layer.filler_rows == 22
+
+
+def test_a_small_layer_in_16_bits_needs_more_filler(counted):
+    rows, _ = counted
+    make_layer(make_spec(8, 2), torch.bfloat16).forward([Call("layer", randn(1, 1, 8))])
+    # The output projection has 64 weights: 65 x 64 is the first product above 4,096, and 68 the next multiple of 4.
+    assert rows == [68, 68]

@@ -1,0 +1,118 @@
+"""The self-check finds a layer whose bits depend on its company, and then that layer runs one sequence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.attention import engine as engine_module
+from service.attention.call import Answer, Call
+from service.attention.engine import Engine, EngineOptions
+from service.attention.layer import Layer
+from service.attention.self_check import keeps_bits, sample_calls
+from tests.engine_room import (
+    CPU,
+    DTYPES,
+    THREADS,
+    blas_keeps_rows,
+    make_layer,
+    make_spec,
+    make_tensors,
+    randn,
+    same_answers,
+    same_bits,
+    torch_threads,
+)
+
+
+class ManyRowsRoundDifferently(Layer):
+    """Adds one unit in the last place for each sequence in company, as a BLAS that picks its kernel by the rows does."""
+
+    def _through(self, projection, parts):
+        found = super()._through(projection, parts)
+        return [torch.nextafter(part, torch.full_like(part, torch.inf)) for part in found] if len(parts) > 1 else found
+
+
+class OddPlacesRoundDifferently(Layer):
+    """Only a sequence that starts at an odd row is off by one unit in the last place."""
+
+    def _through(self, projection, parts):
+        found = super()._through(projection, parts)
+        start = 0
+        for i, part in enumerate(found):
+            if start % 2:
+                found[i] = torch.nextafter(part, torch.full_like(part, torch.inf))
+            start += part.shape[0] * part.shape[1]
+        return found
+
+
+class WeightsChangeTheOutput(Layer):
+    """As torch.nn.MultiheadAttention does, whose two paths are two kernels."""
+
+    def _forward(self, calls):
+        answers = super()._forward(calls)
+        return [
+            answer if answer.weights is None else Answer(answer.output + 1e-6, answer.weights) for answer in answers
+        ]
+
+
+DOUBLES = [ManyRowsRoundDifferently, OddPlacesRoundDifferently, WeightsChangeTheOutput]
+
+
+@pytest.mark.parametrize("double", DOUBLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_difference_in_the_last_place_is_found_out(double, dtype):
+    spec = make_spec(24, 3)
+    assert not keeps_bits(double(spec, make_tensors(spec), dtype=dtype, device=CPU))
+
+
+@pytest.mark.parametrize("double", DOUBLES[:2])
+def test_a_layer_that_was_found_out_runs_one_sequence_at_a_time_and_keeps_its_promise(monkeypatch, double):
+    monkeypatch.setattr(engine_module, "Layer", double)
+    spec = make_spec(24, 3)
+    engine = Engine(EngineOptions(CPU, torch.float32))
+    try:
+        assert engine.load("layer", spec, make_tensors(spec)).result().is_sequential
+        calls = [Call("layer", randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
+        together = engine.run(calls).result()
+        for call, answer in zip(calls, together, strict=True):
+            assert same_answers(engine.run([call]).result()[0], answer)
+        batch = Call("layer", torch.cat([randn(1, 5, 24, seed=i) for i in range(3)]))
+        for one, part in zip(engine.run([batch]).result()[0].output, batch.sequences(), strict=True):
+            assert same_bits(one[None], engine.run([part]).result()[0].output)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ordinary_layers_share_their_forward_passes_here(dtype, threads):
+    """Where the BLAS has the measured property, the rounding rules are enough for layers of any width."""
+    if not blas_keeps_rows():
+        pytest.skip("this machine's matrix products depend on the number of rows: layers run one sequence at a time")
+    specs = [
+        make_spec(384, 12),
+        make_spec(512, 8, num_kv_heads=2),
+        make_spec(4, 2),
+        make_spec(1, 1),
+        make_spec(37, 3, key_width=11, value_width=5, value_head_width=7, out_width=2),
+        make_spec(129, 1, has_output=False),
+    ]
+    with torch_threads(threads):
+        assert [keeps_bits(make_layer(spec, dtype)) for spec in specs] == [True] * len(specs)
+
+
+def test_sample_calls_are_the_same_for_the_same_layer_and_of_every_sort():
+    layer = make_layer(make_spec(24, 3))
+    calls, again = sample_calls(layer), sample_calls(layer)
+    assert all(same_bits(one.query, other.query) for one, other in zip(calls, again, strict=True))
+    assert any(call.is_self_attention for call in calls)
+    assert any(not call.is_self_attention for call in calls)
+    assert any(call.mask for call in calls)
+    assert {1, 2, 11, 12, 13} <= {call.query.shape[1] for call in calls}
+
+
+def test_a_layer_with_unequal_widths_is_checked_with_cross_attention():
+    layer = make_layer(make_spec(24, 3, key_width=10))
+    assert not any(call.is_self_attention for call in sample_calls(layer))
+    assert isinstance(keeps_bits(layer), bool)

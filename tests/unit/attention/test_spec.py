@@ -1,0 +1,125 @@
+"""LayerSpec: a spec that exists is consistent, survives JSON, and knows its tensors and its cost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+
+from service.attention.spec import LayerSpec
+from service.errors import LayerError
+from tests.engine_room import make_spec
+from tests.strategies import specs
+
+SPEC = make_spec(24, 3)
+
+
+@given(specs())
+@settings(max_examples=60, deadline=None)
+def test_json_brings_back_the_same_spec(spec):
+    assert LayerSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("query_width", 0),
+        ("key_width", -1),
+        ("value_width", 1.0),
+        ("out_width", True),
+        ("num_heads", "3"),
+        ("num_heads", None),
+        ("num_kv_heads", 2),
+        ("head_width", 0),
+        ("value_head_width", 0),
+        ("scale", 0.0),
+        ("scale", -1.0),
+        ("scale", float("inf")),
+        ("scale", float("nan")),
+        ("scale", 1),
+        ("scale", "1"),
+        ("biases", ["query", "query"]),
+        ("biases", ["nobody"]),
+        ("biases", "query"),
+        ("biases", [1]),
+        ("has_output", 1),
+        ("has_output", False),
+        ("has_bias_kv", None),
+        ("add_zero_attn", "no"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_cannot_be_made(field, value):
+    """Three heads cannot share two; a layer without output projection has no output bias and its heads' width."""
+    with pytest.raises(LayerError):
+        LayerSpec.from_json({**SPEC.to_json(), field: value})
+
+
+def test_a_layer_without_output_is_as_wide_as_its_heads_together():
+    with pytest.raises(LayerError, match="as wide as its heads"):
+        make_spec(24, 3, has_output=False).from_json({**make_spec(24, 3, has_output=False).to_json(), "out_width": 23})
+
+
+@pytest.mark.parametrize("value", [None, [], "spec", 3])
+def test_what_is_no_object_is_no_spec(value):
+    with pytest.raises(LayerError):
+        LayerSpec.from_json(value)
+
+
+def test_missing_and_unknown_fields_are_named():
+    fields = SPEC.to_json()
+    del fields["scale"]
+    with pytest.raises(LayerError, match="lacks scale"):
+        LayerSpec.from_json(fields)
+    with pytest.raises(LayerError, match="rope"):
+        LayerSpec.from_json({**SPEC.to_json(), "rope": True})
+
+
+def test_tensor_shapes_name_every_tensor():
+    spec = make_spec(
+        20,
+        4,
+        num_kv_heads=2,
+        key_width=6,
+        value_width=7,
+        out_width=9,
+        head_width=5,
+        value_head_width=3,
+        has_bias_kv=True,
+    )
+    assert spec.tensor_shapes() == {
+        "query.weight": (20, 20),
+        "key.weight": (10, 6),
+        "value.weight": (6, 7),
+        "output.weight": (9, 12),
+        "query.bias": (20,),
+        "key.bias": (10,),
+        "value.bias": (6,),
+        "output.bias": (9,),
+        "bias_k": (10,),
+        "bias_v": (6,),
+    }
+    assert set(make_spec(24, 3, has_output=False, biases=False).tensor_shapes()) == {
+        "query.weight",
+        "key.weight",
+        "value.weight",
+    }
+
+
+@pytest.mark.parametrize(
+    ("has_bias_kv", "add_zero_attn", "expected"),
+    [(False, False, 0), (True, False, 1), (False, True, 1), (True, True, 2)],
+)
+def test_extra_keys_are_the_columns_that_a_layer_appends(has_bias_kv, add_zero_attn, expected):
+    assert make_spec(8, 2, has_bias_kv=has_bias_kv, add_zero_attn=add_zero_attn).extra_keys == expected
+
+
+def test_flops_count_two_for_each_multiply_and_add():
+    """By hand: a 24-wide layer, 5 query rows, 7 key rows, 35 pairs."""
+    assert SPEC.flops(5, 7, 35) == 2 * (5 * 2 * 24 * 24 + 7 * 2 * 24 * 24 + 35 * 3 * (8 + 8))
+    bare = make_spec(24, 3, has_output=False)
+    assert bare.flops(5, 7, 35) == SPEC.flops(5, 7, 35) - 2 * 5 * 24 * 24
+
+
+def test_flops_are_whole_numbers_of_any_size():
+    assert make_spec(4096, 32).flops(2**40, 2**40, 2**80) > 2**90
