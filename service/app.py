@@ -241,6 +241,7 @@ def build(
         redoc_url=None,
         openapi_url=None,
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.include_router(make_router(service))

@@ -17,7 +17,7 @@ import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
@@ -151,10 +151,15 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         end = loop.time() + self._drain.grace_s
         self._drain.stop_admitting()
+        # Taken over in the very step that closes the listener, which would reset them.
+        waiting = list(_accepted(self._listener))
         for server in self.servers:
             server.close()
         for sock in sockets or []:
             sock.close()
+        for taken in waiting:
+            with contextlib.suppress(OSError):
+                await loop.connect_accepted_socket(self._protocol, taken)
         # Every answer from here on says that it is the last one of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         for connection in list(self._connections):
@@ -171,6 +176,14 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         await self._quiet(CUT_S)
         await self.lifespan.shutdown()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one for a connection that it accepts itself."""
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     async def _quiet(self, timeout_s: float) -> bool:
         """Whether no connection and no request was left within `timeout_s`."""
@@ -201,6 +214,17 @@ class _Watched(set[T]):
 
     async def emptied(self) -> None:
         await self._empty.wait()
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that the kernel has completed and nobody has taken yet."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # none is left, or the listener is closed
+            return
+        connection.setblocking(False)
+        yield connection
 
 
 def _is_idle(connection: Any) -> bool:

@@ -13,7 +13,7 @@ _JSON = (b"application/json", b"application/*", b"*/*")
 
 def check_accepts_json(scope: Scope) -> None:
     """Raises NotAcceptable unless `application/json` may be answered; the most specific range decides."""
-    values = headers(scope, b"accept")
+    values = [value for value in headers(scope, b"accept") if value.strip()]
     if not values:
         return
     weights: dict[bytes, float] = {}
@@ -21,7 +21,7 @@ def check_accepts_json(scope: Scope) -> None:
         media, *parameters = (part.strip().lower() for part in entry.split(b";"))
         weights[media] = _quality(parameters)
     best = next((weights[media] for media in _JSON if media in weights), 0.0)
-    if best <= 0:
+    if not best > 0:  # also where q is "nan"
         raise NotAcceptable("answers are application/json")
 
 

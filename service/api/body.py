@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import zstandard
 
-from service.api.asgi import ClientGone, Receive, Scope, header, headers
+from service.api.asgi import ClientGone, Receive, Scope, headers
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -23,8 +23,14 @@ from service.errors import (
     UnsupportedContentEncoding,
     UnsupportedMediaType,
 )
+from service.wire.pace import Pace
 
 PIECE = 2**20
+GZIP_STEP = 2**16
+# Every member costs a fresh decompressor; `pigz -i` and concatenated files have a few.
+MAX_MEMBERS = 1024
+# Four bytes of a zstd frame can stand for 128 KiB, so a step in is at most 8 MiB out.
+ZSTD_STEP = 256
 _UTF8_NAMES = (b"utf-8", b"utf8")
 
 
@@ -38,7 +44,8 @@ class BodyLimits:
 
 def check_json(scope: Scope) -> None:
     """The media type must say JSON in UTF-8; raises UnsupportedMediaType."""
-    value = header(scope, b"content-type") or b""
+    values = headers(scope, b"content-type")
+    value = values[0] if len(values) == 1 else b""
     media, *parameters = (part.strip().lower() for part in value.split(b";"))
     charsets = [part.partition(b"=")[2].strip(b'" ') for part in parameters if part.startswith(b"charset")]
     if media != b"application/json" or any(charset not in _UTF8_NAMES for charset in charsets):
@@ -61,7 +68,7 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
 
 def _content_encoding(scope: Scope) -> bytes | None:
     names = [name.strip().lower() for value in headers(scope, b"content-encoding") for name in value.split(b",")]
-    names = [name for name in names if name != b"identity"]
+    names = [name for name in names if name not in (b"", b"identity")]
     if not names:
         return None
     if len(names) > 1 or names[0] not in (b"gzip", b"zstd"):
@@ -97,44 +104,47 @@ async def _receive_all(receive: Receive, limits: BodyLimits) -> bytes:
 
 
 async def _decompressed(body: bytes, encoding: bytes, limits: BodyLimits) -> bytes:
-    pieces, total = [], 0
-    if not body:
-        raise BadEncoding("the compressed body is empty")
+    pieces, total, pace = [], 0, Pace()
     try:
         for piece in _gunzip(body) if encoding == b"gzip" else _unzstd(body):
             total += len(piece)
             if total > limits.max_bytes:
                 raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
             pieces.append(piece)
-            await asyncio.sleep(0)
+            await pace.give_way()
     except (zlib.error, zstandard.ZstdError):
         raise BadEncoding("the compressed body is damaged") from None
+    if not total:
+        raise BadEncoding("the compressed body holds nothing")
     return b"".join(pieces)
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
     """RFC 1952 members one after another; every member must be whole and nothing may follow the last."""
-    rest = body
-    while rest:
+    view, start, members = memoryview(body), 0, 0
+    while start < len(body):
+        members += 1
+        if members > MAX_MEMBERS:
+            raise BadEncoding(f"a gzip body may have {MAX_MEMBERS} members")
         member = zlib.decompressobj(wbits=31)
         while not member.eof:
-            piece = member.decompress(rest, PIECE)
-            rest = member.unconsumed_tail
-            if not piece and not rest and not member.eof:
+            # A slice at a time: what a member leaves over is copied, and must not be the rest of the body each time.
+            piece = member.decompress(member.unconsumed_tail or view[start : start + GZIP_STEP], PIECE)
+            if not member.unconsumed_tail:
+                start = min(start + GZIP_STEP, len(body))
+            if not piece and start == len(body) and not member.unconsumed_tail and not member.eof:
                 raise BadEncoding("the gzip body is cut short")
             yield piece
-        rest = member.unused_data
+        start -= len(member.unused_data)
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
     """One zstd frame (RFC 8878) with a window of at most 8 MiB; nothing may follow it."""
     reader = zstandard.ZstdDecompressor(max_window_size=2**23).decompressobj()
-    # Small steps in bound what one step can produce: zstd expands at most a few thousand times.
-    step = 1024
-    for start in range(0, len(body), step):
-        yield reader.decompress(body[start : start + step])
+    for start in range(0, len(body), ZSTD_STEP):
+        yield reader.decompress(body[start : start + ZSTD_STEP])
         if reader.eof:
-            if reader.unused_data or start + step < len(body):
+            if reader.unused_data or start + ZSTD_STEP < len(body):
                 raise BadEncoding("bytes follow the zstd frame")
             return
     raise BadEncoding("the zstd body is cut short")

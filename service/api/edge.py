@@ -6,7 +6,6 @@ here and nowhere else; HEAD works on every GET and OPTIONS on every path; no Bas
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -85,12 +84,14 @@ class Edge:
         self._log.received(trace)
         try:
             await self._serve(scope, receive, answer, trace)
-        except (ClientGone, asyncio.CancelledError) as error:
+        except ClientGone:
             self._log.abandoned(trace, self._now() - trace.started)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return
-        self._log.answered(trace, self._now() - trace.started)
+        except BaseException:
+            # Cancelled, or failed after the answer had begun: either way the caller did not get it whole.
+            self._log.abandoned(trace, self._now() - trace.started)
+            raise
+        else:
+            self._log.answered(trace, self._now() - trace.started)
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, trace: Trace) -> None:
         try:
@@ -98,7 +99,8 @@ class Edge:
                 await self._options(scope, answer)
                 return
             if scope["method"] == "HEAD":
-                scope["method"] = "GET"
+                # A copy: the server reads its own scope to know that a HEAD's answer has no body.
+                scope = {**scope, "method": "GET"}
             if self._hot is not None and scope["method"] == "POST":
                 match, child = self._hot.matches(scope)
                 if match is Match.FULL:

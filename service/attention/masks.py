@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 # Rows of a mask looked at in one step, in scores: a step takes about a millisecond, so a caller may let others in between.
-STEP_CELLS = 2**20
+STEP_CELLS = 2**18
 
 
 class Sizes(NamedTuple):
@@ -162,7 +162,7 @@ class CombinedMask:
         if not self.masks:
             return
         heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
-        step = max(1, STEP_CELLS // (heads * sizes.keys))
+        step = max(1, STEP_CELLS // (heads * sizes.keys * len(self.masks)))
         for sequence in range(sizes.sequences):
             if all(isinstance(mask, Run) for mask in self.masks):
                 run = self._run(sequence)

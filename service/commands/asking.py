@@ -40,11 +40,11 @@ class Reply:
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
     """An array as the contract's base64 tensor object; integers and booleans are no queries."""
-    if str(array.dtype) not in _DTYPES:
-        raise InvalidInput(f"arrays must be float16, float32 or float64, got {array.dtype}")
+    if array.dtype.name not in _DTYPES:
+        raise InvalidInput(f"arrays must be float16, float32 or float64, got {array.dtype.name}")
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     data = pybase64.b64encode(little.tobytes()).decode("ascii")
-    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": data}
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def load_array(path: Path) -> np.ndarray:

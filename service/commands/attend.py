@@ -59,8 +59,11 @@ def attend(
     reply = _ask(layer, body, layers_dir if local else url)
     console = Console()
     if out is not None:
-        with out.open("wb") as file:
-            np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
+        try:
+            with out.open("wb") as file:
+                np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
+        except OSError as error:
+            raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
     console.print(f"output {_about(reply.output)}", highlight=False)
     for name, array in reply.weights.items():
         console.print(f"{name} {_about(array)}", highlight=False)
@@ -122,7 +125,10 @@ def _body(request: Path | None, files: dict[str, Path | None], causal: str | Non
     else:
         body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
     if causal is not None:
-        body["masks"] = [*body.get("masks", []), {"kind": "causal", "align": causal}]
+        masks = body.get("masks", [])
+        if not isinstance(masks, list):
+            raise InvalidInput("masks must be a list")
+        body["masks"] = [*masks, {"kind": "causal", "align": causal}]
     return body
 
 

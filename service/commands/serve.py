@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
 
 # A process is late, and the service not ready, after this many heartbeats without one.
@@ -88,7 +89,11 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s)
-    edge, service = build(settings, telemetry, board, refuse)
+    try:
+        edge, service = build(settings, telemetry, board, refuse)
+    except ServiceError as error:
+        say_once(run_dir, error.message)
+        return EXIT_REFUSED
     drain = Drain(
         delay_s=settings.drain_delay_s,
         grace_s=settings.shutdown_grace_s,

@@ -7,7 +7,6 @@ more than a few milliseconds (the sliced exception of `docs/decisions.md`).
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 import torch
@@ -18,11 +17,10 @@ from service.attention.spec import LayerSpec
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.mask_fields import decode_mask
+from service.wire.pace import Pace
 from service.wire.schemas import AttendRequest, WeightsField
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
-# Mask steps between two chances for others on the loop; a step is about a millisecond at most.
-STEPS_PER_TURN = 4
 BATCH_RANK = 3
 
 
@@ -127,7 +125,8 @@ async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | No
         return None
     param = f"/weights/{name}"
     tensor = (await decode_tensor(value, param=param, kind=TensorKind.INT)).tensor
-    chosen = tuple(tensor.tolist()) if tensor.dim() == 1 else ()
+    # Counted first: a list of millions is not worth looking at.
+    chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
         raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
     return chosen
@@ -176,7 +175,8 @@ async def _count_masked_rows(mask: CombinedMask | None, spec: LayerSpec, *, is_e
     if mask is None or spec.extra_keys:
         return 0  # appended columns may always be attended to
     count = seen = 0
-    for step, rows in enumerate(mask.masked_rows()):
+    pace = Pace()
+    for rows in mask.masked_rows():
         found = int(rows.sum())
         if found and is_error:
             sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
@@ -184,8 +184,7 @@ async def _count_masked_rows(mask: CombinedMask | None, spec: LayerSpec, *, is_e
                 f"query row {row} of sequence {sequence} may attend to no key in at least one head", param="/masks"
             )
         count, seen = count + found, seen + len(rows)
-        if step % STEPS_PER_TURN == STEPS_PER_TURN - 1:
-            await asyncio.sleep(0)
+        await pace.give_way()
     return count
 
 

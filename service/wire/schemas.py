@@ -1,14 +1,14 @@
 """Schemas: the JSON forms of a request and of an answer, as pydantic models.
 
 Laws: these models check what is not a tensor and are what OpenAPI shows; tensors pass through as they came (`tensors.py` reads
-them); unknown fields are refused everywhere; pydantic's own words never reach a caller (`checked` translates them).
+them); unknown fields are refused everywhere; pydantic's own words never reach a caller (`checked_request` translates them).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -100,7 +100,14 @@ class WindowMask(_Aligned):
 MaskField = Annotated[
     AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask, Field(discriminator="kind")
 ]
-MASK_KINDS = ("attend", "ignore", "lengths", "bias", "causal", "window")
+MASK_KINDS: dict[str, type[BaseModel]] = {
+    "attend": AttendMask,
+    "ignore": IgnoreMask,
+    "lengths": LengthsMask,
+    "bias": BiasMask,
+    "causal": CausalMask,
+    "window": WindowMask,
+}
 
 
 class WeightsField(_Strict):
@@ -174,26 +181,35 @@ class Problem(BaseModel):
     request_id: str
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def checked(model: type[M], value: Mapping[str, object]) -> M:
-    """The model of `value`, or the first thing that is wrong with it as one of our errors."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _translated(error, model, value) from None
-
-
 def checked_request(value: Mapping[str, object]) -> AttendRequest:
-    """As `checked`, with the mask errors that deserve an explanation."""
-    masks = value.get("masks")
-    for i, mask in enumerate(masks if isinstance(masks, list) else []):
-        _check_kind(mask, f"/masks/{i}")
-    return checked(AttendRequest, value)
+    """The request, or the first thing that is wrong with it as one of our errors; unknown fields before everything else.
+
+    Names are compared here and not by pydantic, which would describe every one of a hundred thousand wrong fields.
+    """
+    _check_names(value, AttendRequest, "")
+    masks, weights = value.get("masks"), value.get("weights")
+    if isinstance(weights, dict):
+        _check_names(weights, WeightsField, "/weights")
+    for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
+        _check_names(mask, _checked_kind(mask, f"/masks/{i}"), f"/masks/{i}")
+    try:
+        return AttendRequest.model_validate(value)
+    except ValidationError as error:
+        raise _translated(error) from None
 
 
-def _check_kind(mask: object, param: str) -> None:
+def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
+    """Says which fields there are and the nearest of our own names; never the caller's."""
+    known = model.model_fields
+    unknown = next((name for name in value if name not in known), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown[:64], list(known), n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)
+
+
+def _checked_kind(mask: Any, param: str) -> type[BaseModel]:
+    """What a mask of its kind may hold; a mask without a kind gets an explanation."""
     if not isinstance(mask, dict) or "kind" not in mask:
         raise MaskKindRequired(
             'a mask must say what its values mean: write {"kind": "attend", "values": …} where true = may attend, or '
@@ -204,6 +220,7 @@ def _check_kind(mask: object, param: str) -> None:
     kind = mask["kind"]
     if not isinstance(kind, str) or kind not in MASK_KINDS:
         raise BadMask(f"the mask's kind must be one of {', '.join(MASK_KINDS)}", param=f"{param}/kind")
+    return MASK_KINDS[kind]
 
 
 # What each of pydantic's error types means in our words; `{expected}` comes from our own models, never from the caller.
@@ -221,36 +238,13 @@ _WORDS = {
 }
 
 
-def _translated(error: ValidationError, model: type[BaseModel], value: Mapping[str, object]) -> InvalidInput:
-    """The first error in our words; an unknown field before everything else (the contract's order of checks)."""
-    found = error.errors(include_url=False, include_input=False)
-    first = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
+def _translated(error: ValidationError) -> InvalidInput:
+    """The first error in our words."""
+    first = error.errors(include_url=False, include_input=False)[0]
     # A discriminated union puts the tag into the location: /masks/0/causal/offset is /masks/0/offset to the caller.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
-    if first["type"] == "extra_forbidden":
-        return _unknown_field(loc, model, value)
     param = "".join(f"/{part}" for part in loc)
     context = first.get("ctx", {})
     words = _WORDS.get(first["type"], "is not valid").format_map({**context, "expected": context.get("expected", "")})
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{param.lstrip('/') or 'the request'} {words}", param=param)
-
-
-def _unknown_field(loc: list[int | str], model: type[BaseModel], value: Mapping[str, object]) -> UnknownField:
-    """Names the parent and what it takes, and the nearest of our own names; never the caller's."""
-    owner: type[BaseModel] = model
-    if loc[0] == "weights" and len(loc) > 1:
-        owner = WeightsField
-    elif loc[0] == "masks" and len(loc) > 1:
-        masks = value["masks"]
-        kind = masks[int(loc[1])]["kind"] if isinstance(masks, list) else ""
-        owner = next(
-            m
-            for m in (AttendMask, IgnoreMask, LengthsMask, BiasMask, CausalMask, WindowMask)
-            if m.__name__ == f"{kind.title()}Mask"
-        )
-    known = list(owner.model_fields)
-    near = difflib.get_close_matches(str(loc[-1])[:64], known, n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
-    where = "".join(f"/{part}" for part in loc[:-1])
-    return UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)

@@ -103,6 +103,29 @@ def test_two_processes_answer_on_one_port_and_their_metrics_add_up(serve):
     assert samples["attention_in_flight_requests"] == 0
 
 
+def test_a_head_has_the_headers_of_its_get_and_the_connection_goes_on(serve):
+    service = serve(workers=1)
+    service.wait_ready()
+    with httpx2.Client(base_url=service.url) as session:
+        for path, status in (("/docs", 200), ("/healthz", 200), ("/openapi.json", 200), ("/nope", 404)):
+            head, get = session.head(path), session.get(path)
+            assert head.status_code == get.status_code == status
+            assert head.headers["content-length"] == get.headers["content-length"]
+    samples = service.samples()
+    assert samples["attention_in_flight_requests"] == 0
+    answered = sum(value for name, value in samples.items() if name.startswith("attention_requests_total"))
+    assert samples["attention_received_total"] == answered
+
+
+def test_a_device_that_is_not_there_is_one_line_and_an_exit_code(serve):
+    service = serve(workers=1, device="cuda")
+    if service.find(event="layer_loaded"):
+        pytest.skip("this machine has a GPU")
+    assert service.process.wait(60) == 3
+    assert service.process.stderr is not None
+    assert "cuda" in service.process.stderr.read()
+
+
 def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
     service = serve(workers=2)
     service.wait_ready()

@@ -265,6 +265,20 @@ def test_an_answer_that_overflows_is_still_json(served):
     served(story)
 
 
+def test_scores_that_overflow_are_never_taken_for_a_masked_row(served):
+    """torch's kernel without a mask answers zeros there; a mask that allows everything must not change the answer."""
+    x = (X * 1e20).tolist()
+
+    async def story(service):
+        plain = (await service.attend({"query": x})).json()
+        for mask in ({"kind": "bias", "values": [0.0] * 5}, {"kind": "attend", "values": [True] * 5}):
+            assert (await service.attend({"query": x, "masks": [mask]})).json()["output"] == plain["output"]
+        assert not np.allclose(np.float32(plain["output"]), SMALL.tensors["output.bias"])
+        assert plain["masked_rows"] == 0
+
+    served(story)
+
+
 def test_headers_tell_the_id_the_times_and_how_to_treat_the_answer(served):
     async def story(service):
         answer = await service.attend({"query": X.tolist()}, headers={"x-request-id": "mine-1"})

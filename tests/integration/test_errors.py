@@ -173,6 +173,21 @@ def test_wrong_bodies_get_their_code_and_harm_nobody(served):
     served(story, max_sequences=4)
 
 
+def test_a_selection_of_millions_is_one_short_error(served):
+    async def story(service):
+        for body in (
+            {"heads": [1] * 100_000},
+            {"queries": {"dtype": "int32", "shape": [10**6], "data": "AAAA" * 1333333}},
+        ):
+            answer = await service.attend({"query": X, "weights": {"form": "heads", **body}})
+            assert answer.status_code in (400, 422)
+            assert len(answer.content) <= 4096
+        many = await service.attend({"query": X, **{str(i): 0 for i in range(20_000)}})
+        assert (many.status_code, many.json()["code"]) == (422, "unknown_field")
+
+    served(story)
+
+
 @pytest.mark.parametrize("count", [8191, 200_000])
 def test_many_wrong_elements_are_one_short_error(served, count):
     async def story(service):
@@ -217,6 +232,8 @@ def test_routes_and_methods_that_do_not_exist_say_so(served):
         assert (options.status_code, options.headers["allow"]) == (204, "OPTIONS, POST")
         head = await service.client.head("/healthz")
         assert (head.status_code, head.content) == (200, b"")
+        slash = await service.client.get("/v1/layers/", headers={"host": "evil.example"})
+        assert slash.status_code == 404
         assert (await service.client.post("/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
 
     served(story)

@@ -10,6 +10,7 @@ from service.errors import NotAcceptable
     "value",
     [
         None,
+        b"",
         b"*/*",
         b"application/json",
         b"APPLICATION/JSON",
@@ -30,7 +31,7 @@ def test_json_may_be_answered(value):
         b"application/json;q=0, */*",
         b"application/json;q=nope",
         b"x" * 10_000,
-        b"",
+        b"application/json;q=nan",
         b"image/*",
     ],
 )

@@ -125,6 +125,30 @@ def test_gzip_members_follow_each_other():
     assert read(Parts(gzip.compress(b"ab") + gzip.compress(b"cd")), (b"content-encoding", b"gzip")) == b"abcd"
 
 
+def test_a_body_of_very_many_members_is_refused_and_not_worked_through():
+    with pytest.raises(BadEncoding, match="1024 members"):
+        read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), limits=BodyLimits(2**20, 5))
+
+
+def test_a_compressed_body_that_holds_nothing_is_bad_encoding():
+    with pytest.raises(BadEncoding):
+        read(Parts(gzip.compress(b"")), (b"content-encoding", b"gzip"))
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 300_000])
+def test_members_of_any_size_are_joined(size):
+    parts = [bytes([i]) * size for i in range(3)]
+    packed = b"".join(gzip.compress(part, compresslevel=0) for part in parts)
+    limits = BodyLimits(2**20, 5)
+    assert read(Parts(packed), (b"content-encoding", b"gzip"), limits=limits) == b"".join(parts)
+
+
+def test_two_content_types_are_an_unsupported_media_type():
+    headers = [(b"content-type", b"application/json"), (b"content-type", b"application/json")]
+    with pytest.raises(UnsupportedMediaType):
+        check_json({"headers": headers})
+
+
 @pytest.mark.parametrize("name", [b"br", b"compress", b"zzz", b"gzip, gzip", b"deflate"])
 def test_other_content_encodings_are_unsupported(name):
     with pytest.raises(UnsupportedContentEncoding):

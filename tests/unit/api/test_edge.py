@@ -33,6 +33,10 @@ async def ok(scope, receive, send):
     await send({"type": "http.response.body", "body": b"hi"})
 
 
+async def nothing_comes():
+    raise AssertionError
+
+
 def failing(error: BaseException):
     async def inner(scope, receive, send):
         raise error
@@ -50,10 +54,7 @@ def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None 
     edge = Edge(inner, lambda: list(routes), ledger, lambda: 0.0)
     scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": ""}
 
-    async def never():
-        raise AssertionError
-
-    asyncio.run(edge(scope, never, send))
+    asyncio.run(edge(scope, nothing_comes, send))
     return sent, ledger.events
 
 
@@ -114,6 +115,33 @@ def test_head_is_get_without_the_body():
     assert seen == ["GET"]
     assert sent[1]["body"] == b""
     assert events[0] == ("received", "HEAD")
+
+
+def test_head_leaves_the_servers_own_scope_as_it_was():
+    """uvicorn looks at its scope to know that a HEAD's answer has a length and no body."""
+    scope = {"type": "http", "method": "HEAD", "path": "/x", "headers": [], "root_path": ""}
+
+    async def send(message):
+        pass
+
+    asyncio.run(Edge(ok, list, Ledger(), lambda: 0.0)(scope, nothing_comes, send))
+    assert scope["method"] == "HEAD"
+
+
+def test_an_answer_that_breaks_off_is_counted_as_abandoned():
+    async def breaking(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError
+
+    ledger = Ledger()
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "root_path": ""}
+    with pytest.raises(Exception, match="internal fault"):
+        asyncio.run(Edge(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
+    assert [event for event, _ in ledger.events] == ["received", "faulted", "abandoned"]
 
 
 def test_options_answers_204_with_what_is_allowed():

@@ -158,6 +158,14 @@ def test_busy_seconds_and_filler_rows_grow_with_the_work(engine):
     assert engine.filler_rows > filler
 
 
+def test_device_bytes_are_those_of_the_loaded_layers(engine):
+    """24 wide, float32: three fused projections and the output, 4 x 24 x 24 numbers; float64 comes on top when asked for."""
+    single = 4 * 24 * 24 * 4
+    assert engine.device_bytes == single
+    engine.run([Call("layer", randn(1, 4, 24, dtype=torch.float64))]).result()
+    assert engine.device_bytes == 3 * single
+
+
 def test_closing_lets_the_running_batch_finish_and_drops_what_waits(engine, monkeypatch):
     started, go_on = threading.Event(), threading.Event()
     forward = Layer.forward

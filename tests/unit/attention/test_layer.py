@@ -181,6 +181,12 @@ def test_inputs_that_are_not_contiguous_answer_as_their_copies():
         assert same_answers(*layer.forward([Call("layer", view), Call("layer", view.contiguous())]))
 
 
+def test_a_combined_mask_of_no_masks_is_no_mask():
+    layer, query = make_layer(make_spec(12, 3)), randn(1, 4, 12)
+    empty = Call("layer", query, mask=CombinedMask(Sizes(1, 3, 4, 4), ()))
+    assert same_answers(*layer.forward([Call("layer", query), empty]))
+
+
 def test_a_layer_keeps_nothing_of_the_tensors_it_was_made_from():
     tensors = make_tensors(spec := make_spec(12, 3, has_bias_kv=True))
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
