@@ -1,6 +1,6 @@
 """App: the only place that builds and wires; the running service from its first task to its last.
 
-Laws: the process listens first and loads after; a layer is served only when the engine has checked it with real forward
+Laws: layers are loaded while the process listens already; a layer is served only when the engine has checked it with real forward
 passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted.
 One task beside the batcher's: it loads, then beats (the named exception of `docs/decisions.md`).
 """
@@ -37,7 +37,8 @@ from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
 from service.limits import attend_limits, batch_limits, queue_limits
 from service.settings import Settings
-from service.telemetry import Telemetry
+from service.supervisor import EXIT_FAILED, EXIT_REFUSED
+from service.telemetry import PROBE, Telemetry
 
 # A layer whose probes have failed for this many probe intervals is no longer called ready.
 STALE_INTERVALS = 3
@@ -51,13 +52,13 @@ class Service:
         settings: Settings,
         telemetry: Telemetry,
         board: Board,
-        on_refusal: Callable[[str], None],
+        leave: Callable[[int, str], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
         self._board = board
-        self._on_refusal = on_refusal
+        self._leave = leave
         device = pick_device(settings.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
         self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
@@ -81,6 +82,7 @@ class Service:
     def start(self) -> None:
         self.batcher.start()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="life")
+        self._life.add_done_callback(self._life_ended)
 
     def begin_drain(self) -> None:
         """Readiness says no at once; requests are still served until the listener closes."""
@@ -145,12 +147,22 @@ class Service:
             await self._load()
         except ServiceError as error:
             self._reason = error.message
-            self._on_refusal(error.message)
-        while True:
+            self._leave(EXIT_REFUSED, error.message)
+        while self.batcher.is_alive:
             if self._catalog is not None:
                 await self._probe(self._catalog)
             self._beat()
             await asyncio.sleep(self._settings.heartbeat_s)
+        # Nothing can be computed here any more: the supervisor replaces this process.
+        self._beat()
+        self._leave(EXIT_FAILED, "the engine is down")
+
+    def _life_ended(self, task: asyncio.Task[None]) -> None:
+        """A process that neither loads nor beats is of no use to anyone: it says so and leaves."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._reason = "an internal fault"
+            self._telemetry.life_ended(error)
+            self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
 
     async def _load(self) -> None:
         self._beat()
@@ -190,7 +202,7 @@ class Service:
             deadline = time.monotonic() + 2 * self._settings.heartbeat_s
             # Whatever goes wrong shows in the age of the layer's last answer.
             with contextlib.suppress(ServiceError):
-                await self.batcher.submit(call, (name, False, False), cost, deadline)
+                await self.batcher.submit(call, (name, PROBE), cost, deadline)
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:
@@ -212,7 +224,11 @@ class Service:
             state = State.DRAINING
         else:
             state = State.STARTING if self._catalog is None else State.FAILED
-        self._board.write(state, reason)
+        try:
+            self._board.write(state, reason)
+        except OSError as error:
+            # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
+            self._telemetry.beat_failed(error)
         self._telemetry.sample(self.engine)
         self._telemetry.ready(is_ready=reason is None)
 
@@ -221,11 +237,14 @@ def build(
     settings: Settings,
     telemetry: Telemetry,
     board: Board,
-    on_refusal: Callable[[str], None],
+    leave: Callable[[int, str], None],
     engine: Callable[[EngineOptions], Engine] = Engine,
 ) -> tuple[Edge, Service]:
-    """The ASGI application and the service behind it; `engine` makes the engine (a test's may hold or fail)."""
-    service = Service(settings, telemetry, board, on_refusal, engine)
+    """The ASGI application and the service behind it.
+
+    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail).
+    """
+    service = Service(settings, telemetry, board, leave, engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

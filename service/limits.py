@@ -47,5 +47,5 @@ def attend_limits(settings: Settings) -> AttendLimits:
         ),
         max_json_depth=settings.max_json_depth,
         timeout_s=settings.request_timeout_ms / 1000,
-        max_shared_tokens=settings.max_batch_tokens,
+        max_shared=batch_limits(settings),
     )

@@ -21,13 +21,10 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "attention"
 # One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
 TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
-# Rejected before any route is known: one label for all of them.
-UNMATCHED = "unmatched"
 # The stage of requests that were under way in a process that died.
 KILLED = "killed"
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -141,7 +138,7 @@ class Metrics:
             "cancelled", "Requests whose caller left first, by how far they were", ("stage",)
         )
         self._request_seconds = self._histogram(
-            "request_seconds", "From the first byte to the answer, refusals too", TIME_BUCKETS, ("route",)
+            "request_seconds", "From the complete headers to the answer, refusals too", TIME_BUCKETS, ("route",)
         )
         self._queue_seconds = self._histogram(
             "queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",)

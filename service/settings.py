@@ -6,6 +6,7 @@ receives small frozen values, never `Settings` itself. Each description is the R
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -101,16 +102,24 @@ class SettingsError(ServiceError):
 
 def load_settings(**overrides: object) -> Settings:
     """The environment, overridden by what the command line gave (None = not given); raises SettingsError."""
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    unknown = sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)
-    if unknown:
-        raise SettingsError(f"unknown variable {unknown[0]}: no setting has that name")
+    _check_names()
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg']}") from None
+
+
+def _check_names() -> None:
+    """Refuses a variable that was meant for us and misspelt; Kubernetes adds others (ATTENTION_SERVICE_HOST) for a service."""
+    known = [name.upper() for name in Settings.model_fields]
+    for variable in sorted(os.environ):
+        name = variable.upper().removeprefix(ENV_PREFIX)
+        if variable.upper().startswith(ENV_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            if near:
+                raise SettingsError(f"unknown variable {variable}: did you mean {ENV_PREFIX}{near[0]}?")
 
 
 def child_environment(settings: Settings) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
 Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time.
-Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: about 14 MB.
+Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 38 MB, most of it the settings.
 Laws:
 - a slot holds one process at a time; one that crashed is started again after 0.1 s, and after twice as long, up to 5 s,
   each time it lived less than 10 s;

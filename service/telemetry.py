@@ -17,6 +17,9 @@ from service.errors import LayerError
 from service.logs import RequestLine, get_logger, log_request
 from service.metrics import Answered, BatchDone, Build, Metrics, is_counted
 
+# The second part of the lane that readiness probes wait in.
+PROBE = "probe"
+
 
 class Telemetry:
     """The one listener of the waiting room and of the door; `now` is monotonic seconds."""
@@ -69,6 +72,8 @@ class Telemetry:
     def batch_done(self, event: BatchEvent) -> None:
         layer = _layer_of(event.lane)
         self._answered_at[layer] = self._now()
+        if event.lane == (layer, PROBE):
+            return  # nobody asked for it, so no number may tell of it
         self._metrics.batch_done(
             BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
         )
@@ -92,9 +97,7 @@ class Telemetry:
         self._answered_at[name] = self._now()
         self._metrics.layer_loaded(name, report.seconds)
         if report.is_sequential:
-            self._log.warning(
-                "layer_runs_sequentially", layer=name, reason="the self-check found bits that depend on the batch"
-            )
+            self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(report.seconds, 3))
 
     def layer_refused(self, name: str, error: LayerError) -> None:
@@ -103,6 +106,12 @@ class Telemetry:
 
     def serving(self, names: list[str]) -> None:
         self._log.info("serving", layers=len(names))
+
+    def life_ended(self, error: BaseException) -> None:
+        self._log.critical("life_ended", exc_info=error)
+
+    def beat_failed(self, error: OSError) -> None:
+        self._log.error("heartbeat_not_written", reason=error.strerror)
 
     def ready(self, *, is_ready: bool) -> None:
         self._metrics.readiness_changed(is_ready=is_ready)
@@ -124,7 +133,7 @@ class Telemetry:
 
 
 def _layer_of(lane: Hashable) -> str:
-    assert isinstance(lane, tuple), "a lane is (layer, is float64, is large). This is a bug."
+    assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
 
 

@@ -18,6 +18,7 @@ from service.api.trace import Trace, trace_of
 from service.attention.call import Answer, Call
 from service.batching.batcher import Batcher
 from service.batching.job import Outcome
+from service.batching.policy import BatchLimits
 from service.errors import InvalidInput
 from service.layers.catalog import Catalog
 from service.wire.answer import AnswerFacts, write_answer
@@ -37,7 +38,7 @@ class AttendLimits:
     request: RequestLimits
     max_json_depth: int
     timeout_s: float
-    max_shared_tokens: int
+    max_shared: BatchLimits
 
 
 class Attend:
@@ -60,9 +61,9 @@ class Attend:
         trace.route = ROUTE
         layer = self._catalog().get(scope["path_params"]["layer"])
         trace.layer = layer.name
-        timeout_s = self._timeout(scope)
         check_accepts_json(scope)
         check_json(scope)
+        timeout_s = self._timeout(scope)
         body = await read_body(scope, receive, self._limits.body)
         complete = self._now()
         trace.bytes_in, trace.stage = len(body), "decoding"
@@ -103,7 +104,13 @@ class Attend:
         """Waits for the answer or for the caller to leave, whichever comes first; raises ClientGone for the latter."""
         call, cost = request.call, request.cost
         # Small requests do not wait behind huge ones: what can only run alone has a lane of its own.
-        lane = (call.layer, call.is_float64, cost.tokens > self._limits.max_shared_tokens)
+        shared = self._limits.max_shared
+        is_large = (
+            cost.tokens > shared.max_tokens
+            or cost.cells > shared.max_cells
+            or cost.weights_bytes > shared.max_weights_bytes
+        )
+        lane = (call.layer, call.is_float64, is_large)
         async with _watched(receive) as is_gone:
             try:
                 return await self._batcher.submit(call, lane=lane, cost=cost, deadline=deadline)

@@ -1,6 +1,7 @@
 """Edge: the outermost ASGI application. Every request passes here once, and leaves once.
 
-Laws: whatever happens inside becomes exactly one answer, one count and one log line; a failure becomes problem details
+Laws: whatever happens inside becomes exactly one answer, one count and one log line (what operators' machines ask for every
+few seconds, health and metrics, is answered and not told); a failure becomes problem details
 here and nowhere else; HEAD works on every GET and OPTIONS on every path; no BaseHTTPMiddleware (it hides disconnects).
 """
 

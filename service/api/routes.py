@@ -1,4 +1,4 @@
-"""Routes: the GET side of the door, and where the hot route is put into the application.
+"""Routes: the GET side of the door.
 
 Laws: health speaks for the process, readiness for all processes; neither waits for the queue nor is ever shed; an answer
 about a layer tells what its bits depend on.

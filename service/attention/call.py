@@ -38,7 +38,7 @@ class Call:
 
     @property
     def is_float64(self) -> bool:
-        """A float64 query computes in float64, any other in the layer's dtype (contract, ruling 7)."""
+        """A float64 query computes in float64, any other in the layer's dtype."""
         return self.query.dtype == torch.float64
 
     @property

@@ -5,7 +5,8 @@ S key rows, H head width, V value head width.
 
 Laws: a call's bits depend on the call alone (P1): which projections are fused depends on the call and the dtype, each matrix
 product runs on a row count at which rows do not see their neighbours, and attention runs sequence by sequence; where the
-BLAS at hand does not keep the second (`check` finds out) the layer is `is_sequential` and takes one sequence at a time.
+BLAS at hand does not keep the second (`self_check.py` finds out) the layer is `is_sequential` and takes one sequence at a
+time.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Laws: three primitives carry all kinds (which keys are allowed, what is added to the scores, which run of keys is allowed),
-so kinds that mean the same give the same tensor and thus the same bits; keys are never sliced away (a kernel over fewer keys
-rounds differently); whether a row may attend to anything follows from the masks alone, never from scores.
+Laws: three primitives carry all kinds (which keys are allowed, what is added to the scores, which run of keys is allowed;
+`parts` are a primitive's tensors), so kinds that mean the same give the same tensor and thus the same bits; keys are never
+sliced away (a kernel over fewer keys rounds differently); whether a row may attend to anything follows from the masks alone,
+never from scores.
 """
 
 from __future__ import annotations
@@ -34,12 +35,20 @@ class Allowed:
 
     values: torch.Tensor
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return (self.values,)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Added:
     """`values` float [B|1, N|1, L|1, S|1], added to the scaled scores; -inf = may not attend."""
 
     values: torch.Tensor
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return (self.values,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +57,10 @@ class Run:
 
     low: torch.Tensor
     high: torch.Tensor
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return self.low, self.high
 
 
 Mask = Allowed | Added | Run

@@ -1,6 +1,6 @@
 """LayerSpec: the numbers that define one attention layer, without its tensors.
 
-Laws: no torch here, so that the supervisor and the importers can read a spec cheaply; a spec that exists is consistent;
+Laws: no torch here, so that a spec is cheap to read; a spec that exists is consistent;
 `tensor_shapes` is the one place that says which tensors a layer has and how large they are.
 """
 

@@ -63,12 +63,14 @@ def ask_server(url: str, layer: str, body: dict[str, Any]) -> Reply:
     headers = {"content-type": "application/json"}
     try:
         answer = httpx2.post(address, content=orjson.dumps(body), headers=headers, timeout=TIMEOUT_S)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise AskFailed(f"no answer from {url}: {type(error).__name__}. Is the service running there?") from None
     try:
         found = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
         raise AskFailed(f"{url} answered {answer.status_code} with something that is not JSON") from None
+    if not isinstance(found, dict):
+        raise AskFailed(f"{url} answered {answer.status_code} with something that is no answer of this service")
     if answer.status_code != httpx2.codes.OK:
         raise AskFailed(f"{answer.status_code} {found.get('code', '')}: {found.get('detail', '')}")
     return _reply(found)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.commands.layers import directory
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ RequestFile = Annotated[Path | None, typer.Option("--request", help="a whole req
 Causal = Annotated[str | None, typer.Option("--causal", help="top_left or bottom_right: no looking ahead")]
 Url = Annotated[str, typer.Option("--url", help="where the service is")]
 Local = Annotated[bool, typer.Option("--local", help="run the engine in this process instead of asking a server")]
-LayersDir = Annotated[Path, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
-
-STORE = Path(".layers")
+LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
 
 
 def attend(
@@ -46,7 +45,7 @@ def attend(
     out: Annotated[Path | None, typer.Option("--out", help="write output and weights to this .npz")] = None,
     url: Url = DEFAULT_URL,
     local: Local = False,
-    layers_dir: LayersDir = STORE,
+    layers_dir: LayersDir = None,
 ) -> None:
     """Send arrays through a layer and print or keep the answer."""
     import numpy as np
@@ -56,7 +55,7 @@ def attend(
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     if weights is not None:
         body["weights"] = {"form": weights}
-    reply = _ask(layer, body, layers_dir if local else url)
+    reply = _ask(layer, body, directory(layers_dir) if local else url)
     console = Console()
     if out is not None:
         try:
@@ -88,7 +87,7 @@ def show(
     legend: Annotated[bool, typer.Option("--legend", help="the article's marks * + . instead of colours")] = False,
     url: Url = DEFAULT_URL,
     local: Local = False,
-    layers_dir: LayersDir = STORE,
+    layers_dir: LayersDir = None,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
     from rich.console import Console
@@ -97,7 +96,7 @@ def show(
 
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     body["weights"] = {"form": "heads", "heads": [head]}
-    reply = _ask(layer, body, layers_dir if local else url)
+    reply = _ask(layer, body, directory(layers_dir) if local else url)
     weights = _one_head(reply, sequence)
     rows, columns = weights.shape
     queries = _words(tokens, rows, "--tokens")

@@ -1,7 +1,7 @@
 """`layers import | list | check`: the library from the terminal.
 
-Laws: what is imported is checked whole before it is stored; `check` holds the stored layer, run by the engine as it will be
-served, against a float64 reference on the source's own tensors; progress goes to stderr, results to stdout.
+Laws: what is imported is checked whole before it is stored; `check` holds the stored layer, run as it is served (float32, on
+the CPU), against a float64 reference on the source's own tensors; progress goes to stderr, results to stdout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of quer
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 
 
-def _directory(given: Path | None) -> Path:
+def directory(given: Path | None) -> Path:
     """The option, else the setting."""
     from service.settings import load_settings  # keeps `--help` quick
 
@@ -70,7 +70,7 @@ def import_(
             add_zero_attn=add_zero_attn,
             scale=scale,
         )
-        Store(_directory(layers_dir)).save(stored)
+        Store(directory(layers_dir)).save(stored)
     spec = stored.spec
     Console(highlight=False).print(
         f"{name}: {spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}, {stored.family}, {stored.digest[:19]}…"
@@ -87,7 +87,7 @@ def list_(layers_dir: LayersDir = None) -> None:
     from service.layers.store import Store
 
     with Console(stderr=True).status("reading …"):
-        catalog = load_all(Store(_directory(layers_dir)), strict=False)
+        catalog = load_all(Store(directory(layers_dir)), strict=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "width", "heads", "dtype", "family", "source", "digest"):
         table.add_column(column, overflow="fold")
@@ -130,7 +130,7 @@ def check(
         from service.layers.importer import import_layer
         from service.layers.store import Store
 
-        stored = Store(_directory(layers_dir)).load(name)
+        stored = Store(directory(layers_dir)).load(name)
         origin = import_layer(
             source,
             name=name,

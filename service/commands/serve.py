@@ -74,23 +74,30 @@ def worker(
 def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path) -> int:
     import time
 
-    from service.app import build  # torch: only a worker may import it
     from service.heartbeat import Board
     from service.metrics import Metrics, Shared
     from service.processes import say_once
-    from service.server import Drain, Server, listen
+    from service.server import BACKLOG, Drain, Server, listen
     from service.supervisor import EXIT_REFUSED
-    from service.telemetry import Telemetry
 
-    def refuse(reason: str) -> None:
-        say_once(run_dir, reason)
-        server.leave(EXIT_REFUSED)
+    def leave(exit_code: int, reason: str) -> None:
+        if exit_code == EXIT_REFUSED:
+            say_once(run_dir, reason)
+        server.leave(exit_code)
+
+    listener = listen(settings.host, port)
+    if not any((run_dir / "heartbeats").iterdir()):
+        # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
+        # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
+        listener.listen(BACKLOG)
+    from service.app import build  # torch: only a worker may import it, and only now
+    from service.telemetry import Telemetry
 
     telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s)
     try:
-        edge, service = build(settings, telemetry, board, refuse)
+        edge, service = build(settings, telemetry, board, leave)
     except ServiceError as error:
         say_once(run_dir, error.message)
         return EXIT_REFUSED
@@ -101,5 +108,5 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         stop_admitting=service.stop_admitting,
         settle=service.settle,
     )
-    server = Server(edge, listen(settings.host, port), drain, lifeline=lifeline)
+    server = Server(edge, listener, drain, lifeline=lifeline)
     return server.run_to_end()

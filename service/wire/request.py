@@ -12,7 +12,7 @@ import dataclasses
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes
+from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.spec import LayerSpec
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
@@ -59,7 +59,7 @@ async def check_request(body: AttendRequest, name: str, spec: LayerSpec, limits:
     fields = [
         await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}") for i, field in enumerate(body.masks)
     ]
-    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], wanted)
+    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
     _check_cost(cost, limits)
     mask = CombinedMask(sizes, tuple(fields)) if fields else None
     masked = await _count_masked_rows(mask, spec, is_error=body.masked_rows == "error")
@@ -132,7 +132,9 @@ async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | No
     return chosen
 
 
-def _cost(spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], wanted: WeightsWanted | None) -> Cost:
+def _cost(
+    spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], masks: list[Mask], wanted: WeightsWanted | None
+) -> Cost:
     b, n, queries, keys = sizes
     columns = keys + spec.extra_keys
     is_cross = len(tensors) > 1
@@ -141,7 +143,9 @@ def _cost(spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], wanted: We
         tokens=b * (queries + (keys if is_cross else 0)),
         cells=b * n * queries * columns,
         weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
-        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        input_bytes=sum(
+            x.numel() * x.element_size() for x in (*tensors, *(part for mask in masks for part in mask.parts))
+        ),
         flops=spec.flops(b * queries, b * keys, b * queries * columns),
     )
 

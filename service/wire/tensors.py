@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from service.errors import BadDtype, BadEncoding, BadShape, InvalidInput, UnknownField
+from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.base64_data import decode_base64
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
@@ -25,7 +25,7 @@ from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor,
 __all__ = ["DecodedTensor", "TensorForm", "TensorKind", "check_tensor", "decode_data", "decode_tensor"]
 
 MAX_RANK = 4
-_MAX_SHOWN = 2**63
+_MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
 _MEMBERS = ("dtype", "shape", "data")
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 _WHOLES = {"int32": torch.int32, "int64": torch.int64}
@@ -163,8 +163,8 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
         raise _rank_error(field, len(value))
     shape = tuple(value)
     # Of an empty tensor no data limits the other axes, and torch computes strides from them.
-    if math.prod(max(size, 1) for size in shape) >= _MAX_SHOWN:
-        raise BadShape(f"the shape of {field.words} takes 2^63 values or more", param=param)
+    if math.prod(max(size, 1) for size in shape) > _MAX_VALUES:
+        raise CostLimit(f"the shape of {field.words} takes more than {_MAX_VALUES:,} values", param=param)
     return shape
 
 

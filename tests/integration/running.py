@@ -99,7 +99,9 @@ async def running(directory: Path, *, wait: bool = True, **changes):
     settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(settings, telemetry, Board(beats, 1, 5.0), refusals.append, HeldEngine)
+    edge, service = build(
+        settings, telemetry, Board(beats, 1, 5.0), lambda _, reason: refusals.append(reason), HeldEngine
+    )
     async with (
         lifespan(edge),
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30) as client,

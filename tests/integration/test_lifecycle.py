@@ -1,6 +1,7 @@
 """Start, readiness and end of one process."""
 
 import asyncio
+import shutil
 
 import torch
 
@@ -91,6 +92,28 @@ def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
             assert (await task).status_code == 200
 
     asyncio.run(main())
+
+
+def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
+    async def story(service):
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "heartbeats")
+        await asyncio.sleep(0.1)
+        assert (await service.attend({"query": X})).status_code == 200
+        assert (await service.client.get("/readyz")).status_code == 503
+        await asyncio.to_thread((tmp_path / "heartbeats").mkdir)
+        await service.until(lambda: service.service.why_not_ready() is None)
+
+    served(story)
+
+
+def test_a_fault_of_the_life_task_is_told_and_ends_the_process(served):
+    async def story(service):
+        service.service._probe = None  # whatever breaks in it
+        await service.until(lambda: service.refusals)
+        assert "internal fault" in service.refusals[0]
+        assert (await service.client.get("/readyz")).status_code == 503
+
+    served(story)
 
 
 def test_readiness_needs_every_process(served, tmp_path):

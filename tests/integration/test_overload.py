@@ -145,8 +145,41 @@ def test_a_dead_engine_is_told_to_everyone_and_readiness_says_no(served):
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
         assert "engine is down" in ready.json()["detail"]
         assert (await service.client.get("/healthz")).status_code == 200
+        await service.until(lambda: service.refusals)
+        assert service.refusals == ["the engine is down"]  # the process asks to be replaced
 
     served(story)
+
+
+def test_what_waits_is_counted_with_its_masks(served):
+    rows = X * 64
+    masks = [{"kind": "bias", "values": [[0.0] * 64] * 64}] * 4
+
+    async def story(service):
+        assert (await service.attend({"query": rows})).status_code == 200
+        refused = await service.attend({"query": rows, "masks": masks})
+        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+        assert "input_bytes" in refused.json()["detail"]
+
+    served(story, queue_bytes=64 * 64 * 4 * 4)
+
+
+def test_what_can_only_run_alone_waits_in_a_lane_of_its_own(served):
+    lanes = set()
+
+    async def story(service):
+        submit = service.service.batcher.submit
+
+        async def noted(call, lane, cost, deadline):
+            lanes.add(lane)
+            return await submit(call, lane, cost, deadline)
+
+        service.service.batcher.submit = noted
+        await service.attend({"query": X})
+        await service.attend({"query": X * 9})
+
+    served(story, max_batch_cells=100, probe_s=3600)
+    assert lanes == {("small", False, False), ("small", False, True)}
 
 
 def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
