@@ -12,8 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from service.batching.job import Cost
-from service.batching.pace import Pace
 from service.batching.policy import J, Lanes
+from service.batching.speed import Speed
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 
@@ -49,7 +49,7 @@ def check_cost(cost: Cost, limits: QueueLimits) -> None:
             raise CostLimit(f"this request's cost in {field} is {value}; one request may have at most {ceiling}")
 
 
-def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, pace: Pace) -> None:
+def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, speed: Speed) -> None:
     """Raise QueueFull where the queue has no place or no bytes left for it."""
     if lanes.num_jobs >= limits.capacity:
         reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
@@ -60,14 +60,14 @@ def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, pace: Pace) -> 
         )
     else:
         return
-    raise QueueFull(reason, retry_after_s=pace.retry_after_s(lanes.num_flops))
+    raise QueueFull(reason, retry_after_s=speed.retry_after_s(lanes.num_flops))
 
 
-def check_time(lane: Hashable, left_s: float, lanes: Lanes[J], pace: Pace) -> None:
+def check_time(lane: Hashable, left_s: float, lanes: Lanes[J], speed: Speed) -> None:
     """Raise DeadlineExceeded where the deadline has passed or passes before all that is queued ahead can be done."""
     if left_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed before it was queued")
-    least_s = pace.least_s(lanes.flops_ahead(lane))
+    least_s = speed.least_s(lanes.flops_ahead(lane))
     if least_s > left_s:
         raise DeadlineExceeded(
             f"the work queued ahead of this request takes at least {least_s:.3f} s; its deadline is in {left_s:.3f} s"

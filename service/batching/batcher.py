@@ -20,8 +20,8 @@ from service.batching.clock import Clock
 from service.batching.engine import Engine, ask, failure_of, told
 from service.batching.job import BatchInfo, Cost, Job, Outcome, P, R
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent
-from service.batching.pace import Pace
 from service.batching.policy import BatchLimits, Lanes, is_full, take
+from service.batching.speed import Speed
 from service.errors import DeadlineExceeded, Draining, EngineDown, NotReady, ServiceError
 
 DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
@@ -45,7 +45,7 @@ class Batcher(Generic[P, R]):
         self._observer = observer
         self._lanes: Lanes[Job[P, R]] = Lanes()
         self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
-        self._pace = Pace()
+        self._speed = Speed()
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
         self._left = asyncio.Event()  # a job went: drain looks again
         self._task: asyncio.Task[None] | None = None
@@ -99,8 +99,8 @@ class Batcher(Generic[P, R]):
         """Check and append in one synchronous step."""
         self._check_open()
         check_cost(cost, self._queue_limits)
-        check_room(cost, self._lanes, self._queue_limits, self._pace)
-        check_time(lane, deadline - self._clock.now(), self._lanes, self._pace)
+        check_room(cost, self._lanes, self._queue_limits, self._speed)
+        check_time(lane, deadline - self._clock.now(), self._lanes, self._speed)
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
@@ -200,7 +200,7 @@ class Batcher(Generic[P, R]):
             return True
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
-        self._pace.note(sum(cost.flops for cost in costs), compute_s)
+        self._speed.note(sum(cost.flops for cost in costs), compute_s)
         self._observer.batch_done(BatchEvent.of(jobs[0].lane, costs, compute_s))
         return True
 

@@ -20,9 +20,9 @@ from service.wire.base64_data import decode_base64
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.pace import Pace
-from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, check_values, numbers_to_tensor
+from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
 
-__all__ = ["DecodedTensor", "TensorForm", "TensorKind", "check_tensor", "decode_data", "decode_tensor"]
+__all__ = ["DecodedTensor", "TensorForm", "TensorKind", "decode_tensor"]
 
 MAX_RANK = 4
 _MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
@@ -81,13 +81,8 @@ async def decode_tensor(
     return DecodedTensor(tensor, TensorForm.NESTED)
 
 
-async def decode_data(
-    data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], *, may_nest: bool = False
-) -> DecodedTensor:
-    """The tensor of a flat list or a base64 string whose dtype and shape are told beside it.
-
-    With `may_nest` (as in the Open Inference Protocol) the list may also be nested, then exactly as `shape` says.
-    """
+async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
+    """The tensor of a flat list or a base64 string whose dtype and shape are told beside it."""
     pace = Pace()
     if isinstance(data, str | LongString):
         content = await _base64(data, field, pace)
@@ -98,24 +93,12 @@ async def decode_data(
     if numbers is None:
         raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
     if numbers.fault is None:
-        if len(numbers.shape) != 1 and not (may_nest and numbers.shape == shape):
+        if len(numbers.shape) != 1:
             raise BadShape(
                 f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
             )
         _check_count(math.prod(numbers.shape), shape, field, what="values")
     return DecodedTensor(await numbers_to_tensor(numbers, field, dtype, shape, pace), TensorForm.LIST)
-
-
-async def check_tensor(
-    tensor: torch.Tensor, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
-) -> torch.Tensor:
-    """A tensor from a binary body, held to the same rules; a BOOL field's comes back as torch.bool."""
-    field = TensorField(param, kind, error)
-    if tensor.dtype not in _DTYPES[kind].values():
-        raise BadDtype(_dtype_words(field), param=param)
-    if tensor.dim() > MAX_RANK:
-        raise _rank_error(field, tensor.dim())
-    return await check_values(tensor, field, Pace())
 
 
 async def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
@@ -130,7 +113,7 @@ async def _decode_object(value: Mapping[str, object], field: TensorField) -> Dec
     if dtype is None:
         raise BadDtype(_dtype_words(field), param=f"{field.param}/dtype")
     shape = _shape(value["shape"], field)
-    return await decode_data(value["data"], field, dtype, shape)
+    return await _decode_data(value["data"], field, dtype, shape)
 
 
 def _dtype_words(field: TensorField) -> str:

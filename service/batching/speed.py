@@ -1,4 +1,4 @@
-"""The pace: how fast the engine has been lately, in flops per second.
+"""The speed: how fast the engine has been lately, in flops per second.
 
 Lives here: the rate of the last batches, and what follows from it for a caller who must wait.
 Must not know: clocks, jobs, lanes.
@@ -16,7 +16,7 @@ SHORTEST_S = 1e-6  # a coarse clock may measure nothing at all
 LONGEST_RETRY_S = 60
 
 
-class Pace:
+class Speed:
     """The rate of the last batches."""
 
     __slots__ = ("_batches",)
