@@ -2,7 +2,8 @@
 
 ServiceError
 ├── Rejected             the caller's request cannot be served as it stands; repeating it changes nothing
-│   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding)
+│   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
+│   │                    BadBinary)
 │   ├── InvalidInput     they parse and are wrong (BadShape, BadDtype, BadMask, MaskKindRequired, CausalAlignRequired,
 │   │                    NonFinite, MaskedRow, UnknownField)
 │   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit)
@@ -59,6 +60,10 @@ class DuplicateKey(Malformed):
 
 class BadEncoding(Malformed):
     code = "bad_encoding"
+
+
+class BadBinary(Malformed):
+    code = "bad_binary"
 
 
 class InvalidInput(Rejected):

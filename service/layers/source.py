@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from service.errors import LayerError
-from service.layers.strict_json import parse_object
+from service.json_object import parse_object
 from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
 from service.layers.wording import about, listed, quoted
 
@@ -97,7 +97,7 @@ def _directory_entries(directory: Path) -> dict[str, Entry]:
 
 def _config(directory: Path) -> dict[str, object] | None:
     path = directory / "config.json"
-    return parse_object(_read_json(path), "config.json") if path.exists() else None
+    return parse_object(_read_json(path), "config.json", LayerError) if path.exists() else None
 
 
 def _read_json(path: Path) -> bytes:
@@ -131,7 +131,7 @@ def _joined_entries(paths: list[Path]) -> dict[str, Entry]:
 
 
 def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
-    weight_map = parse_object(_read_json(index), index.name).get("weight_map")
+    weight_map = parse_object(_read_json(index), index.name, LayerError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LayerError(f"{index.name} has no weight_map")
     if outside := [key for key, shard in weight_map.items() if not _is_shard_name(shard)]:

@@ -21,8 +21,8 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
+from service.json_object import parse_object
 from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
-from service.layers.strict_json import parse_object
 from service.layers.tensor_file import open_regular, read_header, read_tensor
 from service.layers.wording import about
 
@@ -99,7 +99,7 @@ def _decode(name: str, file: io.FileIO) -> StoredLayer:
     header = read_header(file, max_bytes=MAX_HEADER_BYTES)
     if header.metadata.keys() != {"spec"}:
         raise LayerError("the file's metadata must have one key, spec: not a stored layer; import it first")
-    fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec")
+    fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec", LayerError)
     version = fields.pop("format_version", None)
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise LayerError(f"this release reads layers of format_version {FORMAT_VERSION} only")

@@ -9,6 +9,7 @@ from service.api.problems import render, status_of
 
 CONTRACT = {
     "bad_request": 400, "bad_json": 400, "json_too_deep": 400, "duplicate_key": 400, "bad_encoding": 400,
+    "bad_binary": 400,
     "layer_not_found": 404, "not_found": 404, "method_not_allowed": 405, "not_acceptable": 406, "client_timeout": 408,
     "body_too_large": 413, "decompressed_too_large": 413, "cost_limit": 413,
     "unsupported_media_type": 415, "unsupported_content_encoding": 415,

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from service.errors import LayerError
-from service.layers.strict_json import parse_object
+from service.json_object import parse_object
 
 
 def test_an_object_is_taken_as_json_says():
-    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it") == {"a": [1, 2.5, "é", None, True]}
+    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it", LayerError) == {"a": [1, 2.5, "é", None, True]}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_an_object_is_taken_as_json_says():
 def test_what_two_readers_could_read_differently_is_refused(raw, why):
     """One LayerError that names the text and repeats nothing of it."""
     with pytest.raises(LayerError, match=why) as caught:
-        parse_object(raw, "the header")
+        parse_object(raw, "the header", LayerError)
     assert caught.value.message.startswith("the header ")
     assert len(caught.value.message) < 100

@@ -1,4 +1,4 @@
-"""JSON out of files: an object or a LayerError, nothing in between.
+"""JSON out of files and headers: an object or the caller's own failure, nothing in between.
 
 Laws: UTF-8 only; duplicate keys, NaN, Infinity, integers beyond 64 bits and endless depth are refused, because two
 readers would disagree on them; the message names the text by `what` and repeats nothing of it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from service.errors import LayerError
+from service.errors import ServiceError
 
 MAX_DIGITS = 19
 
@@ -17,19 +17,18 @@ class _RefusedJsonError(ValueError):
     """Raised inside the parser's hooks: what about the text is refused."""
 
 
-def parse_object(raw: bytes, what: str) -> dict[str, object]:
+def parse_object(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
+    """The object that `raw` is; raises `failure` with a sentence that begins with `what`."""
     try:
-        value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_small_integer
-        )
+        value = _DECODER.decode(raw.decode("utf-8"))
     except _RefusedJsonError as error:
-        raise LayerError(f"{what} {error}") from error
+        raise failure(f"{what} {error}") from error
     except RecursionError as error:  # the C scanner counts its own depth, so this is a clean stop
-        raise LayerError(f"{what} is nested too deeply") from error
+        raise failure(f"{what} is nested too deeply") from error
     except ValueError as error:  # bad UTF-8 and bad syntax alike
-        raise LayerError(f"{what} is not valid JSON in UTF-8") from error
+        raise failure(f"{what} is not valid JSON in UTF-8") from error
     if not isinstance(value, dict):
-        raise LayerError(f"{what} is not a JSON object")
+        raise failure(f"{what} is not a JSON object")
     return value
 
 
@@ -48,3 +47,6 @@ def _small_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise _RefusedJsonError("has an integer that is too large")
     return int(digits)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_small_integer)
