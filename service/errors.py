@@ -16,6 +16,7 @@ ServiceError
 
 Laws: `code` is stable and part of the contract; the message says what was expected and what came, in words and numbers,
 and never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table.
+The client raises the same classes; what it was told besides (`status`, `request_id`, `retry_after_s`) is None on this side.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class ServiceError(Exception):
     """The root: a stable `code`, a sentence for people, and a JSON pointer to the field (`param`) where there is one."""
 
     code: ClassVar[str]
+    status: int | None = None
+    request_id: str | None = None
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

@@ -48,4 +48,6 @@ def attend_limits(settings: Settings) -> AttendLimits:
         max_json_depth=settings.max_json_depth,
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
+        off_loop_bytes=settings.decode_off_loop_bytes,
+        take_offers=settings.compress_offers,
     )

@@ -12,9 +12,10 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import prometheus_client
@@ -65,6 +66,38 @@ class BatchDone:
     weights_bytes: int = 0
 
 
+@dataclasses.dataclass(slots=True)
+class LayerTotals:
+    """Sums over the requests to one layer; `sequences` and `batches` are of forward passes, `last_answer_s` since the epoch."""
+
+    successes: int = 0
+    success_s: float = 0.0
+    failures: int = 0
+    failure_s: float = 0.0
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    sequences: int = 0
+    batches: int = 0
+    last_answer_s: float = 0.0
+
+
+# A field of LayerTotals: the series it is told in, and the label beside the layer.
+_LAYER_SUMS = {
+    "successes": ("layer_requests", "success"),
+    "failures": ("layer_requests", "failure"),
+    "success_s": ("layer_request_seconds", "success"),
+    "failure_s": ("layer_request_seconds", "failure"),
+    "decode_s": ("layer_phase_seconds", "decode"),
+    "queue_s": ("layer_phase_seconds", "queue"),
+    "compute_s": ("layer_phase_seconds", "compute"),
+    "encode_s": ("layer_phase_seconds", "encode"),
+    "sequences": ("layer_sequences", "computed"),
+    "batches": ("layer_batches", "computed"),
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Build:
     version: str
@@ -107,6 +140,7 @@ class Metrics:
         self._shared = shared
         self._make_request_series()
         self._make_batch_series()
+        self._make_layer_series()
         self._make_process_series()
         if unanswered:
             self._cancelled.labels(KILLED).inc(unanswered)
@@ -159,6 +193,25 @@ class Metrics:
         self._weights_bytes = self._counter("returned_weights_bytes", "Attention weights computed for answers")
         self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
         self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
+
+    def _make_layer_series(self) -> None:
+        """Told at every heartbeat, not at every request (`tally.py`)."""
+        self._layer_sums = {
+            "layer_requests": self._counter(
+                "layer_requests", "Requests to a layer that were answered, by outcome", ("layer", "outcome")
+            ),
+            "layer_request_seconds": self._counter(
+                "layer_request_seconds", "Their time from the complete headers, by outcome", ("layer", "outcome")
+            ),
+            "layer_phase_seconds": self._counter(
+                "layer_phase_seconds", "Time of successful requests in each phase", ("layer", "phase")
+            ),
+            "layer_sequences": self._counter("layer_sequences", "Sequences in forward passes", ("layer", "state")),
+            "layer_batches": self._counter("layer_batches", "Forward passes", ("layer", "state")),
+        }
+        self._last_answer = self._gauge(
+            "layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",)
+        )
 
     def _make_process_series(self) -> None:
         self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
@@ -222,6 +275,29 @@ class Metrics:
         self._queue_seconds.labels(layer)
         self._compute_seconds.labels(layer)
 
+    def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
+        """What layers have done since this was last told."""
+        for layer, done in sums.items():
+            for field, (series, label) in _LAYER_SUMS.items():
+                if amount := getattr(done, field):
+                    self._layer_sums[series].labels(layer, label).inc(amount)
+            if done.last_answer_s:
+                self._last_answer.labels(layer).set(done.last_answer_s)
+
+    def layer_totals(self) -> dict[str, LayerTotals]:
+        """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
+        fields = {(f"{PREFIX}_{series}_total", label): field for field, (series, label) in _LAYER_SUMS.items()}
+        found: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
+        for sample in (sample for family in self._whole().collect() for sample in family.samples):
+            labels = tuple(sample.labels.values())
+            field = fields.get((sample.name, labels[-1])) if labels else None
+            if field is not None:
+                totals = found[sample.labels["layer"]]
+                setattr(totals, field, type(getattr(totals, field))(sample.value))
+            elif sample.name == f"{PREFIX}_layer_last_answer_timestamp_seconds":
+                found[sample.labels["layer"]].last_answer_s = sample.value
+        return found
+
     def layer_load_failed(self, reason: str) -> None:
         self._load_failures.labels(reason).inc()
 
@@ -238,8 +314,12 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
+        return generate_latest(self._whole())
+
+    def _whole(self) -> CollectorRegistry:
+        """The series of all processes."""
         if self._shared is None:
-            return generate_latest(self._registry)
+            return self._registry
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(self._shared.directory))  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        return registry

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
     )
+    decode_off_loop_bytes: int = Field(
+        MIB, ge=1, description="bodies of this size and more are decoded off the event loop (bytes)"
+    )
     max_json_depth: int = Field(32, ge=8, le=128, description="nesting of a JSON body")
     max_sequences: int = Field(1024, ge=1, le=65536, description="sequences in one request")
     max_request_tokens: int = Field(65536, ge=1, description="query and key rows of one request")
@@ -89,6 +92,11 @@ class Settings(BaseSettings):
     )
     strict_layers: bool = Field(
         True, description="refuse to start when a stored layer cannot be loaded; else serve the others"
+    )
+    compress_offers: bool = Field(
+        False,
+        description="compress answers for every caller whose `Accept-Encoding` allows it; else only for those who name one "
+        "coding",
     )
     docs: bool = Field(True, description="serve `/docs` and `/openapi.json`")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line written")

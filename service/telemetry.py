@@ -15,7 +15,8 @@ from service.attention.numerics import Fingerprint
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
 from service.errors import LayerError
 from service.logs import RequestLine, get_logger, log_request
-from service.metrics import Answered, BatchDone, Build, Metrics, is_counted
+from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
+from service.tally import Tally
 
 # The second part of the lane that readiness probes wait in.
 PROBE = "probe"
@@ -30,6 +31,7 @@ class Telemetry:
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
         self._filler_rows = 0
+        self._tally = Tally()
 
     # The door.
 
@@ -51,6 +53,7 @@ class Telemetry:
                 masked_rows=trace.masked_rows,
             )
         )
+        self._tally.answered(trace, total_s)
         log_request(self._log, _line(trace, total_s))
 
     def abandoned(self, trace: Trace, total_s: float) -> None:
@@ -74,6 +77,7 @@ class Telemetry:
         self._answered_at[layer] = self._now()
         if event.lane == (layer, PROBE):
             return  # nobody asked for it, so no number may tell of it
+        self._tally.computed(layer, event.sequences)
         self._metrics.batch_done(
             BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
         )
@@ -125,11 +129,20 @@ class Telemetry:
         filled = engine.filler_rows
         self._metrics.rows_filled(filled - self._filler_rows)
         self._filler_rows = filled
+        self.tell_tally()
         self._metrics.memory_measured()
         self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)
 
     def render(self) -> bytes:
         return self._metrics.render()
+
+    def tell_tally(self) -> None:
+        """What layers have done goes into the metrics now, not at the next heartbeat."""
+        self._metrics.layers_worked(self._tally.take())
+
+    def layer_totals(self) -> dict[str, LayerTotals]:
+        """Of all processes; the others' are as old as their last heartbeat."""
+        return self._metrics.layer_totals()
 
 
 def _layer_of(lane: Hashable) -> str:

@@ -21,7 +21,6 @@ from service.errors import (
     ClientTimeout,
     DecompressedTooLarge,
     UnsupportedContentEncoding,
-    UnsupportedMediaType,
 )
 from service.wire.pace import Pace
 
@@ -31,7 +30,6 @@ GZIP_STEP = 2**16
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can stand for 128 KiB, so a step in is at most 8 MiB out.
 ZSTD_STEP = 256
-_UTF8_NAMES = (b"utf-8", b"utf8")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,37 +40,31 @@ class BodyLimits:
     timeout_s: float
 
 
-def check_json(scope: Scope) -> None:
-    """The media type must say JSON in UTF-8; raises UnsupportedMediaType."""
-    values = headers(scope, b"content-type")
-    value = values[0] if len(values) == 1 else b""
-    media, *parameters = (part.strip().lower() for part in value.split(b";"))
-    charsets = [part.partition(b"=")[2].strip(b'" ') for part in parameters if part.startswith(b"charset")]
-    if media != b"application/json" or any(charset not in _UTF8_NAMES for charset in charsets):
-        raise UnsupportedMediaType("the body must be application/json in UTF-8")
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, codings: tuple[bytes, ...]) -> list[bytes]:
+    """The whole body in its parts, decompressed where it came in one of `codings`.
 
-
-async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
-    """The whole body, decompressed; raises BodyTooLarge, ClientTimeout, BadEncoding … or ClientGone."""
-    encoding = _content_encoding(scope)
+    Raises UnsupportedContentEncoding, BodyTooLarge, ClientTimeout, BadEncoding … or ClientGone.
+    """
+    coding = _content_coding(scope, codings)
     _check_announced(scope, limits)
     try:
         async with asyncio.timeout(limits.timeout_s):
-            body = await _receive_all(receive, limits)
+            parts = await _receive_all(receive, limits)
     except TimeoutError:
         raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
-    if encoding is None:
-        return body
-    return await _decompressed(body, encoding, limits)
+    if coding is None:
+        return parts
+    return await _decompressed(b"".join(parts), coding, limits)
 
 
-def _content_encoding(scope: Scope) -> bytes | None:
+def _content_coding(scope: Scope, codings: tuple[bytes, ...]) -> bytes | None:
     names = [name.strip().lower() for value in headers(scope, b"content-encoding") for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if not names:
         return None
-    if len(names) > 1 or names[0] not in (b"gzip", b"zstd"):
-        raise UnsupportedContentEncoding("a body may be compressed once, with gzip or zstd")
+    if len(names) > 1 or names[0] not in codings:
+        named = " or ".join(name.decode("ascii") for name in codings)
+        raise UnsupportedContentEncoding(f"a body may be compressed once, with {named}")
     return names[0]
 
 
@@ -87,7 +79,7 @@ def _check_announced(scope: Scope, limits: BodyLimits) -> None:
         raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
 
 
-async def _receive_all(receive: Receive, limits: BodyLimits) -> bytes:
+async def _receive_all(receive: Receive, limits: BodyLimits) -> list[bytes]:
     parts: list[bytes] = []
     total = 0
     while True:
@@ -100,13 +92,14 @@ async def _receive_all(receive: Receive, limits: BodyLimits) -> bytes:
             raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
         parts.append(part)
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return parts
 
 
-async def _decompressed(body: bytes, encoding: bytes, limits: BodyLimits) -> bytes:
+async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits) -> list[bytes]:
     pieces, total, pace = [], 0, Pace()
+    read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding]
     try:
-        for piece in _gunzip(body) if encoding == b"gzip" else _unzstd(body):
+        for piece in read(body):
             total += len(piece)
             if total > limits.max_bytes:
                 raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
@@ -116,24 +109,33 @@ async def _decompressed(body: bytes, encoding: bytes, limits: BodyLimits) -> byt
         raise BadEncoding("the compressed body is damaged") from None
     if not total:
         raise BadEncoding("the compressed body holds nothing")
-    return b"".join(pieces)
+    return pieces
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
     """RFC 1952 members one after another; every member must be whole and nothing may follow the last."""
+    return _members(body, wbits=31, most=MAX_MEMBERS)
+
+
+def _inflate(body: bytes) -> Iterator[bytes]:
+    """`deflate` is one zlib stream (RFC 9110, section 8.4.1.2; RFC 1950)."""
+    return _members(body, wbits=15, most=1)
+
+
+def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
     view, start, members = memoryview(body), 0, 0
     while start < len(body):
         members += 1
-        if members > MAX_MEMBERS:
-            raise BadEncoding(f"a gzip body may have {MAX_MEMBERS} members")
-        member = zlib.decompressobj(wbits=31)
+        if members > most:
+            raise BadEncoding(f"a compressed body may have {most} members, and nothing behind them")
+        member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
             # A slice at a time: what a member leaves over is copied, and must not be the rest of the body each time.
             piece = member.decompress(member.unconsumed_tail or view[start : start + GZIP_STEP], PIECE)
             if not member.unconsumed_tail:
                 start = min(start + GZIP_STEP, len(body))
             if not piece and start == len(body) and not member.unconsumed_tail and not member.eof:
-                raise BadEncoding("the gzip body is cut short")
+                raise BadEncoding("the compressed body is cut short")
             yield piece
         start -= len(member.unused_data)
 

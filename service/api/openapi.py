@@ -6,6 +6,8 @@ anew when the catalog changes; nothing on it needs the network.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,9 +15,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend import ROUTE
-from service.api.problems import STATUS
+from service.api.content_type import JSON, OCTET_STREAM, SAFETENSORS
+from service.api.examples import attend_examples, infer_examples
+from service.api.infer import ROUTES as INFER_ROUTES
+from service.api.problems import INFERENCE_STATUS, MEDIA_TYPE, STATUS
 from service.attention.spec import LayerSpec
-from service.wire.schemas import AttendAnswer, AttendRequest, Problem
+from service.wire.inference_answer import VERSION
+from service.wire.inference_request import InferRequest
+from service.wire.schemas import AttendAnswer, AttendRequest, InferAnswer, InferenceError, Problem
 
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = (
@@ -23,7 +30,16 @@ _DESCRIPTION = (
     "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
     "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list).\n\n"
     "Request headers: `X-Request-ID` (taken if sane), `X-Request-Timeout-Ms` (shortens the deadline), "
-    "`Content-Encoding: gzip` or `zstd`. Answer headers: `X-Request-ID`, `Server-Timing`."
+    "`Content-Encoding: gzip` or `zstd`. Answer headers: `X-Request-ID`, `Server-Timing`.\n\n"
+    "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
+    "`request`, the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
+    "metadata's `response`), and the bits are the same. `Accept` asks for the other form."
+)
+_INFER_DESCRIPTION = (
+    "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
+    "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
+    "`lengths` (INT64, INT32). Parameters: `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), `masked_rows` "
+    "(`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where asked for."
 )
 
 
@@ -31,49 +47,93 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
     """The document; `examples_for` is the name and spec of a served layer, None while there is none."""
     page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     _, schemas = models_json_schema(
-        [(AttendRequest, "validation"), (AttendAnswer, "serialization"), (Problem, "serialization")],
+        [(model, "validation") for model in (AttendRequest, InferRequest)]
+        + [(model, "serialization") for model in (AttendAnswer, Problem, InferAnswer, InferenceError)],
         ref_template=_REF,
     )
     page.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-    page["paths"][ROUTE] = {"post": _attend_operation(examples_for)}
+    spec = None if examples_for is None else examples_for[1]
+    ours = {ROUTE: _attend_operation(spec)}
+    ours |= {route: _infer_operation(route, {} if spec is None else infer_examples(spec)) for route in INFER_ROUTES}
+    page["paths"] |= {path: {"post": operation} for path, operation in ours.items()}
     page["paths"] = dict(sorted(page["paths"].items()))
     for path, operations in page["paths"].items():
         for operation in operations.values():
             # FastAPI announces its own validation errors, which no route of ours can answer with.
-            if path != ROUTE:
+            if path not in ours:
                 operation["responses"].pop("422", None)
-            if examples_for is not None:
-                _name_layer(operation, examples_for[0])
+            _give_examples(path, operation, examples_for)
     for name in ("HTTPValidationError", "ValidationError"):
         page["components"]["schemas"].pop(name, None)
     return page
 
 
-def _name_layer(operation: dict[str, Any], name: str) -> None:
-    for parameter in operation.get("parameters", []):
-        if parameter["name"] == "layer":
-            parameter["example"] = name
+def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
+    """Every parameter of a path gets a value that is served."""
+    values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
+    parameters = operation.setdefault("parameters", [])
+    told = {parameter["name"] for parameter in parameters}
+    for name in re.findall(r"{(\w+)}", path):
+        if name not in told:
+            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    for parameter in parameters:
+        if parameter["name"] in values:
+            parameter["example"] = values[parameter["name"]]
+    if not parameters:
+        del operation["parameters"]
 
 
-def _attend_operation(examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-    examples = {} if examples_for is None else _examples(examples_for[1])
-    body: dict[str, Any] = {"schema": {"$ref": _REF.format(model="AttendRequest")}}
-    if examples:
-        body["examples"] = examples
-    problem = {"application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}}
-    answer = {"application/json": {"schema": {"$ref": _REF.format(model="AttendAnswer")}}}
-    responses: dict[str, Any] = {"200": {"description": "the layer's answer", "content": answer}}
-    for status in sorted({status for status in STATUS.values() if status != 405}):  # noqa: PLR2004
-        codes = sorted(_leaf_codes(status))
-        responses[str(status)] = {"description": ", ".join(f"`{code}`" for code in codes), "content": problem}
+def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
+    examples = {} if spec is None else attend_examples(spec)
+    binary = {_name(SAFETENSORS): {"schema": {"type": "string", "format": "binary"}}}
     return {
         "tags": ["layers"],
         "summary": "Attend: one sequence or a batch through a layer",
         "description": _DESCRIPTION,
         "operationId": "attend",
-        "parameters": [{"name": "layer", "in": "path", "required": True, "schema": {"type": "string"}}],
-        "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": responses,
+        "requestBody": {"required": True, "content": _json_content("AttendRequest", examples) | binary},
+        "responses": {
+            "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
+            **_refusals("Problem", MEDIA_TYPE.decode("ascii"), {}),
+        },
+    }
+
+
+def _infer_operation(route: str, examples: dict[str, Any]) -> dict[str, Any]:
+    binary = {_name(OCTET_STREAM): {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "tags": ["open inference protocol"],
+        "summary": "Infer: the same layers for the protocol's own clients",
+        "description": _INFER_DESCRIPTION,
+        "operationId": "infer" if route == INFER_ROUTES[0] else "infer_version",
+        "requestBody": {"required": True, "content": _json_content("InferRequest", examples) | binary},
+        "responses": {
+            "200": {"description": "the model's outputs", "content": _json_content("InferAnswer") | binary},
+            **_refusals("InferenceError", _name(JSON), INFERENCE_STATUS),
+        },
+    }
+
+
+def _name(media_type: bytes) -> str:
+    return media_type.decode("ascii")
+
+
+def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+    if examples:
+        content["examples"] = examples
+    return {_name(JSON): content}
+
+
+def _refusals(model: str, media_type: str, renamed: Mapping[int, int]) -> dict[str, Any]:
+    """Every status that a POST can be refused with, and the codes behind it."""
+    codes: dict[int, set[str]] = {}
+    for status in {status for status in STATUS.values() if status != 405}:  # noqa: PLR2004
+        codes.setdefault(renamed.get(status, status), set()).update(_leaf_codes(status))
+    content = {media_type: {"schema": {"$ref": _REF.format(model=model)}}}
+    return {
+        str(status): {"description": ", ".join(f"`{code}`" for code in sorted(found)), "content": content}
+        for status, found in sorted(codes.items())
     }
 
 
@@ -87,34 +147,3 @@ def _leaf_codes(status: int) -> set[str]:
             if kind.code == "invalid":
                 codes.add(kind.code)
     return codes
-
-
-def _examples(spec: LayerSpec) -> dict[str, Any]:
-    """Small bodies that this layer answers with 200 as they stand."""
-    rows = _rows(3, spec.query_width)
-    query: dict[str, Any] = {"query": rows}
-    if spec.key_width != spec.query_width:
-        query["key"] = _rows(3, spec.key_width)
-    if spec.value_width != (spec.key_width if "key" in query else spec.query_width):
-        query["value"] = _rows(3, spec.value_width)
-    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
-    bodies = {
-        "self-attention": ("Three tokens attend to each other", query),
-        "weights": ("The same, with the weights of head 0", {**query, "weights": {"form": "heads", "heads": [0]}}),
-        "causal": ("No looking ahead", {**query, "masks": [{"kind": "causal"}]}),
-        "cross-attention": (
-            "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
-            {
-                "query": rows,
-                **memory,
-                "masks": [{"kind": "lengths", "values": 3}],
-                "weights": {"form": "top_k", "k": 2},
-            },
-        ),
-    }
-    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
-
-
-def _rows(count: int, width: int) -> list[list[float]]:
-    """Plain numbers that differ from row to row."""
-    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]

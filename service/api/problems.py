@@ -1,4 +1,5 @@
-"""Problems: the only place that knows status codes; a failure becomes RFC 9457 problem details.
+"""Problems: the only place that knows status codes; a failure becomes RFC 9457 problem details, or under `/v2` the
+`{"error": …}` of the Open Inference Protocol.
 
 Laws: every leaf of the family tree in `errors.py` has a status here (a test walks it); a body is valid JSON of at most 4 KiB
 in our own words; whatever is no ServiceError is a 500 with a generic sentence, its trace goes to the log.
@@ -32,6 +33,8 @@ STATUS: dict[type[ServiceError], int] = {
     errors.EngineDown: 503,
     errors.DeadlineExceeded: 504,
 }
+# What the clients of `/v2` know: everything wrong with a request is 400, a full queue 503.
+INFERENCE_STATUS = {422: 400, 429: 503}
 MAX_DETAIL = 2000
 MEDIA_TYPE = b"application/problem+json"
 # Answers after which the rest of a body may still be on its way: the connection cannot be used again.
@@ -51,6 +54,18 @@ def status_of(error: ServiceError) -> int:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
+def is_inference(path: str) -> bool:
+    """Whether a path belongs to the Open Inference Protocol, which has a form of errors of its own."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+def render_inference(error: ServiceError) -> Problem:
+    """As the protocol's clients read it: 400 for whatever is wrong with a request, 503 for a full queue."""
+    status = INFERENCE_STATUS.get(status_of(error), status_of(error))
+    body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
+    return Problem(status, _headers(error, b"application/json", body), body)
+
+
 def render(error: ServiceError, request_id: str) -> Problem:
     status = status_of(error)
     body = orjson.dumps(
@@ -64,7 +79,11 @@ def render(error: ServiceError, request_id: str) -> Problem:
             "request_id": request_id,
         }
     )
-    headers = [(b"content-type", MEDIA_TYPE), (b"content-length", str(len(body)).encode())]
+    return Problem(status, _headers(error, MEDIA_TYPE, body), body)
+
+
+def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
+    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
     if isinstance(error, Refused):
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
     if isinstance(error, errors.EngineDown):
@@ -73,7 +92,7 @@ def render(error: ServiceError, request_id: str) -> Problem:
         headers.append((b"allow", error.allow.encode("ascii")))
     if isinstance(error, _CLOSING):
         headers.append((b"connection", b"close"))
-    return Problem(status, headers, body)
+    return headers
 
 
 def unknown_failure() -> ServiceError:

@@ -37,6 +37,7 @@ class Trace:
     decode_s: float | None = None
     queue_s: float | None = None
     compute_s: float | None = None
+    encode_s: float | None = None
 
 
 def start_trace(scope: Scope, now: float) -> Trace:

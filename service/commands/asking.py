@@ -10,13 +10,12 @@ import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import httpx2
 import numpy as np
 import orjson
 import pybase64
 
+from service.client import Client
 from service.errors import InvalidInput, ServiceError
 
 TIMEOUT_S = 60.0
@@ -59,21 +58,13 @@ def load_array(path: Path) -> np.ndarray:
 
 def ask_server(url: str, layer: str, body: dict[str, Any]) -> Reply:
     """POSTs the body; raises AskFailed with the server's own sentence where it says no."""
-    address = f"{url.rstrip('/')}/v1/layers/{quote(layer, safe='')}/attend"
-    headers = {"content-type": "application/json"}
     try:
-        answer = httpx2.post(address, content=orjson.dumps(body), headers=headers, timeout=TIMEOUT_S)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise AskFailed(f"no answer from {url}: {type(error).__name__}. Is the service running there?") from None
-    try:
-        found = orjson.loads(answer.content)
-    except orjson.JSONDecodeError:
-        raise AskFailed(f"{url} answered {answer.status_code} with something that is not JSON") from None
-    if not isinstance(found, dict):
-        raise AskFailed(f"{url} answered {answer.status_code} with something that is no answer of this service")
-    if answer.status_code != httpx2.codes.OK:
-        raise AskFailed(f"{answer.status_code} {found.get('code', '')}: {found.get('detail', '')}")
-    return _reply(found)
+        # One attempt: whoever sits at a terminal is told at once and asks again.
+        with Client(url, timeout_s=TIMEOUT_S, attempts=1) as client:
+            return _reply(client.attend_json(layer, body))
+    except ServiceError as error:
+        told = f"{error.status} {error.code}: " if error.status else ""
+        raise AskFailed(told + error.message) from None
 
 
 def ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
@@ -88,7 +79,7 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     from service.attention.engine import Engine, EngineOptions
     from service.batching.job import BatchInfo
     from service.layers.store import Store
-    from service.wire.answer import AnswerFacts, write_answer
+    from service.wire.answer import AnswerFacts, write_json
     from service.wire.json_document import parse
     from service.wire.request import RequestLimits, check_request
     from service.wire.schemas import checked_request
@@ -105,7 +96,7 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
         engine.close()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer, stored.digest, batch, dict)
-    pieces = write_answer(answer, facts, request.form, is_batch=request.is_batch)
+    pieces = write_json(answer, facts, request.form, is_batch=request.is_batch)
     return _reply(orjson.loads(b"".join(pieces)))
 
 

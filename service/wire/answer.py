@@ -1,4 +1,4 @@
-"""Answer: what a caller reads, written piece by piece.
+"""Answer: what a caller reads, as named tensors and the facts beside them; and its JSON, written piece by piece.
 
 Laws: pieces are small, so that the event loop is never held for long and memory is bounded by one piece beside the tensors;
 joined they are always one valid JSON object; every number reads back to the same bits.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import orjson
 import torch
 
-from service.attention.call import Answer, TopK, Weights
+from service.attention.call import Answer, TopK
 from service.batching.job import BatchInfo
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm
+
+_TOP_K = ("values", "indices", "rest")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,41 +31,46 @@ class AnswerFacts:
     batch: BatchInfo
     timing_ms: Callable[[], dict[str, float]]
 
+    def to_json(self) -> dict[str, Any]:
+        batch = self.batch
+        return {
+            "masked_rows": self.masked_rows,
+            "layer": {"name": self.layer, "digest": self.digest},
+            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
+            "timing_ms": self.timing_ms(),
+        }
 
-def write_answer(answer: Answer, facts: AnswerFacts, form: TensorForm, *, is_batch: bool) -> Iterator[bytes]:
+
+def named_tensors(answer: Answer, *, is_batch: bool) -> dict[str, torch.Tensor]:
+    """`output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, without B for one sequence."""
+    found = {"output": answer.output}
+    if isinstance(answer.weights, TopK):
+        found |= {f"weights.{name}": getattr(answer.weights, name) for name in _TOP_K}
+    elif answer.weights is not None:
+        found["weights"] = answer.weights
+    return found if is_batch else {name: tensor[0] for name, tensor in found.items()}
+
+
+def write_json(answer: Answer, facts: AnswerFacts, form: TensorForm, *, is_batch: bool) -> Iterator[bytes]:
     """The pieces of the JSON answer, in the contract's order of fields."""
+    tensors = named_tensors(answer, is_batch=is_batch)
     yield b'{"output":'
-    yield from write_tensor(_ranked(answer.output, is_batch), form)
+    yield from write_tensor(tensors["output"], form)
     yield b',"weights":'
-    yield from _weights(answer.weights, form, is_batch)
-    rest = {
-        "masked_rows": facts.masked_rows,
-        "layer": {"name": facts.layer, "digest": facts.digest},
-        "batch": {
-            "requests": facts.batch.requests,
-            "sequences": facts.batch.sequences,
-            "tokens": facts.batch.tokens,
-        },
-        "timing_ms": facts.timing_ms(),
-    }
-    yield b"," + orjson.dumps(rest)[1:]
+    yield from _weights(tensors, form)
+    yield b"," + orjson.dumps(facts.to_json())[1:]
 
 
-def _weights(weights: Weights | None, form: TensorForm, is_batch: bool) -> Iterator[bytes]:
-    if weights is None:
+def _weights(tensors: dict[str, torch.Tensor], form: TensorForm) -> Iterator[bytes]:
+    if "weights" in tensors:
+        yield from write_tensor(tensors["weights"], form)
+        return
+    if "weights.values" not in tensors:
         yield b"null"
-    elif isinstance(weights, TopK):
-        yield b'{"values":'
-        yield from write_tensor(_ranked(weights.values, is_batch), form)
-        yield b',"indices":'
-        yield from write_tensor(_ranked(weights.indices, is_batch), form)
-        yield b',"rest":'
-        yield from write_tensor(_ranked(weights.rest, is_batch), form)
-        yield b"}"
-    else:
-        yield from write_tensor(_ranked(weights, is_batch), form)
-
-
-def _ranked(tensor: torch.Tensor, is_batch: bool) -> torch.Tensor:
-    """The B axis is there only where the query had one."""
-    return tensor if is_batch else tensor[0]
+        return
+    opening = b"{"
+    for name in _TOP_K:
+        yield opening + f'"{name}":'.encode()
+        yield from write_tensor(tensors[f"weights.{name}"], form)
+        opening = b","
+    yield b"}"

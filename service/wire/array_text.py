@@ -11,16 +11,21 @@ outside strings.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import re
 
 from service.errors import BadJson, InvalidInput, JsonTooDeep
-from service.wire.outline import MAX_RANK
+from service.wire.outline import MAX_RANK, counted_outline, few_brackets
 from service.wire.pace import Pace
 
 MAX_NUMBER_DIGITS = 4300
 """Python's own limit for integers; no parser holds more."""
 SLICE_BYTES = 128 * 1024
+"""simdjson's tables for it stay in the cache."""
+REGION_BYTES = 256 * 1024
+MAX_GAP_BYTES = 128 * 1024
+"""White space between two elements."""
 STRING_SLICE_BYTES = 32 * 1024
 
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -32,6 +37,7 @@ _OPENING = re.compile(rb"\[[\[ \t\n\r]*+")
 _SPACE = b" \t\n\r"
 _NO_ELEMENT = {b"{", b"", b" ", b"\t", b"\n", b"\r"}  # white space: the window ended before any element
 _NOT_OUTLINE = bytes(byte for byte in range(256) if byte not in b"[],")
+_MIN_COUNTED_BYTES = 8 * 1024
 _NOT_NUMBER = b"[] \t\n\r"
 _WINDOW_BYTES = 512
 
@@ -123,9 +129,14 @@ class _Outlining:
         """Slices up to `end`; false where a string other than `"-inf"` turns up, so that `end` may be wrong."""
         body = self._body
         while True:
+            if not has_strings and self._take_region(end):
+                await self._pace.give_way()
+                if self._next > end:
+                    return True
+                continue
             start = self._next
-            stop = end if end - start <= SLICE_BYTES else body.rfind(b",", start, start + SLICE_BYTES)
-            text = body[start : stop if stop >= 0 else start + SLICE_BYTES]
+            stop = self._plain_stop(start, end)
+            text = body[start : stop if stop >= 0 else start + MAX_GAP_BYTES]
             if has_strings:
                 text = text.replace(b'"-inf"', b"")
                 if b'"' in text:
@@ -136,6 +147,35 @@ class _Outlining:
             await self._pace.give_way()
             if stop == end:
                 return True
+
+    def _take_region(self, end: int) -> bool:
+        """Several slices at once; false where they are not worth it."""
+        start = self._next
+        stop = end if end - start <= REGION_BYTES else self._body.rfind(b",", start, start + REGION_BYTES)
+        if stop - start < _MIN_COUNTED_BYTES:
+            return False
+        text = self._body[start:stop]
+        positions = few_brackets(text)
+        if positions is None:
+            return False
+        self._outlines.append(counted_outline(text, positions))
+        brackets = bytes([text[at] for at in positions])
+        depth_before = self._depth
+        while self._next <= stop:
+            slice_stop = self._plain_stop(self._next, stop)
+            if slice_stop < 0:
+                self._refuse_endless()
+            seen = bisect.bisect_left(positions, slice_stop - start)
+            self._append_slice(slice_stop, depth_before + 2 * brackets.count(b"[", 0, seen) - seen)
+        return True
+
+    def _plain_stop(self, start: int, end: int) -> int:
+        if end - start <= SLICE_BYTES:
+            return end
+        stop = self._body.rfind(b",", start, start + SLICE_BYTES)
+        if stop >= 0:
+            return stop
+        return end if end - start <= MAX_GAP_BYTES else self._body.rfind(b",", start, start + MAX_GAP_BYTES)
 
     async def take_words(self) -> int | None:
         """Slices up to the end of the array, which is returned; None where it holds objects or very long strings."""
@@ -170,17 +210,19 @@ class _Outlining:
 
     def _append(self, stop: int, text: bytes) -> None:
         outline = text.translate(None, _NOT_OUTLINE)
-        depth = self._depth + outline.count(b"[") - outline.count(b"]")
-        self._slices.append(Slice(self._next, stop, self._depth, depth))
         self._outlines.append(outline)
+        self._append_slice(stop, self._depth + outline.count(b"[") - outline.count(b"]"))
+
+    def _append_slice(self, stop: int, depth: int) -> None:
+        self._slices.append(Slice(self._next, stop, self._depth, depth))
         self._depth = depth
         self._next = stop + 1
 
     def _refuse_endless(self) -> None:
         """A whole slice without a comma: an endless number, endless brackets, or endless white space."""
-        window = self._body[self._next : self._next + SLICE_BYTES]
+        window = self._body[self._next : self._next + MAX_GAP_BYTES]
         if window.count(b"[") > self._max_depth:
             raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
         if len(window.translate(None, _NOT_NUMBER)) > MAX_NUMBER_DIGITS:
             raise BadJson(f"the body has a number of more than {MAX_NUMBER_DIGITS} digits (byte {self._next})")
-        raise InvalidInput(f"the body has more than {SLICE_BYTES} bytes between two elements of an array")
+        raise InvalidInput(f"the body has more than {MAX_GAP_BYTES} bytes between two elements of an array")

@@ -31,10 +31,15 @@ async def decode_base64(text: bytes | memoryview, *, words: str, param: str, pac
                 raise BadEncoding(f"{words} has base64 padding before its end", param=param)
             data += part
             await pace.give_way()
-    tail = len(data) % 3  # the last quad of padded text carries 2 or 4 bits that belong to no byte
+    check_tail(data, text, words=words, param=param)
+    return data
+
+
+def check_tail(data: bytearray, text: bytes | memoryview, *, words: str, param: str) -> None:
+    """The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero; raises BadEncoding."""
+    tail = len(data) % 3
     if tail and pybase64.b64encode(data[-tail:]) != bytes(text[-_QUAD:]):
         raise BadEncoding(f"{words} is not base64: bits behind the last byte are not zero", param=param)
-    return data
 
 
 def _decode(text: bytes | memoryview, words: str, param: str) -> bytearray:

@@ -23,17 +23,20 @@ from service.wire.schemas import (
 from service.wire.tensors import TensorKind, decode_tensor
 
 
-async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str) -> Mask:
-    """One mask of a request with these sizes; raises BadMask, CausalAlignRequired, NonFinite and what tensors raise."""
+async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:
+    """One mask of a request with these sizes; `param` points to it, `values_param` to its values.
+
+    Raises BadMask, CausalAlignRequired, NonFinite and what tensors raise.
+    """
     match field:
         case AttendMask():
-            return masks.attend(await _values(field.values, TensorKind.BOOL, sizes, is_batch, param))
+            return masks.attend(await _values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
         case IgnoreMask():
-            return masks.ignore(await _values(field.values, TensorKind.BOOL, sizes, is_batch, param))
+            return masks.ignore(await _values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
         case BiasMask():
-            return masks.bias(await _values(field.values, TensorKind.BIAS, sizes, is_batch, param))
+            return masks.bias(await _values(field.values, TensorKind.BIAS, sizes, is_batch, values_param))
         case LengthsMask():
-            return masks.lengths(await _lengths(field.values, sizes, is_batch, f"{param}/values"))
+            return masks.lengths(await _lengths(field.values, sizes, is_batch, values_param))
         case CausalMask():
             return masks.causal(sizes, _offset(field, sizes, param))
         case WindowMask():
@@ -42,7 +45,6 @@ async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: 
 
 async def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
     """[B|1, N|1, L|1, S|1] of a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
-    param = f"{param}/values"
     tensor = (await decode_tensor(value, param=param, kind=kind)).tensor
     b, n, queries, keys = sizes
     full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}

@@ -96,8 +96,9 @@ class _Reader(NumberTaker):
 
     def _floats(self, text: bytes, piece: Slice) -> Float64s | None:
         prefix, suffix = _context(piece)
+        document = b"".join((prefix, text, suffix)) if prefix or suffix else text
         try:
-            array = self._parser.parse(b"".join((prefix, text, suffix)))
+            array = self._parser.parse(document)
             floats = array.as_buffer(of_type="d") if isinstance(array, simdjson.Array) else b""
         except _UNPARSED:
             return None

@@ -13,6 +13,48 @@ from service.wire.pace import Pace
 
 MAX_RANK = 8
 _SLICE_BYTES = 256 * 1024
+# Where brackets are fewer, counting the commas between them is cheaper than dropping all other bytes (1 ns each).
+_MIN_BYTES_A_BRACKET = 256
+_PROBE_BYTES = 512
+_MAX_COUNT = 2**16 - 1
+
+
+def counted_outline(text: bytes, positions: list[int]) -> bytes:
+    """Brackets and commas of a text without strings, from the places of its few brackets."""
+    marks = np.frombuffer(text, dtype=np.uint8)
+    is_comma = marks == ord(",")
+    if not positions:
+        return b"," * np.count_nonzero(is_comma)
+    starts = np.array(positions)
+    before = np.count_nonzero(is_comma[: positions[0]])
+    if (starts[1:] - starts[:-1]).max(initial=len(text) - positions[-1]) <= _MAX_COUNT:
+        behind = np.add.reduceat(is_comma.view(np.uint8), starts, dtype=np.uint16)
+    else:  # 32 bits would take three times as long, and rows this long are few
+        behind = np.array([np.count_nonzero(row) for row in np.split(is_comma, starts[1:])])
+        behind[0] -= before
+    places = np.add.accumulate(behind, dtype=np.intp) + np.arange(before, before + len(behind))
+    outline = np.full(int(places[-1]) + 1, ord(","), dtype=np.uint8)
+    outline[places - behind] = marks[starts]
+    return outline.tobytes()
+
+
+def few_brackets(text: bytes) -> list[int] | None:
+    """Where the brackets stand, or None where they are many."""
+    many = len(text) // _MIN_BYTES_A_BRACKET
+    if text.count(b"]", 0, _PROBE_BYTES) > _PROBE_BYTES // _MIN_BYTES_A_BRACKET:
+        return None
+    positions: list[int] = []
+    opening, closing = text.find(b"["), text.find(b"]")
+    while len(positions) <= many:
+        if opening < 0 and closing < 0:
+            return positions
+        if closing < 0 or 0 <= opening < closing:
+            positions.append(opening)
+            opening = text.find(b"[", opening + 1)
+        else:
+            positions.append(closing)
+            closing = text.find(b"]", closing + 1)
+    return None
 
 
 async def infer_shape(outline: bytes, pace: Pace) -> tuple[int, ...] | None:
@@ -55,10 +97,9 @@ async def _repeats(outline: bytes, start: int, end: int, period: int, pace: Pace
     """
     if end - start < period:
         return True
-    marks = np.frombuffer(outline, dtype=np.uint8)
     for first in range(start, end - period, _SLICE_BYTES):
         last = min(first + _SLICE_BYTES, end - period)
-        if not np.array_equal(marks[first:last], marks[first + period : last + period]):
+        if outline[first:last] != outline[first + period : last + period]:
             return False
         await pace.give_way()
     return outline[start + period - 1] == ord(",")

@@ -8,6 +8,7 @@ more than a few milliseconds (the sliced exception of `docs/decisions.md`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
@@ -45,8 +46,13 @@ class CheckedRequest:
     form: TensorForm
 
 
-async def check_request(body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits) -> CheckedRequest:
-    """The call for layer `name`; raises InvalidInput's family for what is wrong and CostLimit for what is too much."""
+async def check_request(
+    body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
+) -> CheckedRequest:
+    """The call for layer `name`; raises InvalidInput's family for what is wrong and CostLimit for what is too much.
+
+    `mask_params` point to the values of the first masks where those are not `/masks/<i>/values`.
+    """
     decoded = await decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK
     query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
@@ -56,14 +62,16 @@ async def check_request(body: AttendRequest, name: str, spec: LayerSpec, limits:
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     wanted = await _wanted(body.weights, sizes, spec)
-    fields = [
-        await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}") for i, field in enumerate(body.masks)
-    ]
+    fields = []
+    for i, field in enumerate(body.masks):
+        values_param = mask_params[i] if i < len(mask_params) else f"/masks/{i}/values"
+        mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=values_param)
+        fields.append(mask)
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
     _check_cost(cost, limits)
-    mask = CombinedMask(sizes, tuple(fields)) if fields else None
-    masked = await _count_masked_rows(mask, spec, is_error=body.masked_rows == "error")
-    call = Call(name, query, key, value, mask, wanted)
+    combined = CombinedMask(sizes, tuple(fields)) if fields else None
+    masked = await _count_masked_rows(combined, spec, is_error=body.masked_rows == "error")
+    call = Call(name, query, key, value, combined, wanted)
     return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
 
 
@@ -193,9 +201,9 @@ async def _count_masked_rows(mask: CombinedMask | None, spec: LayerSpec, *, is_e
 
 
 def _form(encoding: str | None, came: TensorForm) -> TensorForm:
-    """How the answer's tensors are written: as `query` came unless the request says otherwise."""
+    """How the tensors of a JSON answer are written: as `query` came unless the request says otherwise."""
+    if encoding == "base64" or (came is TensorForm.BINARY and encoding is None):
+        return TensorForm.BASE64
     if encoding is None:
         return came
-    if encoding == "base64":
-        return TensorForm.BASE64
     return TensorForm.NESTED if came is TensorForm.NESTED else TensorForm.LIST

@@ -181,6 +181,32 @@ class Problem(BaseModel):
     request_id: str
 
 
+class InferOutputAnswer(BaseModel):
+    """An output: `data` flat in row-major order, or `parameters.binary_data_size` bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | None = None
+    data: list[float] | None = None
+
+
+class InferAnswer(BaseModel):
+    """An inference answer of the Open Inference Protocol; `parameters` say what `/v1` says beside the tensors."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[InferOutputAnswer]
+    parameters: dict[str, str | int | float]
+
+
+class InferenceError(BaseModel):
+    """How every route of the Open Inference Protocol says what is wrong."""
+
+    error: str
+
+
 def checked_request(value: Mapping[str, object]) -> AttendRequest:
     """The request, or the first thing that is wrong with it as one of our errors; unknown fields before everything else.
 
@@ -195,7 +221,7 @@ def checked_request(value: Mapping[str, object]) -> AttendRequest:
     try:
         return AttendRequest.model_validate(value)
     except ValidationError as error:
-        raise _translated(error) from None
+        raise translated(error) from None
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
@@ -232,14 +258,17 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge}",
     "list_type": "must be a list",
     "too_long": "has more than {max_length} entries",
+    "too_short": "must not be empty",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "dict_type": "must be an object",
 }
 
 
-def _translated(error: ValidationError) -> InvalidInput:
-    """The first error in our words."""
+def translated(error: ValidationError) -> InvalidInput:
+    """The first of pydantic's errors in our words."""
     first = error.errors(include_url=False, include_input=False)[0]
     # A discriminated union puts the tag into the location: /masks/0/causal/offset is /masks/0/offset to the caller.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004

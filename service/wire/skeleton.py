@@ -16,7 +16,7 @@ import numpy as np
 
 from service.errors import BadJson, InvalidInput, JsonTooDeep
 from service.wire.array_text import MAX_NUMBER_DIGITS, STRING, find_array
-from service.wire.long_string import LongString, find_string_end, read_string
+from service.wire.long_string import LongString, find_string_end, read_base64, read_string
 from service.wire.number_list import NumberList
 from service.wire.number_text import read_numbers
 from service.wire.pace import Pace
@@ -42,6 +42,7 @@ class Skeleton:
         self.text = b""
         self.num_keys = 0
         self.num_pieces = 0
+        self.ascii_spans: list[tuple[int, int]] = []  # of the body, in order: found to be ASCII on the way
         self._pieces: list[NumberList | LongString] = []
         self._nonce = secrets.token_hex(8)  # no caller can write a string that stands for a piece
         self._body = body
@@ -60,20 +61,35 @@ class Skeleton:
         """
         body, at = self._body, 0
         while (opening := body.find(b'"', at)) >= 0:
-            await self._check_size(at, opening)
-            at = await find_string_end(body, opening, self._pace) + 1
-            after = _AFTER_STRING.match(body, at, at + MAX_SKELETON_BYTES)
-            is_key = after is not None and after.group(1) is not None
-            self.num_keys += is_key
-            if after is not None and after.group(2):
-                at = await self._cut_array(after.start(2)) or at
-            elif not is_key and at - opening > MIN_STRING_BYTES:
-                self._replace(opening, at, await read_string(body, opening + 1, at - 1, self._pace))
+            if self._kept_bytes + opening - self._kept_until > self._next_check:
+                await self._check_size(at, opening)
+            self._last_checked = opening
+            at = await self._walk_string(opening)
             await self._pace.give_way()
         await self._check_size(at, len(body))
         self._keep(len(body))
         self.text = b"".join(self._kept)
         check_nesting(self.text, self._max_depth)
+
+    async def _walk_string(self, opening: int) -> int:
+        """Counts the string if it is a key, cuts it if it is long, cuts the array behind it; tells where to go on."""
+        body, found = self._body, None
+        closing = body.find(b'"', opening + 1, opening + MIN_STRING_BYTES)
+        if closing < 0 and (found := await read_base64(body, opening + 1, self._pace)):
+            closing = opening + 1 + len(found.text)
+        elif closing < 0 or body[closing - 1] == ord("\\"):
+            closing = await find_string_end(body, opening, self._pace)
+        at = closing + 1
+        after = _AFTER_STRING.match(body, at, at + MAX_SKELETON_BYTES)
+        is_key = after is not None and after.group(1) is not None
+        self.num_keys += is_key
+        if after is not None and after.group(2):
+            return await self._cut_array(after.start(2)) or at
+        if not is_key and at - opening > MIN_STRING_BYTES:
+            self._replace(opening, at, found or await read_string(body, opening + 1, closing, self._pace))
+        if found:
+            self.ascii_spans.append((opening, at))
+        return at
 
     def piece(self, string: str) -> NumberList | LongString | None:
         """The piece for which a string of the skeleton stands, or None for a string that is just a string."""
@@ -115,9 +131,8 @@ class Skeleton:
         if size > MAX_SKELETON_BYTES:
             await self._refuse_size(start, end)
         if size > self._next_check:  # a deep body is seen through long before its end
-            self._next_check *= 4
+            self._next_check = min(self._next_check * 4, MAX_SKELETON_BYTES)
             check_nesting(b"".join((*self._kept, self._body[self._kept_until : end])), self._max_depth)
-        self._last_checked = end
 
     async def _refuse_size(self, start: int, end: int) -> None:
         allowed = self._kept_until + max(MAX_SKELETON_BYTES - self._kept_bytes, 0)

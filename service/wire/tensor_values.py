@@ -22,8 +22,9 @@ from service.wire.number_list import BEYOND_FLOAT64, Float64s, NumberList
 from service.wire.pace import Pace
 
 Values: TypeAlias = npt.NDArray[np.generic]
+Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
-_SLICE_VALUES = 128 * 1024
+_SLICE_VALUES = 128 * 1024  # of 4 bytes: small enough that a second look finds them in the cache
 _MAX_EXACT = 2**53 - 1  # beyond, a float64 may stand for more than one whole number
 
 
@@ -73,43 +74,43 @@ async def numbers_to_tensor(
     if dtype == torch.float64:
         return torch.from_numpy(values).reshape(shape)
     stored: Values = np.empty(len(values), dtype=_STORED[dtype])
+    bits, infinity = stored.view(f"u{dtype.itemsize}"), _INFINITIES[dtype]
     for part in _parts(len(values)):
-        rounded, is_infinite = _round(values[part], dtype)
-        lost = is_infinite != np.isinf(values[part])
-        if lost.any():
-            what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
-            raise field.not_finite(what, index_of(part.start + int(lost.argmax()), numbers.shape))
-        stored[part] = rounded
+        _store(values[part], stored[part], dtype)
+        if not _is_finite(bits[part], infinity):
+            lost = _is_infinite(bits[part], infinity) != np.isinf(values[part])
+            if lost.any():
+                what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
+                raise field.not_finite(what, index_of(part.start + int(lost.argmax()), numbers.shape))
         await pace.give_way()
-    return torch.from_numpy(stored).view(dtype).reshape(shape)
+    tensor = torch.from_numpy(stored)
+    return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
 
 
 async def check_values(tensor: torch.Tensor, field: TensorField, pace: Pace) -> torch.Tensor:
-    """`tensor` as its field needs it: finite, or whole, or made boolean; its dtype is one that the field allows."""
+    """`tensor` as its field needs it: finite, or whole, or made boolean; its dtype is one that the field allows.
+
+    A contiguous tensor is not copied; booleans share its memory where it has one byte a value.
+    """
     if field.kind is TensorKind.INT:
         return tensor
     bits = _bits(tensor)
-    flags = np.empty(len(bits) if field.kind is TensorKind.BOOL else 0, dtype=np.bool_)
+    if field.kind is TensorKind.BOOL:
+        return torch.from_numpy(await _flags(bits, field, tensor.shape, pace)).reshape(tensor.shape)
+    infinity, is_bias = _INFINITIES[tensor.dtype], field.kind is TensorKind.BIAS
     for part in _parts(len(bits)):
-        if field.kind is TensorKind.BOOL:
-            bad = bits[part] > 1
-            flags[part] = bits[part]
-        else:
-            exponent = _EXPONENTS[tensor.dtype]
-            bad = (bits[part] & exponent) == exponent
-            if field.kind is TensorKind.BIAS and bad.any():  # all but the bits of -inf: no sign, or some mantissa
-                bad &= bits[part] != (exponent | _SIGNS[tensor.dtype])
-        if bad.any():
+        if not _is_finite(bits[part], infinity, but_minus_inf=is_bias):
+            bad = (bits[part] & infinity) == infinity
+            if is_bias:
+                bad &= bits[part] != _negative(infinity)
             index = index_of(part.start + int(bad.argmax()), tuple(tensor.shape))
-            if field.kind is TensorKind.BOOL:
-                raise field.wrong("another value", index)
             raise field.not_finite("a value that is not finite", index)
         await pace.give_way()
-    return torch.from_numpy(flags).reshape(tensor.shape) if field.kind is TensorKind.BOOL else tensor
+    return tensor
 
 
 async def bytes_to_tensor(
-    data: bytearray, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+    data: bytearray | memoryview, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
 ) -> torch.Tensor:
     """The tensor of little-endian, C-order bytes, whose number must be that of `shape`."""
     if not data:
@@ -180,23 +181,56 @@ async def _to_whole(
     return torch.from_numpy(stored).reshape(shape)
 
 
-def _bits(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
-    """The values as unsigned integers, flat: what is NaN, infinite or no boolean shows in the bits of every dtype."""
-    flat = tensor.contiguous().reshape(-1)
-    size = flat.element_size()
-    signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    bits: npt.NDArray[np.unsignedinteger] = flat.view(signed).numpy().view(f"u{size}")
+def _bits(tensor: torch.Tensor) -> Bits:
+    """The values as unsigned integers, flat; shares the memory of a contiguous tensor."""
+    # NumPy has no bfloat16, and calls on tensors cost more than calls on arrays.
+    held = tensor.contiguous()
+    array: Values = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
+    bits: Bits = array.reshape(-1).view(f"u{array.itemsize}")
     return bits
 
 
-def _round(values: Float64s, dtype: torch.dtype) -> tuple[Values, npt.NDArray[np.bool_]]:
-    """The values as they are stored, and where they are infinite."""
+def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> bool:
+    """Whether no value is infinite or NaN (but -inf, if it may be); `infinity` is the bits of +inf.
+
+    Read as signed integers the bits grow with the positive values, read as unsigned ones with the size of the negative
+    ones, which come after all positive. So two maxima tell, in every dtype, and no sum can overflow.
+    """
+    return bool(
+        np.maximum.reduce(bits.view(f"i{bits.itemsize}")) < infinity
+        and np.maximum.reduce(bits) < _negative(infinity) + but_minus_inf
+    )
+
+
+def _is_infinite(bits: Bits, infinity: int) -> npt.NDArray[np.bool_]:
+    infinite: npt.NDArray[np.bool_] = (bits == infinity) | (bits == _negative(infinity))
+    return infinite
+
+
+def _negative(infinity: int) -> int:
+    """The bits of -inf: +inf has no bit above its exponent, so the sign is the next power of two."""
+    return infinity + (1 << infinity.bit_length())
+
+
+async def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...], pace: Pace) -> npt.NDArray[np.bool_]:
+    flags: npt.NDArray[np.bool_] = bits.view(np.bool_) if bits.itemsize == 1 else np.empty(len(bits), dtype=np.bool_)
+    for part in _parts(len(bits)):
+        if np.maximum.reduce(bits[part]) > 1:
+            first = int((bits[part] > 1).argmax())
+            raise field.wrong("another value", index_of(part.start + first, tuple(shape)))
+        if bits.itemsize > 1:
+            flags[part] = bits[part]
+        await pace.give_way()
+    return flags
+
+
+def _store(values: Float64s, stored: Values, dtype: torch.dtype) -> None:
+    """Rounds to the dtype; what is too large becomes infinite."""
     if dtype == torch.bfloat16:
-        bits = _bfloat16_bits(values)
-        return bits, (bits & 0x7FFF) == 0x7F80  # noqa: PLR2004  (all exponent bits, no mantissa)
+        stored[:] = _bfloat16_bits(values)
+        return
     with np.errstate(over="ignore", under="ignore"):
-        rounded = values.astype(_STORED[dtype])
-    return rounded, np.isinf(rounded)
+        np.copyto(stored, values, casting="same_kind")
 
 
 def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
@@ -218,15 +252,10 @@ _STORED: dict[torch.dtype, npt.DTypeLike] = {
     torch.int32: np.int32,
     torch.int64: np.int64,
 }
-_EXPONENTS: dict[torch.dtype, np.unsignedinteger] = {
-    torch.float16: np.uint16(0x7C00),
-    torch.bfloat16: np.uint16(0x7F80),
-    torch.float32: np.uint32(0x7F80_0000),
-    torch.float64: np.uint64(0x7FF0_0000_0000_0000),
+_INFINITIES: dict[torch.dtype, int] = {
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
 }
-_SIGNS: dict[torch.dtype, np.unsignedinteger] = {
-    torch.float16: np.uint16(0x8000),
-    torch.bfloat16: np.uint16(0x8000),
-    torch.float32: np.uint32(0x8000_0000),
-    torch.float64: np.uint64(0x8000_0000_0000_0000),
-}
+"""The bits of +inf: all of the exponent and nothing else. A larger one, or the same with a sign, is no finite value."""

@@ -1,9 +1,9 @@
-"""Tensors of a request: from a parsed JSON value to a torch tensor.
+"""Tensors of a request: from what a body holds to a torch tensor.
 
 A tensor is nested lists of numbers, or an object with dtype, shape and data (a flat list, or base64 of little-endian
-C-order bytes). Knows neither which fields exist nor which sizes they must have. Laws: sizes are Python integers,
-checked before anything is allocated; whatever the value is, only ServiceErrors leave; large tensors are decoded in
-short steps.
+C-order bytes), or bytes of a binary body. Knows neither which fields exist nor which sizes they must have. Laws: sizes
+are Python integers, checked before anything is allocated; whatever the value is, only ServiceErrors leave; large
+tensors are decoded in short steps.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import enum
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.base64_data import decode_base64
+from service.wire.base64_data import check_tail, decode_base64
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.pace import Pace
 from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
 
-__all__ = ["DecodedTensor", "TensorForm", "TensorKind", "decode_tensor"]
+__all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor"]
 
 MAX_RANK = 4
 _MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
@@ -49,6 +50,16 @@ class TensorForm(enum.Enum):
     NESTED = "nested lists"
     LIST = "an object with a flat list"
     BASE64 = "an object with base64"
+    BINARY = "bytes of a binary body"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A tensor of a binary body: its dtype as the contract names it, and its little-endian C-order bytes, writable."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +78,8 @@ async def decode_tensor(
     `error` (BadMask for BOOL, else BadDtype, where none is given) for a value that is not of the kind.
     """
     field = TensorField(param, kind, error)
+    if isinstance(value, RawTensor):
+        return await _decode_raw(value, field)
     if isinstance(value, dict):
         return await _decode_object(value, field)
     pace = Pace()
@@ -79,6 +92,12 @@ async def decode_tensor(
         raise _rank_error(field, len(numbers.shape))
     tensor = await numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape, pace)
     return DecodedTensor(tensor, TensorForm.NESTED)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The little-endian C-order bytes of a tensor on the CPU; its own memory where it is contiguous."""
+    data: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
@@ -108,16 +127,28 @@ async def _decode_object(value: Mapping[str, object], field: TensorField) -> Dec
         )
     if missing := [name for name in _MEMBERS if name not in value]:
         raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
-    name = value["dtype"]
-    dtype = _DTYPES[field.kind].get(name) if isinstance(name, str) else None
-    if dtype is None:
-        raise BadDtype(_dtype_words(field), param=f"{field.param}/dtype")
+    dtype = _dtype(value["dtype"], field)
     shape = _shape(value["shape"], field)
     return await _decode_data(value["data"], field, dtype, shape)
 
 
-def _dtype_words(field: TensorField) -> str:
-    return f"the dtype of {field.words} must be one of {', '.join(_DTYPES[field.kind])}"
+async def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
+    """Shares the body's memory where that is aligned for the dtype."""
+    dtype = _dtype(raw.dtype, field)
+    shape = _checked_shape(raw.shape, field)
+    _check_count(len(raw.data), shape, field, what="bytes", each=dtype.itemsize)
+    data = raw.data
+    if not np.frombuffer(data, dtype=f"u{dtype.itemsize}").flags.aligned:
+        data = memoryview(bytearray(data))
+    return DecodedTensor(await bytes_to_tensor(data, field, dtype, shape, Pace()), TensorForm.BINARY)
+
+
+def _dtype(name: object, field: TensorField) -> torch.dtype:
+    found = _DTYPES[field.kind].get(name) if isinstance(name, str) else None
+    if found is None:
+        words = f"the dtype of {field.words} must be one of {', '.join(_DTYPES[field.kind])}"
+        raise BadDtype(words, param=f"{field.param}/dtype")
+    return found
 
 
 def _rank_error(field: TensorField, rank: int) -> BadShape:
@@ -142,12 +173,17 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
         raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
     if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
         raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
-    if len(value) > MAX_RANK:
-        raise _rank_error(field, len(value))
-    shape = tuple(value)
+    return _checked_shape(tuple(value), field)
+
+
+def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...]:
+    if len(shape) > MAX_RANK:
+        raise _rank_error(field, len(shape))
     # Of an empty tensor no data limits the other axes, and torch computes strides from them.
     if math.prod(max(size, 1) for size in shape) > _MAX_VALUES:
-        raise CostLimit(f"the shape of {field.words} takes more than {_MAX_VALUES:,} values", param=param)
+        raise CostLimit(
+            f"the shape of {field.words} takes more than {_MAX_VALUES:,} values", param=f"{field.param}/shape"
+        )
     return shape
 
 
@@ -159,6 +195,9 @@ def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: 
 
 async def _base64(data: str | LongString, field: TensorField, pace: Pace) -> bytearray:
     if isinstance(data, LongString):
+        if data.decoded is not None:
+            check_tail(data.decoded, data.text, words=field.words, param=field.param)
+            return data.decoded
         text: bytes | memoryview = data.text
     elif data.isascii():
         text = data.encode()

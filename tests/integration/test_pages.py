@@ -1,6 +1,7 @@
 """The GET side: layers, metrics, OpenAPI with examples that run, the page that works offline."""
 
 import re
+from typing import Any
 
 from tests.integration.running import LAYERS
 
@@ -37,6 +38,34 @@ def test_the_examples_of_the_openapi_page_run_as_they_stand(served):
     served(story)
 
 
+def test_every_get_route_of_the_openapi_page_answers_with_its_example_values(served):
+    async def story(service):
+        page = (await service.client.get("/openapi.json")).json()
+        for path, operations in page["paths"].items():
+            given = {x["name"]: x["example"] for x in next(iter(operations.values())).get("parameters", [])}
+            if "get" in operations:
+                answer = await service.client.get(path.format(**given))
+                assert answer.status_code == 200, (path, answer.text)
+            for name, example in _examples(operations).items():
+                answer = await service.client.post(path.format(**given), json=example["value"])
+                assert answer.status_code == 200, (path, name, answer.text)
+
+    served(story)
+
+
+def _examples(operations: dict) -> Any:
+    return (
+        operations.get("post", {})
+        .get("requestBody", {})
+        .get("content", {})
+        .get("application/json", {})
+        .get("examples", {})
+    )
+
+
+MODEL_ROUTES = ("", "/ready", "/config", "/stats", "/infer")
+
+
 def test_the_openapi_page_shows_every_route_and_resolves_every_reference(served):
     async def story(service):
         answer = await service.client.get("/openapi.json")
@@ -48,6 +77,12 @@ def test_the_openapi_page_shows_every_route_and_resolves_every_reference(served)
             "/v1/layers",
             "/v1/layers/{layer}",
             "/v1/layers/{layer}/attend",
+            "/v2",
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/v2/models/stats",
+            "/v2/repository/index",
+            *(f"/v2/models/{{layer}}{x}{y}" for x in ("", "/versions/{version}") for y in MODEL_ROUTES),
         }
         names = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))
         assert names <= set(page["components"]["schemas"])

@@ -1,40 +1,85 @@
-"""Whether the caller takes JSON."""
+"""How the caller wants the answer: its type and its coding."""
 
 import pytest
 
-from service.api.accept import check_accepts_json
+from service.api.accept import answer_coding, answer_type
 from service.errors import NotAcceptable
 
+JSON, BINARY = b"application/json", b"application/vnd.safetensors"
+
+
+def asked(name: bytes, *values: bytes) -> dict:
+    return {"headers": [(name, value) for value in values]}
+
+
+def type_for(*values: bytes, offered: tuple[bytes, ...] = (JSON, BINARY)) -> bytes:
+    return answer_type(asked(b"accept", *values), offered)
+
 
 @pytest.mark.parametrize(
-    "value",
+    "values",
     [
-        None,
-        b"",
-        b"*/*",
-        b"application/json",
-        b"APPLICATION/JSON",
-        b"text/html, application/*;q=0.1",
-        b"text/html;q=0.9, */*;q=0.01",
-        b"application/json;q=0.5, */*;q=0",
+        (),
+        (b"",),
+        (b"*/*",),
+        (b"application/json",),
+        (b"APPLICATION/JSON",),
+        (b"text/html, application/*;q=0.1",),
+        (b"text/html;q=0.9, */*;q=0.01",),
+        (b"application/json;q=0.5, */*;q=0",),
+        (b"application/json, application/vnd.safetensors",),
+        (b"text/html", b"application/json"),
+        (b"application/json, text/plain, */*",),
     ],
 )
-def test_json_may_be_answered(value):
-    check_accepts_json({"headers": [] if value is None else [(b"accept", value)]})
+def test_the_answer_is_the_form_of_the_request_unless_the_caller_prefers_another(values):
+    assert type_for(*values) == JSON
+    assert type_for(*values, offered=(JSON,)) == JSON
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        b"text/html",
-        b"*/*;q=0",
+        b"application/vnd.safetensors",
+        b"application/json;q=0.5, application/vnd.safetensors",
         b"application/json;q=0, */*",
-        b"application/json;q=nope",
-        b"x" * 10_000,
-        b"application/json;q=nan",
-        b"image/*",
+        b"application/json;q=nope, application/*;q=0.1",
     ],
 )
-def test_json_may_not_be_answered(value):
-    with pytest.raises(NotAcceptable):
-        check_accepts_json({"headers": [(b"accept", value)]})
+def test_the_favourite_of_the_caller_is_taken(value):
+    assert type_for(value) == BINARY
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"text/html", b"*/*;q=0", b"application/json;q=nope", b"x" * 10_000, b"application/json;q=nan", b"image/*"],
+)
+def test_a_caller_who_takes_nothing_that_is_written_is_told_so(value):
+    with pytest.raises(NotAcceptable, match=r"application/json or application/vnd\.safetensors"):
+        type_for(value)
+
+
+def coding_for(*values: bytes, take_offers: bool = False) -> bytes | None:
+    return answer_coding(asked(b"accept-encoding", *values), (b"zstd", b"gzip"), take_offers=take_offers)
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [(b"gzip", b"gzip"), (b"zstd", b"zstd"), (b"GZIP;q=0.3", b"gzip"), (b"gzip, identity;q=0.5", b"gzip")],
+)
+def test_whoever_names_one_coding_or_weighs_identity_down_gets_it(value, coding):
+    assert coding_for(value) == coding
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"identity", b"br", b"gzip;q=0", b"gzip;q=0.5, identity", b"gzip, deflate, br, zstd", b"*", b"*;q=0"]
+)
+def test_nobody_else_gets_a_compressed_answer(value):
+    assert coding_for(value) is None
+    assert coding_for() is None
+
+
+def test_an_offer_of_several_codings_is_taken_where_the_operator_wants_it():
+    assert coding_for(b"gzip, deflate, br, zstd", take_offers=True) == b"zstd"
+    assert coding_for(b"gzip;q=1.0, zstd;q=0.5", take_offers=True) == b"gzip"
+    assert coding_for(b"br, deflate", take_offers=True) is None

@@ -64,11 +64,18 @@ def tiny_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit so small that short documents go through every cut and every slice."""
     for module, name, value in (
         (array_text, "SLICE_BYTES", 96),
+        (array_text, "MAX_GAP_BYTES", 96),
+        (array_text, "REGION_BYTES", 300),
+        (array_text, "_MIN_COUNTED_BYTES", 8),
+        (outline, "_MIN_BYTES_A_BRACKET", 4),
+        (outline, "_PROBE_BYTES", 8),
         (array_text, "STRING_SLICE_BYTES", 24),
         (number_text, "_SLOW_SLICE_BYTES", 12),
         (number_list, "_ITEMS_A_SLICE", 3),
         (outline, "_SLICE_BYTES", 5),
         (long_string, "_CHUNK_BYTES", 16),
+        (long_string, "_WHOLE_CHARACTERS", 12),
+        (long_string, "_PART_CHARACTERS", 8),
         (json_document, "_CHUNK_BYTES", 7),
         (json_document, "_ITEMS_A_SLICE", 3),
         (skeleton, "MIN_ARRAY_BYTES", 2),

@@ -1,0 +1,241 @@
+"""What the codecs cost: our MB/s beside the bare library's, both ways; then how long bodies of 16 MiB stop the event loop,
+decoded on it and in the decoding thread.
+
+python -m benchmarks.codecs
+
+Ours and theirs take turns, so that a noisy machine is noisy for both; figures are medians. MB are of the text or body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import pybase64
+import simdjson
+import torch
+import uvloop
+
+from service.errors import ServiceError
+from service.wire.decoding_thread import DecodingThread
+from service.wire.json_document import parse
+from service.wire.tensor_text import write_tensor
+from service.wire.tensors import TensorForm, TensorKind, decode_tensor
+
+MAX_DEPTH = 32
+REPEATS = 101
+LARGE_BYTES = 16 * 2**20
+RNG = np.random.default_rng(0)
+
+
+class Row(NamedTuple):
+    """One codec in one direction: what it does, to how many bytes, by us (perhaps a coroutine) and by the bare library."""
+
+    name: str
+    num_bytes: int
+    ours: Callable[[], object]
+    bare: Callable[[], object]
+    repeats: int = REPEATS
+
+
+async def medians_s(row: Row) -> tuple[float, float]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(row.repeats):
+        for work, taken in zip((row.ours, row.bare), times, strict=True):
+            start = time.perf_counter()
+            result = work()
+            if inspect.isawaitable(result):
+                await result
+            taken.append(time.perf_counter() - start)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+async def decode(body: bytes, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
+    document = await parse(body, max_depth=MAX_DEPTH)
+    return (await decode_tensor(document["query"], param="/query", kind=kind)).tensor
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def in_body(value: bytes) -> bytes:
+    return b'{"query":' + value + b"}"
+
+
+def dumps(array: np.ndarray) -> bytes:
+    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def json_rows() -> Iterator[Row]:
+    nested, row = floats(64, 512), RNG.standard_normal(32_768)
+    for name, value in (
+        ("nested lists, 64 x 512", nested),
+        ("flat list, 17 digits", row),
+        ("nested lists, 16 x 512", floats(16, 512)),
+        ("nested lists, 2048 x 512", floats(2048, 512)),
+        ("nested lists, 4 x 24", floats(4, 24)),
+    ):
+        body = in_body(dumps(value))
+        yield Row(
+            f"read {name}",
+            len(body),
+            lambda body=body: decode(body),
+            lambda body=body: np.frombuffer(simdjson.Parser().parse(body)["query"].as_buffer(of_type="d")),
+            REPEATS if len(body) < 2**20 else 9,
+        )
+    for name, value in (("nested lists, 64 x 512", nested), ("flat list, 17 digits", row)):
+        tensor = torch.from_numpy(value)
+        yield Row(
+            f"write {name}",
+            len(dumps(value)),
+            lambda tensor=tensor: b"".join(write_tensor(tensor, TensorForm.NESTED)),
+            lambda value=value: dumps(value),
+        )
+
+
+def base64_rows() -> Iterator[Row]:
+    for rows in (2, 16, 64, 512, 4096):
+        values = floats(rows, 512)
+        text = pybase64.b64encode_as_string(values.tobytes())
+        body = in_body(f'{{"dtype":"float32","shape":[{rows},512],"data":"{text}"}}'.encode())
+        yield Row(
+            f"read base64, {rows} x 512",
+            len(body),
+            lambda body=body: decode(body),
+            lambda text=text: pybase64.b64decode(text, validate=True),
+            REPEATS if rows < 1024 else 15,
+        )
+    tensor = torch.from_numpy(floats(64, 512))
+    data = tensor.numpy().tobytes()
+    yield Row(
+        "write base64, 64 x 512",
+        len(data) // 3 * 4,
+        lambda: b"".join(write_tensor(tensor, TensorForm.BASE64)),
+        lambda: pybase64.b64encode(data),
+    )
+
+
+def binary_rows() -> Iterator[Row]:
+    """The place for safetensors and Open Inference rows."""
+    yield from ()
+
+
+async def codec_figures() -> None:
+    print(f"{'codec':<34}{'bytes':>12}{'ours MB/s':>12}{'bare MB/s':>12}{'ours µs':>10}{'ratio':>8}")
+    for row in (*json_rows(), *base64_rows(), *binary_rows()):
+        ours_s, bare_s = await medians_s(row)
+        speeds = f"{row.num_bytes / ours_s / 1e6:>12.0f}{row.num_bytes / bare_s / 1e6:>12.0f}"
+        print(f"{row.name:<34}{row.num_bytes:>12,}{speeds}{ours_s * 1e6:>10.0f}{ours_s / bare_s:>8.2f}")
+
+
+def large_bodies() -> Iterator[tuple[str, bytes, TensorKind]]:
+    def filled(element: bytes) -> bytes:
+        return b'{"query":[' + element * (LARGE_BYTES // len(element) - 8) + b"0]}"
+
+    values = floats(2800, 512)
+    yield "nested lists", in_body(dumps(values)), TensorKind.FLOAT
+    data = pybase64.b64encode(np.resize(values, (6, 512, 1000)).tobytes())
+    head = b'{"query":{"dtype":"float32","shape":[6,512,1000],"data":"'
+    yield "base64", head + data + b'"}}', TensorKind.FLOAT
+    yield "base64 with escaped slashes", head + data.replace(b"/", b"\\/") + b'"}}', TensorKind.FLOAT
+    yield "zeros", filled(b"0,"), TensorKind.FLOAT
+    yield "booleans", filled(b"true,"), TensorKind.BOOL
+    yield '"-inf"', filled(b'"-inf",'), TensorKind.BIAS
+    yield "null (refused)", filled(b"null,"), TensorKind.FLOAT
+    yield "strings (refused)", filled(b'"1.5",'), TensorKind.FLOAT
+    yield "1e999 (refused)", filled(b"1e999,"), TensorKind.FLOAT
+    yield "integers beyond 64 bits", filled(b"1234567890123456789012345,"), TensorKind.FLOAT
+    yield "objects (refused)", filled(b"{},"), TensorKind.FLOAT
+    yield "brackets (refused)", b'{"query":' + b"[" * LARGE_BYTES, TensorKind.FLOAT
+    yield "keys (refused)", b"{" + b'"a":0,' * (LARGE_BYTES // 6) + b"}", TensorKind.FLOAT
+
+
+class Stops(NamedTuple):
+    """Of one body: how long it took, the longest time without a turn of the loop, and a small request's decode beside it."""
+
+    total_s: float
+    longest_s: float
+    small_s: float
+
+
+SMALL = in_body(b'{"dtype":"float32","shape":[16,512],"data":"' + pybase64.b64encode(floats(16, 512).tobytes()) + b'"}')
+
+
+async def stops(body: bytes, kind: TensorKind, thread: DecodingThread | None) -> Stops:
+    longest, last, is_over = 0.0, time.perf_counter(), False
+    small: list[float] = []
+
+    async def watch() -> None:
+        nonlocal longest, last
+        while not is_over:
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+            await asyncio.sleep(0)
+
+    async def small_requests() -> None:
+        """Each needs the loop twice, as a request needs it to be read and to be answered."""
+        while not is_over:
+            start = time.perf_counter()
+            await asyncio.sleep(0)
+            await decode(SMALL)
+            await asyncio.sleep(0)
+            small.append(time.perf_counter() - start)
+            await asyncio.sleep(0.002)
+
+    async def large() -> float:
+        start = time.perf_counter()
+        with contextlib.suppress(ServiceError):
+            await (thread.run(lambda: decode(body, kind)) if thread else decode(body, kind))
+        return time.perf_counter() - start
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    total = await large()
+    await asyncio.sleep(0)
+    is_over = True
+    await watcher
+    is_over = False
+    others = asyncio.create_task(small_requests())
+    while len(small) < 5:
+        await large()
+        await asyncio.sleep(0)
+    is_over = True
+    await others
+    return Stops(total, longest, statistics.median(small))
+
+
+def run_stops(body: bytes, kind: TensorKind, *, is_off_loop: bool) -> Stops:
+    loop = uvloop.new_event_loop()
+    thread = DecodingThread() if is_off_loop else None
+    try:
+        runs = [loop.run_until_complete(stops(body, kind, thread)) for _ in range(3)]
+    finally:
+        if thread:
+            thread.close()
+        loop.close()
+    return Stops(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+def large_figures() -> None:
+    print(f"\n{'16 MiB, ms':<34}{'on the loop: total, longest stop, small':>42}{'in the thread: the same':>32}")
+    for name, body, kind in large_bodies():
+        columns = ""
+        for is_off_loop, width in ((False, 14), (True, 11)):
+            columns += "".join(f"{s * 1e3:>{width}.2f}" for s in run_stops(body, kind, is_off_loop=is_off_loop))
+        print(f"{name:<34}{columns}")
+
+
+if __name__ == "__main__":
+    gc.freeze()  # as the service does at start-up
+    torch.set_num_threads(1)
+    uvloop.run(codec_figures())
+    large_figures()

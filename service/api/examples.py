@@ -1,0 +1,62 @@
+"""Examples: small bodies that a served layer answers with 200 as they stand.
+
+Law: they are made from the layer's own widths, so no page ever shows one that does not run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.attention.spec import LayerSpec
+
+
+def attend_examples(spec: LayerSpec) -> dict[str, Any]:
+    """Small bodies that this layer answers with 200 as they stand."""
+    rows = _rows(3, spec.query_width)
+    query: dict[str, Any] = {"query": rows}
+    if spec.key_width != spec.query_width:
+        query["key"] = _rows(3, spec.key_width)
+    if spec.value_width != (spec.key_width if "key" in query else spec.query_width):
+        query["value"] = _rows(3, spec.value_width)
+    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
+    bodies = {
+        "self-attention": ("Three tokens attend to each other", query),
+        "weights": ("The same, with the weights of head 0", {**query, "weights": {"form": "heads", "heads": [0]}}),
+        "causal": ("No looking ahead", {**query, "masks": [{"kind": "causal"}]}),
+        "cross-attention": (
+            "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
+            {
+                "query": rows,
+                **memory,
+                "masks": [{"kind": "lengths", "values": 3}],
+                "weights": {"form": "top_k", "k": 2},
+            },
+        ),
+    }
+    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+
+
+def _rows(count: int, width: int) -> list[list[float]]:
+    """Plain numbers that differ from row to row."""
+    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
+
+
+def infer_examples(spec: LayerSpec) -> dict[str, Any]:
+    """The same for the Open Inference Protocol."""
+    inputs = [_input("query", 3, spec.query_width)]
+    if spec.key_width != spec.query_width:
+        inputs.append(_input("key", 3, spec.key_width))
+    if spec.value_width != spec.key_width:
+        inputs.append(_input("value", 3, spec.value_width))
+    bodies = {
+        "output": ("Three tokens attend to each other", {"inputs": inputs}),
+        "weights": (
+            "No looking ahead, and the weights averaged over the heads",
+            {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
+        ),
+    }
+    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+
+
+def _input(name: str, rows: int, width: int) -> dict[str, Any]:
+    return {"name": name, "datatype": "FP32", "shape": [1, rows, width], "data": [_rows(rows, width)]}

@@ -1,0 +1,1 @@
+"""The caller's side: what the client sends and what it makes of the answer."""

@@ -1,0 +1,67 @@
+"""Window: many calls, a few at a time, answers in the order of the items.
+
+Laws: at most `window` items are started and not yet handed out, so neither memory nor the service's queue grows with their
+number; an item is taken from its iterator only when there is room for it; a consumer who stops early cancels all that is
+in flight; an answer that is ready is handed out before another item is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_order(items: Iterable[Item], start: Callable[[Item], Future[Result]], window: int) -> Generator[Result]:
+    """`start` begins the work on one item; what a future raises is raised at its place."""
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(start(item))
+            while pending and (len(pending) >= window or pending[0].done()):
+                yield pending[0].result()
+                pending.popleft()
+        while pending:
+            yield pending[0].result()
+            pending.popleft()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+async def in_order_async(
+    items: Iterable[Item] | AsyncIterable[Item],
+    start: Callable[[Item], Coroutine[Any, Any, Result]],
+    window: int,
+) -> AsyncGenerator[Result]:
+    """The same with tasks; what is cancelled has ended when the generator has."""
+    pending: deque[asyncio.Task[Result]] = deque()
+    try:
+        async with contextlib.aclosing(_each(items)) as source:
+            async for item in source:
+                pending.append(asyncio.ensure_future(start(item)))
+                while pending and (len(pending) >= window or pending[0].done()):
+                    yield await pending[0]
+                    pending.popleft()
+        while pending:
+            yield await pending[0]
+            pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[Item]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -1,0 +1,392 @@
+"""The Python client: `Client` for plain code, `AsyncClient` for asyncio.
+
+    from service.client import Client, masks
+
+    with Client("http://127.0.0.1:8000") as client:
+        answer = client.attend("minilm-l3", x, masks=[masks.causal()], weights="heads")
+        answer.output, answer.weights, answer.masked_rows
+
+Laws: both are thin over `calling/` (pure but for `line.py`), and `Client` is the same code on an event loop of its own, so that
+its deadlines are exact and what is in flight can be cancelled; every failure is a ServiceError, of the class that the
+service raised; importing this imports neither torch nor anything of the server.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, overload
+
+import httpx2
+
+from service.calling import masks
+from service.calling.answer import Answer, Batch, Layer, Timing, TopK, read_answer, read_json, read_layer, read_layers
+from service.calling.arrays import Array
+from service.calling.line import Line, LineOptions, checked_timeout
+from service.calling.loop_thread import LoopThread
+from service.calling.masks import Mask
+from service.calling.problem import BadAnswer, ClientError, ConnectionFailed
+from service.calling.progress import progress_bar
+from service.calling.request import (
+    Call,
+    MaskedRows,
+    Request,
+    Weights,
+    WeightsWanted,
+    attend_call,
+    attend_json_call,
+    layer_call,
+    layers_call,
+    ready_call,
+)
+from service.calling.window import in_order, in_order_async
+from service.errors import DeadlineExceeded, EngineDown, InvalidInput, Refused, ServiceError
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "BadAnswer",
+    "Batch",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Layer",
+    "Mask",
+    "Request",
+    "ServiceError",
+    "Timing",
+    "TopK",
+    "Weights",
+    "masks",
+]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_WINDOW = 8
+
+OnError = Literal["raise", "yield"]
+Result = TypeVar("Result")
+_Built = tuple[Request[Array], Call] | ServiceError
+
+
+class AsyncClient:
+    """Calls a service from asyncio; one pool of connections, to be used within one event loop.
+
+    `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
+    asked at most `attempts` times. `transport` replaces the network (tests, a proxy, certificates of your own).
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        max_connections: int = 16,
+        attempts: int = 5,
+        api_key: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._line = Line(LineOptions(url, timeout_s, max_connections, attempts, api_key), transport)
+
+    async def attend(
+        self,
+        layer: str,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        *,
+        masks: Sequence[Mask] = (),
+        weights: WeightsWanted = None,
+        masked_rows: MaskedRows = "zero",
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Answer[Array]:
+        """One sequence, query `[L, d]` with key `[S, d]` and value `[S, dv]`, or a batch with `B` in front of each.
+
+        Arrays are float16, bfloat16, float32 or float64; key defaults to the query, value to the key.
+        Raises the error that the service told, DeadlineExceeded, ConnectionFailed or BadAnswer.
+        """
+        request = Request(query, key, value, masks, weights, masked_rows)
+        call = attend_call(layer, request)
+        return read_answer(await self._line.ask(call, timeout_s=timeout_s, request_id=request_id), request)
+
+    @overload
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]] | AsyncIterable[Array | Request[Array]],
+        *,
+        window: int = ...,
+        timeout_s: float | None = ...,
+        progress: bool = ...,
+        on_error: Literal["raise"] = ...,
+    ) -> AsyncGenerator[Answer[Array]]: ...
+
+    @overload
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]] | AsyncIterable[Array | Request[Array]],
+        *,
+        window: int = ...,
+        timeout_s: float | None = ...,
+        progress: bool = ...,
+        on_error: Literal["yield"],
+    ) -> AsyncGenerator[Answer[Array] | ServiceError]: ...
+
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]] | AsyncIterable[Array | Request[Array]],
+        *,
+        window: int = DEFAULT_WINDOW,
+        timeout_s: float | None = None,
+        progress: bool = False,
+        on_error: OnError = "raise",
+    ) -> AsyncGenerator[Answer[Array] | ServiceError]:
+        """`Client.attend_many`, whose items may also come from an async iterator.
+
+        To leave the loop early and have everything cancelled at once, wrap it in `contextlib.aclosing`.
+        """
+        _check_many(window, timeout_s)
+
+        async def answers() -> AsyncGenerator[Answer[Array] | ServiceError]:
+            found = in_order_async(items, lambda item: _answered(self._line, _built(layer, item), timeout_s), window)
+            number = 0
+            with progress_bar(layer, items, is_wanted=progress) as advance:
+                try:
+                    async for outcome in found:
+                        yield _settled(outcome, number, on_error)
+                        advance()
+                        number += 1
+                finally:
+                    await found.aclose()
+
+        return answers()
+
+    async def attend_json(
+        self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """A request in the contract's JSON form as it stands, and the JSON of its answer."""
+        call = attend_json_call(layer, body)
+        return read_json(await self._line.ask(call, timeout_s=timeout_s, request_id=request_id))
+
+    async def layers(self) -> list[Layer]:
+        return read_layers(await self._line.ask(layers_call()))
+
+    async def layer(self, name: str) -> Layer:
+        """Raises LayerNotFound."""
+        return read_layer(await self._line.ask(layer_call(name)))
+
+    async def is_ready(self) -> bool:
+        """Whether the service says so, asked once; False also where nobody answers."""
+        return await _is_ready(self._line)
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Client:
+    """Calls a service; use it as a context manager. Threads may share one, and a forked process may go on using it.
+
+    `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
+    asked at most `attempts` times. `transport` replaces the network (tests, a proxy, certificates of your own); it is
+    asynchronous here too.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        max_connections: int = 16,
+        attempts: int = 5,
+        api_key: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._options = LineOptions(url, timeout_s, max_connections, attempts, api_key)
+        self._transport = transport
+        self._starting = threading.Lock()
+        self._running: tuple[LoopThread, Line] | None = None
+        self._is_closed = False
+
+    def attend(
+        self,
+        layer: str,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        *,
+        masks: Sequence[Mask] = (),
+        weights: WeightsWanted = None,
+        masked_rows: MaskedRows = "zero",
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Answer[Array]:
+        """One sequence, query `[L, d]` with key `[S, d]` and value `[S, dv]`, or a batch with `B` in front of each.
+
+        Arrays are float16, bfloat16, float32 or float64; key defaults to the query, value to the key.
+        Raises the error that the service told, DeadlineExceeded, ConnectionFailed or BadAnswer.
+        """
+        request = Request(query, key, value, masks, weights, masked_rows)
+        call = attend_call(layer, request)
+        thread, line = self._started()
+        return read_answer(thread.run(line.ask(call, timeout_s=timeout_s, request_id=request_id)), request)
+
+    @overload
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]],
+        *,
+        window: int = ...,
+        timeout_s: float | None = ...,
+        progress: bool = ...,
+        on_error: Literal["raise"] = ...,
+    ) -> Generator[Answer[Array]]: ...
+
+    @overload
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]],
+        *,
+        window: int = ...,
+        timeout_s: float | None = ...,
+        progress: bool = ...,
+        on_error: Literal["yield"],
+    ) -> Generator[Answer[Array] | ServiceError]: ...
+
+    def attend_many(
+        self,
+        layer: str,
+        items: Iterable[Array | Request[Array]],
+        *,
+        window: int = DEFAULT_WINDOW,
+        timeout_s: float | None = None,
+        progress: bool = False,
+        on_error: OnError = "raise",
+    ) -> Generator[Answer[Array] | ServiceError]:
+        """Answers in the order of the items, which are queries or Requests, with at most `window` in flight.
+
+        Items are taken one by one as there is room, so the iterator may be endless. `timeout_s` holds for each item.
+        An item that fails raises at its place in the order, with a note that says which one, and cancels what is
+        in flight; with `on_error="yield"` its error comes in place of its answer, and the others go on. Leaving the
+        loop early cancels what is in flight. `progress` shows a bar on stderr.
+        """
+        _check_many(window, timeout_s)
+        thread, line = self._started()
+
+        def answers() -> Generator[Answer[Array] | ServiceError]:
+            found = in_order(items, lambda item: thread.submit(_answered(line, _built(layer, item), timeout_s)), window)
+            with progress_bar(layer, items, is_wanted=progress) as advance:
+                try:
+                    for number, outcome in enumerate(found):
+                        yield _settled(outcome, number, on_error)
+                        advance()
+                finally:
+                    found.close()
+
+        return answers()
+
+    def attend_json(
+        self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """A request in the contract's JSON form as it stands, and the JSON of its answer."""
+        call = attend_json_call(layer, body)
+        thread, line = self._started()
+        return read_json(thread.run(line.ask(call, timeout_s=timeout_s, request_id=request_id)))
+
+    def layers(self) -> list[Layer]:
+        thread, line = self._started()
+        return read_layers(thread.run(line.ask(layers_call())))
+
+    def layer(self, name: str) -> Layer:
+        """Raises LayerNotFound."""
+        thread, line = self._started()
+        return read_layer(thread.run(line.ask(layer_call(name))))
+
+    def is_ready(self) -> bool:
+        """Whether the service says so, asked once; False also where nobody answers."""
+        thread, line = self._started()
+        return thread.run(_is_ready(line))
+
+    def close(self) -> None:
+        """Cancels what is in flight; a closed client cannot be used again."""
+        with self._starting:
+            self._is_closed = True
+            if self._running is not None:
+                self._running[0].stop()
+                self._running = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> tuple[LoopThread, Line]:
+        """The loop and the pool of this process, made at the first call and made anew after a fork."""
+        with self._starting:
+            if self._is_closed:
+                raise RuntimeError("the client is closed")
+            if self._running is None or not self._running[0].is_ours:
+                line = Line(self._options, self._transport)
+                thread = LoopThread(line.close)
+                weakref.finalize(self, thread.stop, wait=False)
+                self._running = thread, line
+            return self._running
+
+
+def _check_many(window: int, timeout_s: float | None) -> None:
+    """At the call, not at the first answer."""
+    if window < 1:
+        raise InvalidInput("window must be at least 1")
+    checked_timeout(timeout_s)
+
+
+def _built(layer: str, item: Array | Request[Array]) -> _Built[Array]:
+    """The item's bytes, taken at once: the caller may fill the same array anew for the next item."""
+    request = item if isinstance(item, Request) else Request(item)
+    try:
+        return request, attend_call(layer, request)
+    except ServiceError as error:
+        return error
+
+
+async def _answered(line: Line, built: _Built[Array], timeout_s: float | None) -> Answer[Array] | ServiceError:
+    if isinstance(built, ServiceError):
+        return built
+    request, call = built
+    try:
+        return read_answer(await line.ask(call, timeout_s=timeout_s), request)
+    except ServiceError as error:
+        return error
+
+
+def _settled(outcome: Answer[Array] | ServiceError, number: int, on_error: OnError) -> Answer[Array] | ServiceError:
+    if isinstance(outcome, ServiceError):
+        outcome.add_note(f"item {number} of attend_many")
+        if on_error == "raise":
+            raise outcome
+    return outcome
+
+
+async def _is_ready(line: Line) -> bool:
+    try:
+        await line.ask(ready_call(), attempts=1)
+    except (Refused, EngineDown, ConnectionFailed, DeadlineExceeded):
+        return False
+    return True

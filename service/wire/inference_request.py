@@ -1,0 +1,279 @@
+"""Open Inference Protocol V2: an inference request as the document that `/v1` takes.
+
+A body is JSON, or JSON followed by the bytes of those inputs that say so (the binary tensor extension). Inputs: `query`,
+`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always there. Laws: from here on a
+request takes the way of `/v1`, so it gives the same bits; what the protocol leaves free and would change the answer is
+refused where it is not understood (a parameter), and passed over where it would not (other keys); every byte behind the
+JSON belongs to exactly one input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import BadBinary, BadDtype, BadShape, InvalidInput, UnknownField
+from service.wire.json_document import parse
+from service.wire.number_list import NumberList, nested_numbers
+from service.wire.pace import Pace
+from service.wire.schemas import AttendRequest, checked_request, translated
+from service.wire.tensors import RawTensor
+
+FLOATS = {"FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64"}
+_WITHOUT_JSON = ("FP16", "BF16")
+_ITEM_BYTES = {"BOOL": 1, "INT32": 4, "INT64": 8, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+TENSORS = ("query", "key", "value")
+MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
+INPUTS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(TENSORS, FLOATS),
+    "attend_mask": {"BOOL": "bool"},
+    "ignore_mask": {"BOOL": "bool"},
+    "bias": FLOATS,
+    "lengths": {"INT32": "int32", "INT64": "int64"},
+}
+OUTPUTS = ("output", "weights")
+BATCH_RANK = 3
+MAX_LISTED = 16  # inputs or outputs that are looked at: more than there are names
+
+Causal = Literal["top_left", "bottom_right"]
+
+
+class InferParameters(BaseModel):
+    """What changes an answer, and what clients send of themselves and a stateless layer has no use for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
+    weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
+    masked_rows: Literal["zero", "error"] = "zero"
+    timeout: Annotated[int, Field(ge=0, description="deadline in microseconds; 0 = the service's own")] = 0
+    binary_data_output: Annotated[bool, Field(description="outputs that do not say otherwise come as bytes")] = False
+    sequence_id: Any = None
+    sequence_start: Any = None
+    sequence_end: Any = None
+    priority: Any = None
+    headers: Any = None
+
+
+class InferOutput(BaseModel):
+    """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferInput(BaseModel):
+    """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    shape: list[int]
+    datatype: str
+    data: Any = None
+
+
+class InferRequest(BaseModel):
+    """The JSON of an inference request; keys that are not of the protocol are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    id: str | None = None
+    parameters: InferParameters = InferParameters()
+    inputs: Annotated[list[InferInput], Field(min_length=1)]
+    outputs: list[InferOutput] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WantedOutput:
+    name: str
+    is_binary: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InferenceRequest:
+    """`attend` is what `/v1` would have been sent; `mask_params` are the inputs that its masks came in, as pointers."""
+
+    attend: AttendRequest
+    mask_params: tuple[str, ...]
+    id: str | None
+    outputs: tuple[WantedOutput, ...]
+    timeout_s: float | None
+
+
+async def parse_inference(body: bytearray, json_length: bytes | None, *, max_depth: int) -> InferenceRequest:
+    """The request in `body`, of which `json_length` bytes (the header's text) are JSON, all of them where it is None.
+
+    Raises BadBinary where bytes and announcements do not match, and what JSON, fields and tensors are refused for.
+    """
+    head = _json_bytes(json_length, len(body))
+    document = await parse(bytes(memoryview(body)[:head]), max_depth=max_depth)
+    request = _checked(document)
+    _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
+    tensors = {}
+    rest = memoryview(body)[head:]
+    for entry in request.inputs:
+        tensors[entry.name], rest = await _tensor(entry, rest)
+    if len(rest):
+        raise BadBinary(f"{len(rest)} bytes behind the JSON belong to no input")
+    outputs = _wanted_outputs(request)
+    _check_json_form(request.inputs, outputs)
+    parameters = request.parameters
+    return InferenceRequest(
+        attend=_attend(tensors, parameters, outputs),
+        mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
+        id=request.id,
+        outputs=outputs,
+        timeout_s=parameters.timeout / 1e6 if parameters.timeout else None,
+    )
+
+
+def _json_bytes(announced: bytes | None, size: int) -> int:
+    if announced is None:
+        return size
+    if not announced.isdigit() or len(announced.lstrip(b"0")) > len(str(size)) or int(announced) > size:
+        raise BadBinary(
+            f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
+        )
+    if int(announced) == 0:
+        raise BadBinary("a body without JSON is for models of one input; this one says its inputs in JSON")
+    return int(announced)
+
+
+def _checked(document: dict[str, Any]) -> InferRequest:
+    """Lengths are looked at here and not by pydantic, which would describe every one of a hundred thousand entries."""
+    for name in ("inputs", "outputs"):
+        listed = document.get(name)
+        if isinstance(listed, list) and len(listed) > MAX_LISTED:
+            raise InvalidInput(f"{name} has {len(listed)} entries, at most {MAX_LISTED} are taken", param=f"/{name}")
+    parameters = document.get("parameters")
+    if parameters is None:
+        document.pop("parameters", None)
+    elif isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
+        known = "causal, weights, masked_rows, timeout, binary_data_output"
+        raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
+    try:
+        return InferRequest.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+
+
+def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
+    if any(name not in known for name in names):
+        raise UnknownField(f"there is no such {what}; the {what}s are {', '.join(known)}", param=param)
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"an {what} is there twice", param=param)
+
+
+async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
+    """The tensor as `/v1` takes it, and the bytes that are left for the inputs behind it."""
+    dtype = _dtype(entry)
+    if entry.name in TENSORS and len(entry.shape) != BATCH_RANK:
+        raise BadShape(f"{entry.name} must be [B, L, d], got {len(entry.shape)} axes", param=f"/{entry.name}")
+    if any(size < 0 for size in entry.shape):
+        raise BadShape(f"the shape of {entry.name} must be whole numbers of at least 0", param=f"/{entry.name}")
+    size = _binary_size(entry)
+    if size is None:
+        return await _listed_tensor(entry, dtype), rest
+    expected = math.prod(entry.shape) * _ITEM_BYTES[entry.datatype]
+    if size != expected:
+        raise BadBinary(f"{entry.name} announces {size} bytes, its shape and datatype take {expected}")
+    if size > len(rest):
+        raise BadBinary(f"{entry.name} announces {size} bytes, the body has {len(rest)} left")
+    return RawTensor(dtype, tuple(entry.shape), rest[:size]), rest[size:]
+
+
+def _dtype(entry: InferInput) -> str:
+    found = INPUTS[entry.name].get(entry.datatype)
+    if found is None:
+        named = ", ".join(INPUTS[entry.name])
+        raise BadDtype(f"the datatype of {entry.name} must be one of {named}", param=f"/{entry.name}/datatype")
+    return found
+
+
+def _binary_size(entry: InferInput) -> int | None:
+    """The announced number of bytes, or None where the values are in the JSON."""
+    parameters = entry.parameters or {}
+    if any(name.startswith("shared_memory") for name in parameters):
+        raise InvalidInput(f"{entry.name} lies in shared memory, which is not served", param=f"/{entry.name}")
+    size = parameters.get("binary_data_size")
+    if (size is None) == (entry.data is None):
+        raise InvalidInput(f"{entry.name} must have either data or binary_data_size", param=f"/{entry.name}")
+    if size is not None and (type(size) is not int or size < 0):
+        raise InvalidInput(f"binary_data_size of {entry.name} must be a number of bytes", param=f"/{entry.name}")
+    return size
+
+
+async def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
+    """Values in the JSON, row-major: nested as the shape says, or flat."""
+    if entry.datatype in _WITHOUT_JSON:
+        raise BadDtype(
+            f"{entry.datatype} has no JSON form: send {entry.name} with binary_data_size", param=f"/{entry.name}"
+        )
+    numbers = await nested_numbers(entry.data, Pace()) if isinstance(entry.data, list) else entry.data
+    if not isinstance(numbers, NumberList):
+        raise InvalidInput(f"the data of {entry.name} must be a list", param=f"/{entry.name}")
+    shape, count = tuple(entry.shape), math.prod(entry.shape)
+    if numbers.fault is None:
+        if numbers.shape not in (shape, (count,)):
+            raise BadShape(
+                f"the data of {entry.name} is {list(numbers.shape)}, its shape takes {list(shape)} or [{count}]",
+                param=f"/{entry.name}",
+            )
+        numbers = dataclasses.replace(numbers, shape=(len(numbers.values),))
+    return {"dtype": dtype, "shape": entry.shape, "data": numbers}
+
+
+def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
+    """In the asked order; a flag of an output's own goes before that of the request."""
+    default = request.parameters.binary_data_output
+    if not request.outputs:
+        names = OUTPUTS if request.parameters.weights else OUTPUTS[:1]
+        return tuple(WantedOutput(name, default) for name in names)
+    _check_names([output.name for output in request.outputs], OUTPUTS, "output", "/outputs")
+    return tuple(WantedOutput(output.name, _is_binary(output, default)) for output in request.outputs)
+
+
+def _is_binary(output: InferOutput, default: bool) -> bool:
+    parameters = output.parameters or {}
+    if parameters.keys() & {"classification"} or any(name.startswith("shared_memory") for name in parameters):
+        raise InvalidInput("classification and shared memory are not served", param="/outputs")
+    flag = parameters.get("binary_data", default)
+    if not isinstance(flag, bool):
+        raise InvalidInput("binary_data must be true or false", param="/outputs")
+    return flag
+
+
+def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
+    """The output has the query's dtype, which must have a JSON form where it is to be JSON."""
+    query = next((entry for entry in inputs if entry.name == "query"), None)
+    is_json = any(output.name == "output" and not output.is_binary for output in outputs)
+    if query is not None and query.datatype in _WITHOUT_JSON and is_json:
+        raise BadDtype(f"{query.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
+
+
+def _attend(
+    tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...]
+) -> AttendRequest:
+    masks = [{"kind": kind, "values": tensors[name]} for name, kind in MASKS.items() if name in tensors]
+    if parameters.causal is not None:
+        masks.append({"kind": "causal", "align": parameters.causal})
+    document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}
+    if any(output.name == "weights" for output in outputs):
+        document["weights"] = {"form": parameters.weights or "heads"}
+    return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows})
+
+
+DATATYPES = {
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+}

@@ -1,0 +1,44 @@
+"""A safetensors answer: the tensors' own bytes behind a header, the other fields in its metadata.
+
+Laws: no tensor is copied, a piece is a view of its memory; tensors of wider dtypes come first, so that every one of
+them is aligned for whoever maps the bytes; whatever the values, their bits arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import torch
+
+from service.attention.call import Answer
+from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.tensors import bytes_of
+
+_NAMES = {
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int32: "I32",
+}
+_ALIGNMENT = 8
+
+
+def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> list[bytes | memoryview]:
+    """The parts of the body: length and header, then each tensor's bytes."""
+    tensors = named_tensors(answer, is_batch=is_batch)
+    header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
+    parts, offset = [], 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        data = bytes_of(tensor)
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
+        parts.append(data)
+        offset += len(data)
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return [len(text).to_bytes(8, "little") + text, *parts]

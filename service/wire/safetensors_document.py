@@ -1,0 +1,95 @@
+"""A safetensors body as the same document that a JSON body gives: fields by name, tensors in their places.
+
+The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`; its metadata has one
+key, `request`: the JSON of the other fields, masks without their values. Laws: the header is checked whole before any
+tensor is looked at; nothing is copied here, a tensor is a view of the body; from here on both forms of a request take
+the same way, so they give the same bits and the same errors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from service.errors import BadBinary, Malformed, UnknownField
+from service.safetensors_header import LENGTH_BYTES, HeaderReader, TensorEntry
+from service.wire.json_document import parse
+from service.wire.tensors import RawTensor
+
+MAX_HEADER_BYTES = 256 * 1024
+DTYPES = {
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "BOOL": "bool",
+    "I32": "int32",
+    "I64": "int64",
+}
+TENSORS = ("query", "key", "value")
+_MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
+# What other writers leave in the metadata of every file, and what means nothing here.
+_TOLERATED = {"format"}
+
+
+async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, object]:
+    """The document in `body`; raises BadBinary for what is no safetensors file, UnknownField for a tensor that belongs
+    to no field, and whatever the JSON of the other fields is refused for.
+    """
+    reader = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
+    length = reader.length(body, len(body))
+    header = reader.read(body[LENGTH_BYTES : LENGTH_BYTES + length], len(body))
+    if header.metadata.keys() - {"request"} - _TOLERATED:
+        raise UnknownField("the header's __metadata__ takes one key: request")
+    document = await _parse_request(header.metadata.get("request", "{}"), max_depth)
+    _check_no_values(document)
+    view = memoryview(body)
+    for name, entry in header.tensors.items():
+        _put(document, name, _raw(entry, view))
+    return document
+
+
+def _label(name: str) -> str:
+    """A tensor's name where it is one of ours; never the caller's own words."""
+    return f'"{name}"' if name in TENSORS or _MASK_VALUES.fullmatch(name) else "a tensor"
+
+
+def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:
+    return RawTensor(DTYPES.get(entry.dtype, "another"), entry.shape, view[entry.begin : entry.end])
+
+
+async def _parse_request(text: str, max_depth: int) -> dict[str, object]:
+    if text == "{}":
+        return {}
+    try:
+        return dict(await parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth))
+    except Malformed as error:
+        raise type(error)(f"in the request of __metadata__: {error.message}", param=error.param) from None
+
+
+def _check_no_values(document: dict[str, object]) -> None:
+    """Tensors travel as tensors: the same field in the JSON as well would say two things."""
+    for name in TENSORS:
+        if name in document:
+            raise UnknownField(f'"{name}" travels as a tensor of the body, not in its JSON', param=f"/{name}")
+    masks = document.get("masks")
+    for i, mask in enumerate(masks if isinstance(masks, list) else ()):
+        if isinstance(mask, dict) and "values" in mask:
+            raise UnknownField(
+                f'the values of a mask travel as the tensor "masks.{i}.values"', param=f"/masks/{i}/values"
+            )
+
+
+def _put(document: dict[str, object], name: str, tensor: RawTensor) -> None:
+    if name in TENSORS:
+        document[name] = tensor
+        return
+    found = _MASK_VALUES.fullmatch(name)
+    if found is None:
+        raise UnknownField(
+            "the body holds a tensor that belongs to no field; it takes query, key, value and masks.<i>.values"
+        )
+    index, masks = int(found.group(1)), document.get("masks")
+    mask = masks[index] if isinstance(masks, list) and index < len(masks) else None
+    if not isinstance(mask, dict):
+        raise UnknownField(f'"{name}" belongs to no entry of masks', param="/masks")
+    mask["values"] = tensor

@@ -1,0 +1,74 @@
+"""The real service in a process of its own, with its log lines as they come."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import httpx2
+
+X = {"query": [[0.5] * 16, [0.25] * 16]}
+
+
+class Started:
+    """`serve` over a directory of small layers, with its log lines as they come."""
+
+    def __init__(self, directory, **settings) -> None:
+        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+        named = {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", "--port", "0", "--layers-dir", str(directory)],
+            env={**given, **named},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[dict] = []
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(json.loads(line))
+                self._news.notify_all()
+
+    def line(self, **wanted) -> dict:
+        """The first line with these fields, waited for."""
+        with self._news:
+            assert self._news.wait_for(lambda: self.find(**wanted), 60), f"no line {wanted}"
+        return self.find(**wanted)[0]
+
+    def find(self, **wanted) -> list[dict]:
+        return [line for line in self.lines if wanted.items() <= line.items()]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.line(event='serving', host='127.0.0.1')['port']}"
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                if httpx2.get(f"{self.url}/readyz").status_code == 200:
+                    return
+            except httpx2.HTTPError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("the service did not become ready")
+
+    def attend(self) -> httpx2.Response:
+        return httpx2.post(f"{self.url}/v1/layers/small/attend", json=X)
+
+    def samples(self) -> dict[str, float]:
+        text = httpx2.get(f"{self.url}/metrics").text
+        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+
+    def end(self) -> None:
+        """Whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()

@@ -1,0 +1,167 @@
+"""One request in every form that the service takes, and what came back as arrays."""
+
+import base64
+import dataclasses
+import json
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+WIDTH, HEADS = 16, 4
+DATATYPES = {
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bool": "BOOL",
+    "int64": "INT64",
+}
+SHORT = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "bool": "BOOL", "int64": "I64"}
+DTYPES = {
+    **{name: np.dtype(name) for name in DATATYPES if name != "bfloat16"},
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+DTYPES["int32"] = np.dtype("int32")
+NUMPY = {datatype: DTYPES[name] for name, datatype in DATATYPES.items()}
+BINARY = "application/vnd.safetensors"
+
+
+@dataclasses.dataclass
+class Request:
+    """query [B, L, d] or [L, d] and so on; masks are (fields, values or None)."""
+
+    query: np.ndarray
+    key: np.ndarray | None = None
+    value: np.ndarray | None = None
+    masks: list[tuple[dict, np.ndarray | None]] = dataclasses.field(default_factory=list)
+    weights: dict | None = None
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        named = {"query": self.query, "key": self.key, "value": self.value}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def fields(self, write) -> dict:
+        """The JSON of `/v1` with every tensor written by `write`."""
+        body = {name: write(array) for name, array in self.tensors.items()}
+        body["masks"] = [f if values is None else {**f, "values": write(values)} for f, values in self.masks]
+        return body if self.weights is None else {**body, "weights": self.weights}
+
+    @property
+    def has_inference_form(self) -> bool:
+        """The Open Inference Protocol has no windows, offsets and top k."""
+        kinds = [fields["kind"] for fields, _ in self.masks]
+        form = (self.weights or {}).get("form")
+        is_plain = set(self.weights or {}) <= {"form"} and form != "top_k"
+        aligned = all(f["kind"] != "causal" or "align" in f for f, _ in self.masks)
+        return "window" not in kinds and len(set(kinds)) == len(kinds) and is_plain and aligned
+
+
+def as_list(array: np.ndarray) -> dict:
+    """An object with a flat list; every dtype's numbers are float64's, which JSON writes exactly."""
+    flat = array.ravel()
+    numbers = flat.tolist() if array.dtype.kind in "bi" else flat.astype(np.float64).tolist()
+    data = ["-inf" if number == float("-inf") else number for number in numbers]
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+
+
+def as_nested(array: np.ndarray):
+    if array.dtype.kind in "bi":
+        return array.tolist()
+    return json.loads(json.dumps(array.astype(np.float64).tolist()).replace("-Infinity", '"-inf"'))
+
+
+def as_base64(array: np.ndarray) -> dict:
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+
+
+def as_safetensors(request: Request, pad: int = 0) -> bytes:
+    tensors = dict(request.tensors)
+    for i, (_, values) in enumerate(request.masks):
+        if values is not None:
+            tensors[f"masks.{i}.values"] = values
+    fields: dict = {"masks": [fields for fields, _ in request.masks]}
+    if request.weights is not None:
+        fields["weights"] = request.weights
+    header: dict = {"__metadata__": {"request": json.dumps(fields)}}
+    data = b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": SHORT[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode() + b" " * pad
+    return len(text).to_bytes(8, "little") + text + data
+
+
+INPUT_NAMES = {"attend": "attend_mask", "ignore": "ignore_mask", "bias": "bias", "lengths": "lengths"}
+
+
+def as_inference(request: Request, *, binary: bool) -> tuple[bytes, int]:
+    """The body and the length of its JSON."""
+    tensors = dict(request.tensors)
+    parameters: dict = {"binary_data_output": binary}
+    for fields, values in request.masks:
+        if fields["kind"] == "causal":
+            parameters["causal"] = fields["align"]
+        else:
+            assert values is not None
+            tensors[INPUT_NAMES[fields["kind"]]] = values
+    if request.query.ndim == 2:
+        tensors = {name: array[None] for name, array in tensors.items()}
+    if request.weights is not None:
+        parameters["weights"] = request.weights["form"]
+    inputs, data = [], b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        told = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
+        if binary:
+            inputs.append({**told, "parameters": {"binary_data_size": len(raw)}})
+            data += raw
+        else:
+            inputs.append({**told, "data": as_list(array)["data"]})
+    head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    return head + data, len(head)
+
+
+def read_json(answer: dict) -> dict[str, np.ndarray]:
+    found = {"output": _array(answer["output"])}
+    weights = answer["weights"]
+    if isinstance(weights, dict) and "indices" in weights:
+        return found | {f"weights.{name}": _array(tensor) for name, tensor in weights.items()}
+    return found if weights is None else found | {"weights": _array(weights)}
+
+
+def _array(tensor) -> np.ndarray:
+    if isinstance(tensor, list):
+        return np.array(tensor, np.float32)
+    dtype = DTYPES[tensor["dtype"]]
+    if isinstance(tensor["data"], str):
+        return np.frombuffer(base64.b64decode(tensor["data"]), dtype).reshape(tensor["shape"])
+    return np.array(tensor["data"], np.float64).astype(dtype).reshape(tensor["shape"])
+
+
+def read_safetensors(content: bytes) -> dict[str, np.ndarray]:
+    dtypes = {short: DTYPES[name] for name, short in SHORT.items()} | {"I32": np.dtype("int32")}
+    return {
+        name: np.frombuffer(bytes(told["data"]), dtypes[told["dtype"]]).reshape(told["shape"])
+        for name, told in safetensors.deserialize(content)
+    }
+
+
+def read_inference(content: bytes, json_length: str | None) -> dict[str, np.ndarray]:
+    head = len(content) if json_length is None else int(json_length)
+    at, found = head, {}
+    for output in json.loads(content[:head])["outputs"]:
+        dtype = NUMPY[output["datatype"]]
+        if "data" in output:
+            array = np.array(output["data"], np.float64).astype(dtype)
+        else:
+            size = output["parameters"]["binary_data_size"]
+            array = np.frombuffer(content[at : at + size], dtype)
+            at += size
+        found[output["name"]] = array.reshape(output["shape"])
+    assert at == len(content)
+    return found

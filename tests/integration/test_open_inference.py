@@ -1,0 +1,246 @@
+"""The Open Inference Protocol as its text says it, beyond what real clients send."""
+
+import json
+
+import pytest
+
+QUERY = {"name": "query", "datatype": "FP32", "shape": [1, 2, 16], "data": [0.5] * 32}
+INFER = "/v2/models/small/infer"
+
+
+async def infer(service, *inputs: dict, path: str = INFER, **fields):
+    body = {"inputs": list(inputs) or [QUERY], **fields}
+    return await service.client.post(path, content=json.dumps(body).encode(), headers={"content-type": "text/plain"})
+
+
+def test_an_answer_has_the_keys_of_the_protocol_and_tells_what_v1_tells(served):
+    async def story(service):
+        found = (await infer(service, id="42", model_name="another", unknown=[1])).json()
+        assert found["model_name"] == "small"
+        assert found["model_version"] == "1"
+        assert found["id"] == "42"
+        assert found["parameters"]["batch_requests"] == 1
+        assert found["parameters"]["masked_rows"] == 0
+        assert found["parameters"]["layer_digest"].startswith("sha256:")
+        (output,) = found["outputs"]
+        assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [1, 2, 16])
+        assert len(output["data"]) == 32
+        assert "id" not in (await infer(service)).json()
+        versioned = await infer(service, path="/v2/models/small/versions/1/infer")
+        assert versioned.json()["outputs"] == found["outputs"]
+
+    served(story)
+
+
+def test_data_may_be_nested_as_its_shape_says_or_flat(served):
+    nested = {**QUERY, "data": [[[0.5] * 16] * 2]}
+
+    async def story(service):
+        flat = (await infer(service)).json()["outputs"]
+        assert (await infer(service, nested)).json()["outputs"] == flat
+        wrong: list[object] = [[[0.5] * 16] * 2, [[0.5] * 32], [0.5] * 31, 0.5, "x", None, {}]
+        for data in wrong:
+            answer = await infer(service, {**QUERY, "data": data})
+            assert answer.status_code == 400, data
+
+    served(story)
+
+
+def test_weights_come_by_parameter_or_by_name_and_only_what_is_asked_for_comes(served):
+    async def story(service):
+        def names(answer) -> list[str]:
+            return [output["name"] for output in answer.json()["outputs"]]
+
+        assert names(await infer(service, parameters={"weights": "mean"})) == ["output", "weights"]
+        by_name = await infer(service, outputs=[{"name": "weights"}])
+        assert names(by_name) == ["weights"]
+        assert by_name.json()["outputs"][0]["shape"] == [1, 4, 2, 2]
+        only = await infer(service, outputs=[{"name": "output"}], parameters={"weights": "heads"})
+        assert names(only) == ["output"]
+
+    served(story)
+
+
+def test_the_flag_of_an_output_goes_before_that_of_the_request(served):
+    async def story(service):
+        answer = await infer(
+            service,
+            outputs=[{"name": "output", "parameters": {"binary_data": False}}, {"name": "weights"}],
+            parameters={"binary_data_output": True},
+        )
+        assert answer.headers["content-type"] == "application/octet-stream"
+        head = int(answer.headers["inference-header-content-length"])
+        output, weights = json.loads(answer.content[:head])["outputs"]
+        assert "data" in output
+        assert weights["parameters"] == {"binary_data_size": 64}
+        assert len(answer.content) == head + 64
+
+    served(story)
+
+
+def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
+    parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 5_000_000}
+
+    async def story(service):
+        assert (await infer(service, parameters=parameters)).status_code == 200
+
+    served(story)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fields", "words"),
+    [
+        ([{**QUERY, "name": "input0"}], {}, "there is no such input"),
+        ([QUERY, QUERY], {}, "twice"),
+        ([QUERY] * 100, {}, "at most 16"),
+        ([{**QUERY, "shape": [2, 16]}], {}, "must be [B, L, d]"),
+        ([{**QUERY, "shape": [1, 2, 16.0]}], {}, "whole number"),
+        ([{**QUERY, "shape": [1, -2, 16]}], {}, "at least 0"),
+        ([{**QUERY, "shape": "x"}], {}, "must be a list"),
+        ([{**QUERY, "datatype": "FP16"}], {}, "has no JSON form"),
+        ([{**QUERY, "datatype": "BYTES"}], {}, "must be one of FP16, BF16, FP32, FP64"),
+        ([{**QUERY, "datatype": 5}], {}, "must be a string"),
+        ([{**QUERY, "parameters": {"binary_data_size": 128}}], {}, "either data or binary_data_size"),
+        ([{**QUERY, "data": None}], {}, "either data or binary_data_size"),
+        ([{**QUERY, "parameters": {"shared_memory_region": "x"}}], {}, "shared memory"),
+        ([{**QUERY, "data": None, "parameters": {"binary_data_size": 128}}], {}, "the body has 0 left"),
+        ([{**QUERY, "data": None, "parameters": {"binary_data_size": 127}}], {}, "announces 127 bytes"),
+        ([{**QUERY, "data": None, "parameters": {"binary_data_size": -1}}], {}, "must be a number of bytes"),
+        ([QUERY], {"outputs": [{"name": "logits"}]}, "there is no such output"),
+        ([QUERY], {"outputs": [{"name": "output"}] * 2}, "twice"),
+        ([QUERY], {"outputs": [{"name": "output"}] * 5000}, "at most 16"),
+        ([QUERY], {"outputs": [{"name": "output", "parameters": {"binary_data": 1}}]}, "true or false"),
+        ([QUERY], {"outputs": [{"name": "output", "parameters": {"classification": 2}}]}, "not served"),
+        ([QUERY], {"parameters": {"causal_mask": "top_left"}}, "unknown request parameter"),
+        ([QUERY], {"parameters": {"causal": True}}, "must be one of 'top_left' or 'bottom_right'"),
+        ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads' or 'mean'"),
+        ([QUERY], {"parameters": {"timeout": -5}}, "at least 0"),
+        ([QUERY], {"parameters": 5}, "must be an object"),
+        ([QUERY], {"id": 5}, "must be a string"),
+        ([{"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 1]}], {}, "query is required"),
+        (
+            [QUERY, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 2]}],
+            {},
+            "attend_mask has another number",
+        ),
+        ([QUERY, {"name": "lengths", "datatype": "INT64", "shape": [2], "data": [1, 2]}], {}, "lengths must be"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_in_the_form_of_the_protocol(served, inputs, fields, words):
+    async def story(service):
+        answer = await infer(service, *inputs, **fields)
+        assert answer.status_code == 400, answer.text
+        assert list(answer.json()) == ["error"]
+        assert words in answer.json()["error"]
+        assert len(answer.content) < 1000
+
+    served(story)
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0"])
+def test_a_length_of_the_json_that_cannot_be_is_refused(served, length):
+    async def story(service):
+        headers = {"inference-header-content-length": length}
+        answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)
+        assert answer.status_code == 400
+        assert "error" in answer.json()
+
+    served(story)
+
+
+def test_every_route_under_v2_says_errors_in_the_form_of_the_protocol(served):
+    async def story(service):
+        for method, path, status in (
+            ("GET", "/v2/nowhere", 404),
+            ("GET", "/v2/models/nobody", 404),
+            ("GET", "/v2/models/nobody/config", 404),
+            ("GET", "/v2/models/small/versions/2", 404),
+            ("DELETE", "/v2/models/small", 405),
+            ("GET", INFER, 405),
+            ("POST", "/v2/models/nobody/infer", 404),
+            ("POST", "/v2/models/small/versions/7/infer", 404),
+            ("POST", INFER, 400),
+            ("GET", "/v2/systemsharedmemory/status", 404),
+            ("POST", "/v2/repository/models/small/load", 404),
+        ):
+            answer = await service.client.request(method, path)
+            assert answer.status_code == status, path
+            assert list(answer.json()) == ["error"], path
+            assert answer.headers["content-type"] == "application/json"
+
+    served(story)
+
+
+def test_a_server_that_is_not_ready_says_so_and_lives(served):
+    async def story(service):
+        assert (await service.client.get("/v2/health/ready")).json() == {"ready": True}
+        service.service.begin_drain()
+        live = await service.client.get("/v2/health/live")
+        assert (live.status_code, live.json()) == (200, {"live": True})
+        for path in ("/v2/health/ready", "/v2/models/small/ready"):
+            answer = await service.client.get(path)
+            assert answer.status_code == 503
+            assert answer.json() == {"error": "draining (not_ready)"}
+
+    served(story)
+
+
+def test_a_full_queue_is_503_as_the_clients_of_the_protocol_expect(served):
+    async def story(service):
+        import asyncio
+
+        service.engine.gate.clear()
+        running = asyncio.ensure_future(infer(service))
+        await service.until(lambda: service.service.batcher.num_running > 0)
+        waiting = asyncio.ensure_future(infer(service))
+        await service.until(lambda: service.service.batcher.num_queued > 0)
+        refused = await infer(service)
+        assert refused.status_code == 503
+        assert "queue" in refused.json()["error"]
+        assert int(refused.headers["retry-after"]) >= 1
+        service.engine.gate.set()
+        assert (await running).status_code == (await waiting).status_code == 200
+
+    served(story, queue_capacity=1)
+
+
+def test_a_deadline_of_the_request_is_kept(served):
+    async def story(service):
+        service.engine.gate.clear()
+        answer = await infer(service, parameters={"timeout": 20_000})
+        assert answer.status_code == 504
+        assert "error" in answer.json()
+        service.engine.gate.set()
+
+    served(story)
+
+
+def test_statistics_count_requests_sequences_and_passes(served):
+    async def story(service):
+        three = {**QUERY, "shape": [3, 2, 16], "data": [0.5] * 96}
+        assert (await infer(service, three)).status_code == 200
+        assert (await infer(service, {**QUERY, "shape": [1, 2, 15]})).status_code == 400
+        (stats,) = (await service.client.get("/v2/models/small/stats")).json()["model_stats"]
+        assert (stats["name"], stats["version"]) == ("small", "1")
+        assert (stats["inference_count"], stats["execution_count"]) == (3, 1)
+        assert stats["last_inference"] > 1_700_000_000_000
+        counts = {name: told["count"] for name, told in stats["inference_stats"].items()}
+        assert (counts["success"], counts["fail"], counts["compute_infer"], counts["cache_hit"]) == (1, 1, 1, 0)
+        every = (await service.client.get("/v2/models/stats")).json()["model_stats"]
+        assert {told["name"] for told in every} == {"small", "cross", "zero"}
+
+    served(story)
+
+
+def test_a_model_whose_widths_differ_needs_its_keys_and_values(served):
+    async def story(service):
+        found = (await service.client.get("/v2/models/cross")).json()
+        assert [(x["name"], x["shape"]) for x in found["inputs"]] == [
+            ("query", [-1, -1, 16]),
+            ("key", [-1, -1, 12]),
+            ("value", [-1, -1, 20]),
+        ]
+        config = (await service.client.get("/v2/models/cross/config")).json()
+        assert [x["name"] for x in config["input"]] == ["query", "key", "value"]
+
+    served(story)

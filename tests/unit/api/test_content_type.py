@@ -1,0 +1,41 @@
+"""What a body says it is."""
+
+import pytest
+
+from service.api.content_type import JSON, SAFETENSORS, body_type
+from service.errors import UnsupportedMediaType
+
+
+def said(*values: bytes) -> bytes:
+    return body_type({"headers": [(b"content-type", value) for value in values]}, (JSON, SAFETENSORS))
+
+
+@pytest.mark.parametrize(
+    "value", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
+)
+def test_json_in_utf8_is_taken(value):
+    assert said(value) == JSON
+
+
+def test_safetensors_is_taken():
+    assert said(b"application/vnd.safetensors") == said(b"Application/vnd.Safetensors") == SAFETENSORS
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        (b"",),
+        (b"text/plain",),
+        (b"multipart/form-data",),
+        (b"application/x-python-pickle",),
+        (b"application/vnd.bentoml+pickle",),
+        (b"application/json; charset=utf-16",),
+        (b"application/json; charset=utf-7",),
+        (b"application/jsonx",),
+        (b"application/json", b"application/json"),
+    ],
+)
+def test_anything_else_is_an_unsupported_media_type(values):
+    with pytest.raises(UnsupportedMediaType, match=r"application/json or application/vnd\.safetensors"):
+        said(*values)

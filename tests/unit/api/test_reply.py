@@ -1,0 +1,87 @@
+"""An answer's pieces on their way out."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Callable, Iterable
+
+import pytest
+import zstandard
+
+from service.api.reply import MIN_COMPRESSED, WHOLE_BYTES, Piece, send_reply
+
+
+def open_zstd(body: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+
+
+OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"gzip": gzip.decompress,
+    b"deflate": zlib.decompress,
+    b"zstd": open_zstd,
+}
+
+
+def sent(pieces: Iterable[Piece], coding: bytes | None = None) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """Headers and bodies of the messages; they must be a whole answer."""
+    messages: list[dict] = []
+
+    async def send(message) -> None:
+        messages.append(message)
+
+    asyncio.run(send_reply(send, [(b"x-own", b"1")], pieces, coding))
+    start, *bodies = messages
+    assert start["status"] == 200
+    assert [message.get("more_body", False) for message in bodies] == [True] * (len(bodies) - 1) + [False]
+    return dict(start["headers"]), [bytes(message["body"]) for message in bodies]
+
+
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+def test_a_small_answer_is_one_message_with_its_length(made):
+    headers, bodies = sent(made([b"ab", memoryview(b"cd"), b""]))
+    assert headers == {b"x-own": b"1", b"content-length": b"4"}
+    assert bodies == [b"abcd"]
+
+
+def test_a_large_sequence_says_its_length_and_goes_in_parts():
+    pieces: list[Piece] = [b"head", memoryview(bytes(3 * WHOLE_BYTES))]
+    headers, bodies = sent(pieces)
+    assert int(headers[b"content-length"]) == 4 + 3 * WHOLE_BYTES == sum(map(len, bodies))
+    assert max(map(len, bodies)) <= WHOLE_BYTES
+    assert b"".join(bodies) == b"".join(pieces)
+
+
+def test_a_large_answer_that_is_made_one_by_one_is_never_whole_in_memory():
+    alive = most = 0
+
+    def pieces():
+        nonlocal alive, most
+        for _ in range(40):
+            alive += 1
+            most = max(most, alive)
+            yield bytes(WHOLE_BYTES // 4)
+
+    async def send(message) -> None:
+        nonlocal alive
+        alive = 0
+
+    asyncio.run(send_reply(send, [], pieces()))
+    assert most <= 5
+
+
+@pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+@pytest.mark.parametrize("size", [MIN_COMPRESSED, 5000, 2 * WHOLE_BYTES])
+def test_a_compressed_answer_opens_to_the_same_bytes(made, coding, size):
+    whole = bytes(range(256)) * (size // 256)
+    headers, bodies = sent(made([whole[:100], memoryview(whole)[100:]]), coding)
+    assert headers[b"content-encoding"] == coding
+    assert headers.get(b"content-length", str(len(b"".join(bodies))).encode()) == str(len(b"".join(bodies))).encode()
+    assert OPENERS[coding](b"".join(bodies)) == whole
+
+
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+def test_what_is_too_small_is_not_worth_compressing(made):
+    headers, bodies = sent(made([b"x" * (MIN_COMPRESSED - 2), b"y"]), b"gzip")
+    assert b"content-encoding" not in headers
+    assert b"".join(bodies) == b"x" * (MIN_COMPRESSED - 2) + b"y"
