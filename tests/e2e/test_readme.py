@@ -81,6 +81,16 @@ def test_the_first_curl_answers_the_question(port):
     assert f"prints `{answer.stdout.strip()}`" in README
 
 
+def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
+    lines = commands()
+    curl = next(line for line in lines if "animal.safetensors" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    read = next(line for line in lines if "load_file" in line).replace(".venv/bin/python", sys.executable)
+    answer = str(tmp_path / "answer.safetensors")
+    assert run(curl.replace("answer.safetensors", answer)).returncode == 0
+    printed = run(read.replace("answer.safetensors", answer))
+    assert printed.stdout == "0.653\n", printed.stderr
+
+
 def test_the_other_curls_answer(port):
     plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
     assert len(plain) >= 3

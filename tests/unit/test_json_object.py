@@ -7,7 +7,9 @@ from service.json_object import parse_object
 
 
 def test_an_object_is_taken_as_json_says():
-    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it", LayerError) == {"a": [1, 2.5, "é", None, True]}
+    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it", LayerError) == {
+        "a": [1, 2.5, "é", None, True]
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""docs/wire.md as its reader follows it: the file that Python writes, the curls, the JavaScript."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.started import Started
+from tests.integration.running import prepare, small_layer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(python|bash|js)\n(.*?)```", PAGE, re.DOTALL)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A layer of the name and the widths that the page speaks of."""
+    directory = tmp_path_factory.mktemp("service")
+    widths = dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384)
+    prepare(directory, [small_layer("minilm-l3", **widths, num_heads=12, num_kv_heads=12)])
+    service = Started(directory / "layers", workers=1)
+    service.wait_ready()
+    yield service.url
+    service.end()
+
+
+def test_python_and_curl_run_one_after_the_other(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for kind, block in BLOCKS:
+        if kind == "python":
+            exec(compile(block, "docs/wire.md", "exec"), names)
+        elif kind == "bash":
+            for line in block.replace("\\\n", " ").strip().splitlines():
+                command = line.replace("http://127.0.0.1:8000", url)
+                ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+                assert ran.returncode == 0, ran.stderr
+                assert '"error"' not in ran.stdout
+    assert (tmp_path / "answer.safetensors").exists()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_javascript_prints_what_the_page_says(url, tmp_path):
+    (block,) = (block for kind, block in BLOCKS if kind == "js")
+    program = tmp_path / "ask.mjs"
+    program.write_text(block)
+    ran = subprocess.run(
+        ["node", program],
+        env={**os.environ, "SERVICE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert f"prints `{ran.stdout.strip()}`" in PAGE
