@@ -23,10 +23,21 @@ import pybase64
 import simdjson
 import torch
 import uvloop
+from safetensors.torch import load, save
 
+from service.attention.call import Answer
+from service.attention.spec import LayerSpec
+from service.batching.job import BatchInfo
 from service.errors import ServiceError
+from service.wire.answer import AnswerFacts
 from service.wire.decoding_thread import DecodingThread
+from service.wire.inference_answer import write_inference
+from service.wire.inference_request import InferenceRequest, WantedOutput, parse_inference
 from service.wire.json_document import parse
+from service.wire.request import CheckedRequest, RequestLimits, check_request
+from service.wire.safetensors_answer import write_safetensors
+from service.wire.safetensors_document import parse_safetensors
+from service.wire.schemas import AttendRequest, checked_request
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
@@ -124,9 +135,59 @@ def base64_rows() -> Iterator[Row]:
     )
 
 
+SPEC = LayerSpec(
+    query_width=512, key_width=512, value_width=512, out_width=512, num_heads=8, num_kv_heads=8, head_width=64,
+    value_head_width=64, scale=0.125, biases=("query", "key", "value", "output"),
+)  # fmt: skip
+LIMITS = RequestLimits(*(2**62,) * 4)
+FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
+
+
+async def read_safetensors(body: bytes) -> CheckedRequest:
+    """All that happens to a body: joined, parsed, checked, costed."""
+    document = await parse_safetensors(bytearray().join([body]), max_depth=MAX_DEPTH)
+    return await check_request(checked_request(document), "layer", SPEC, LIMITS)
+
+
+async def read_inference(body: bytes, json_length: bytes) -> CheckedRequest:
+    found = await parse_inference(bytearray().join([body]), json_length, max_depth=MAX_DEPTH)
+    return await check_request(found.attend, "layer", SPEC, LIMITS, found.mask_params)
+
+
+def inference_body(array: np.ndarray) -> tuple[bytes, bytes]:
+    query = {"name": "query", "datatype": "FP32", "shape": [1, *array.shape]}
+    fields = {"inputs": [{**query, "parameters": {"binary_data_size": array.nbytes}}]}
+    head = orjson.dumps({**fields, "parameters": {"binary_data_output": True}})
+    return head + array.tobytes(), str(len(head)).encode()
+
+
 def binary_rows() -> Iterator[Row]:
-    """The place for safetensors and Open Inference rows."""
-    yield from ()
+    """Ours from bytes to a checked request with its cost, and from an answer to its parts; the bare library copies both ways."""
+    wanted = InferenceRequest(AttendRequest(query=None), (), None, (WantedOutput("output", is_binary=True),), None)
+    for rows in (16, 2048):
+        array = floats(rows, 512)
+        body, answer = save({"query": torch.from_numpy(array)}), Answer(torch.from_numpy(array)[None])
+        inference, head = inference_body(array)
+        name = f"{rows} x 512"
+        yield Row(f"read safetensors, {name}", len(body), lambda b=body: read_safetensors(b), lambda b=body: load(b))
+        yield Row(
+            f"write safetensors, {name}",
+            array.nbytes,
+            lambda a=answer: write_safetensors(a, FACTS, is_batch=False),
+            lambda a=answer: save({"output": a.output}),
+        )
+        yield Row(
+            f"read inference, {name}",
+            len(inference),
+            lambda b=inference, n=head: read_inference(b, n),
+            lambda b=body: load(b),
+        )
+        yield Row(
+            f"write inference, {name}",
+            array.nbytes,
+            lambda a=answer: write_inference(a, FACTS, wanted),
+            lambda a=answer: save({"output": a.output}),
+        )
 
 
 async def codec_figures() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 
+import orjson
+
 from service.errors import ServiceError
 
-MAX_DIGITS = 19
+_LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 class _RefusedJsonError(ValueError):
@@ -19,6 +21,20 @@ class _RefusedJsonError(ValueError):
 
 def parse_object(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
     """The object that `raw` is; raises `failure` with a sentence that begins with `what`."""
+    found = _parse_canonical(raw)
+    return _parse_strictly(raw, what, failure) if found is None else found
+
+
+def _parse_canonical(raw: bytes | bytearray) -> dict[str, object] | None:
+    """The fast way: text that is written again to the same bytes has no key twice and nothing else to doubt."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) and orjson.dumps(value) == raw.rstrip(b" ") else None
+
+
+def _parse_strictly(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
     except _RefusedJsonError as error:
@@ -44,9 +60,10 @@ def _no_constant(_: str) -> float:
 
 
 def _small_integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
+    number = int(digits) if len(digits) <= len(str(_LEAST)) else _MOST + 1
+    if not _LEAST <= number <= _MOST:
         raise _RefusedJsonError("has an integer that is too large")
-    return int(digits)
+    return number
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_small_integer)

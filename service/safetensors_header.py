@@ -114,4 +114,9 @@ class HeaderReader:
 
 
 def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    if not isinstance(value, list):
+        return False
+    for item in value:  # noqa: SIM110 (a generator takes twice as long, and every request's header comes here)
+        if type(item) is not int or item < 0:
+            return False
+    return True

@@ -7,7 +7,6 @@ Laws: no torch here, so that a spec is cheap to read; a spec that exists is cons
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -80,8 +79,10 @@ class LayerSpec:
 
         `pairs` counts (query row, key row) pairs over all sequences; each is visited by every head.
         """
-        per_query, per_key, per_pair = _multiply_adds(self)
-        return 2 * (query_tokens * per_query + key_tokens * per_key + pairs * per_pair)
+        queries, values = self.num_heads * self.head_width, self.num_heads * self.value_head_width
+        per_query = queries * self.query_width + (self.out_width * values if self.has_output else 0)
+        per_key = self.num_kv_heads * (self.head_width * self.key_width + self.value_head_width * self.value_width)
+        return 2 * (query_tokens * per_query + key_tokens * per_key + pairs * (queries + values))
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "biases": list(self.biases)}
@@ -102,12 +103,3 @@ class LayerSpec:
         if not all(isinstance(value[flag], bool) for flag in ("has_output", "has_bias_kv", "add_zero_attn")):
             raise LayerError("has_output, has_bias_kv and add_zero_attn must be true or false")
         return cls(**{**value, "biases": tuple(biases)})
-
-
-@functools.lru_cache(maxsize=1024)
-def _multiply_adds(spec: LayerSpec) -> tuple[int, int, int]:
-    """A layer's work for one query row, one key row and one pair of them; asked for at every request."""
-    shapes = spec.tensor_shapes()
-    per_query = sum(math.prod(shapes[f"{name}.weight"]) for name in ("query", "output") if f"{name}.weight" in shapes)
-    per_key = math.prod(shapes["key.weight"]) + math.prod(shapes["value.weight"])
-    return per_query, per_key, spec.num_heads * (spec.head_width + spec.value_head_width)

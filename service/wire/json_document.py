@@ -24,8 +24,8 @@ from service.errors import BadJson, DuplicateKey, InvalidInput, JsonTooDeep, Non
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList
 from service.wire.pace import Pace
-from service.wire.skeleton import Skeleton
-from service.wire.strict_json import strict_loads
+from service.wire.skeleton import MIN_ARRAY_BYTES, Skeleton
+from service.wire.strict_json import parse_small, strict_loads
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, LongString, None]
 _Path: TypeAlias = "tuple[_Path, str | int] | None"  # from the innermost key outwards
@@ -44,6 +44,8 @@ async def parse(body: bytes, *, max_depth: int) -> dict[str, Json]:
     InvalidInput where the body is no object. More than 256 KiB besides the cut pieces are InvalidInput whatever
     follows them.
     """
+    if len(body) < MIN_ARRAY_BYTES and (small := parse_small(body, max_depth=max_depth)) is not None:
+        return cast("dict[str, Json]", small)
     if not body:
         raise BadJson("the body is empty")
     if body.startswith(codecs.BOM_UTF8):

@@ -56,12 +56,15 @@ async def check_request(
     decoded = await decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK
     query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
-    key = await _optional(body.key, "key", spec.key_width, name, is_batch)
-    value = await _optional(body.value, "value", spec.value_width, name, is_batch)
+    key = value = None
+    if body.key is not None:
+        key = await _decode_rows(body.key, "key", spec.key_width, name, is_batch)
+    if body.value is not None:
+        value = await _decode_rows(body.value, "value", spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
-    wanted = await _wanted(body.weights, sizes, spec)
+    wanted = None if body.weights is None else await _wanted(body.weights, sizes, spec)
     fields = []
     for i, field in enumerate(body.masks):
         values_param = mask_params[i] if i < len(mask_params) else f"/masks/{i}/values"
@@ -70,14 +73,14 @@ async def check_request(
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
     _check_cost(cost, limits)
     combined = CombinedMask(sizes, tuple(fields)) if fields else None
-    masked = await _count_masked_rows(combined, spec, is_error=body.masked_rows == "error")
+    masked = 0
+    if combined is not None and not spec.extra_keys:  # appended columns may always be attended to
+        masked = await _count_masked_rows(combined, is_error=body.masked_rows == "error")
     call = Call(name, query, key, value, combined, wanted)
     return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
 
 
-async def _optional(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor | None:
-    if value is None:
-        return None
+async def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
     tensor = (await decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT)).tensor
     if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
         words = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
@@ -114,9 +117,7 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         raise BadShape(f"value has {value.shape[1]} rows, key {rows}", param="/value")
 
 
-async def _wanted(field: WeightsField | None, sizes: Sizes, spec: LayerSpec) -> WeightsWanted | None:
-    if field is None:
-        return None
+async def _wanted(field: WeightsField, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
     keys = sizes.keys + spec.extra_keys
     if (field.form == "top_k") != (field.k is not None):
         raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
@@ -151,9 +152,7 @@ def _cost(
         tokens=b * (queries + (keys if is_cross else 0)),
         cells=b * n * queries * columns,
         weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
-        input_bytes=sum(
-            x.numel() * x.element_size() for x in (*tensors, *(part for mask in masks for part in mask.parts))
-        ),
+        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for mask in masks for part in mask.parts),
         flops=spec.flops(b * queries, b * keys, b * queries * columns),
     )
 
@@ -171,6 +170,13 @@ def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys:
 
 
 def _check_cost(cost: Cost, limits: RequestLimits) -> None:
+    if (
+        cost.sequences <= limits.max_sequences
+        and cost.tokens <= limits.max_tokens
+        and cost.cells <= limits.max_cells
+        and cost.weights_bytes <= limits.max_weights_bytes
+    ):
+        return
     counts = (
         ("sequences", cost.sequences, limits.max_sequences),
         ("query and key rows", cost.tokens, limits.max_tokens),
@@ -182,10 +188,8 @@ def _check_cost(cost: Cost, limits: RequestLimits) -> None:
             raise CostLimit(f"the request needs {need:,} {what}, a request may have {limit:,}")
 
 
-async def _count_masked_rows(mask: CombinedMask | None, spec: LayerSpec, *, is_error: bool) -> int:
+async def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
     """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
-    if mask is None or spec.extra_keys:
-        return 0  # appended columns may always be attended to
     count = seen = 0
     pace = Pace()
     for rows in mask.masked_rows():

@@ -30,7 +30,9 @@ def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> 
     tensors = named_tensors(answer, is_batch=is_batch)
     header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
     parts, offset = [], 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+    if len(tensors) > 1:
+        tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    for name, tensor in tensors.items():
         data = bytes_of(tensor)
         header[name] = {
             "dtype": _NAMES[tensor.dtype],

@@ -35,9 +35,8 @@ async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, obj
     """The document in `body`; raises BadBinary for what is no safetensors file, UnknownField for a tensor that belongs
     to no field, and whatever the JSON of the other fields is refused for.
     """
-    reader = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
-    length = reader.length(body, len(body))
-    header = reader.read(body[LENGTH_BYTES : LENGTH_BYTES + length], len(body))
+    length = _READER.length(body, len(body))
+    header = _READER.read(body[LENGTH_BYTES : LENGTH_BYTES + length], len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
         raise UnknownField("the header's __metadata__ takes one key: request")
     document = await _parse_request(header.metadata.get("request", "{}"), max_depth)
@@ -51,6 +50,9 @@ async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, obj
 def _label(name: str) -> str:
     """A tensor's name where it is one of ours; never the caller's own words."""
     return f'"{name}"' if name in TENSORS or _MASK_VALUES.fullmatch(name) else "a tensor"
+
+
+_READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
 
 
 def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:

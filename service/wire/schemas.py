@@ -226,12 +226,18 @@ def checked_request(value: Mapping[str, object]) -> AttendRequest:
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
     """Says which fields there are and the nearest of our own names; never the caller's."""
-    known = model.model_fields
-    unknown = next((name for name in value if name not in known), None)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown[:64], list(known), n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)
+    known = _NAMES[model]
+    if value.keys() <= known.keys():
+        return
+    unknown = next(name for name in value if name not in known)
+    near = difflib.get_close_matches(unknown[:64], list(known), n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)
+
+
+# Asked for at every request, and pydantic makes them anew at every look.
+_MODELS: tuple[type[BaseModel], ...] = (AttendRequest, WeightsField, *MASK_KINDS.values())
+_NAMES = {model: dict(model.model_fields) for model in _MODELS}
 
 
 def _checked_kind(mask: Any, param: str) -> type[BaseModel]:

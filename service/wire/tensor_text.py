@@ -18,7 +18,7 @@ import orjson
 import pybase64
 import torch
 
-from service.wire.tensors import TensorForm
+from service.wire.tensors import TensorForm, bytes_of
 
 Array: TypeAlias = npt.NDArray[np.generic]
 
@@ -91,6 +91,6 @@ def _text(array: Array) -> bytes:
 
 
 def _base64(tensor: torch.Tensor) -> Iterator[bytes]:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    data = bytes_of(tensor)
     for start in range(0, len(data), PIECE_BYTES):
         yield pybase64.b64encode(data[start : start + PIECE_BYTES])

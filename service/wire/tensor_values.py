@@ -87,35 +87,39 @@ async def numbers_to_tensor(
     return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
 
 
-async def check_values(tensor: torch.Tensor, field: TensorField, pace: Pace) -> torch.Tensor:
-    """`tensor` as its field needs it: finite, or whole, or made boolean; its dtype is one that the field allows.
-
-    A contiguous tensor is not copied; booleans share its memory where it has one byte a value.
-    """
-    if field.kind is TensorKind.INT:
-        return tensor
-    bits = _bits(tensor)
-    if field.kind is TensorKind.BOOL:
-        return torch.from_numpy(await _flags(bits, field, tensor.shape, pace)).reshape(tensor.shape)
-    infinity, is_bias = _INFINITIES[tensor.dtype], field.kind is TensorKind.BIAS
-    for part in _parts(len(bits)):
-        if not _is_finite(bits[part], infinity, but_minus_inf=is_bias):
-            bad = (bits[part] & infinity) == infinity
-            if is_bias:
-                bad &= bits[part] != _negative(infinity)
-            index = index_of(part.start + int(bad.argmax()), tuple(tensor.shape))
-            raise field.not_finite("a value that is not finite", index)
-        await pace.give_way()
-    return tensor
-
-
 async def bytes_to_tensor(
     data: bytearray | memoryview, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
 ) -> torch.Tensor:
-    """The tensor of little-endian, C-order bytes, whose number must be that of `shape`."""
+    """The tensor of little-endian, C-order bytes, whose number must be that of `shape`; raises what the field refuses.
+
+    Shares the memory of `data` where that is aligned; booleans do where they have one byte a value.
+    """
     if not data:
         return torch.empty(shape, dtype=dtype)
-    return await check_values(torch.frombuffer(data, dtype=dtype).reshape(shape), field, pace)
+    bits: Bits = np.frombuffer(data, dtype=_UNSIGNED[dtype.itemsize])
+    if not bits.flags.aligned:
+        return await bytes_to_tensor(bytearray(data), field, dtype, shape, pace)
+    if field.kind is TensorKind.BOOL:
+        return torch.from_numpy(await _flags(bits, field, shape, pace)).reshape(shape)
+    if field.kind is not TensorKind.INT:
+        await _check_finite(bits, _INFINITIES[dtype], field, shape, pace)
+    # As an array until the end: calls on tensors cost more than calls on arrays, and NumPy has no bfloat16.
+    stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(shape))
+    return stored.view(dtype) if dtype == torch.bfloat16 else stored
+
+
+async def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...], pace: Pace) -> None:
+    """Raises NonFinite for the first value that is not finite (and not -inf in a bias)."""
+    is_bias = field.kind is TensorKind.BIAS
+    for start in range(0, len(bits), _SLICE_VALUES):
+        part = bits[start : start + _SLICE_VALUES]
+        if not _is_finite(part, infinity, but_minus_inf=is_bias):
+            bad = (part & infinity) == infinity
+            if is_bias:
+                bad &= part != _negative(infinity)
+            raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
+        if len(bits) > _SLICE_VALUES:
+            await pace.give_way()
 
 
 def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -179,15 +183,6 @@ async def _to_whole(
     if not numbers.is_whole:
         raise field.wrong("a number written with a fraction or an exponent", ())
     return torch.from_numpy(stored).reshape(shape)
-
-
-def _bits(tensor: torch.Tensor) -> Bits:
-    """The values as unsigned integers, flat; shares the memory of a contiguous tensor."""
-    # NumPy has no bfloat16, and calls on tensors cost more than calls on arrays.
-    held = tensor.contiguous()
-    array: Values = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
-    bits: Bits = array.reshape(-1).view(f"u{array.itemsize}")
-    return bits
 
 
 def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> bool:
@@ -259,3 +254,4 @@ _INFINITIES: dict[torch.dtype, int] = {
     torch.float64: 0x7FF0_0000_0000_0000,
 }
 """The bits of +inf: all of the exponent and nothing else. A larger one, or the same with a sign, is no finite value."""
+_UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}

@@ -96,8 +96,8 @@ async def decode_tensor(
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The little-endian C-order bytes of a tensor on the CPU; its own memory where it is contiguous."""
-    data: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return data
+    array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
@@ -133,14 +133,10 @@ async def _decode_object(value: Mapping[str, object], field: TensorField) -> Dec
 
 
 async def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
-    """Shares the body's memory where that is aligned for the dtype."""
     dtype = _dtype(raw.dtype, field)
     shape = _checked_shape(raw.shape, field)
     _check_count(len(raw.data), shape, field, what="bytes", each=dtype.itemsize)
-    data = raw.data
-    if not np.frombuffer(data, dtype=f"u{dtype.itemsize}").flags.aligned:
-        data = memoryview(bytearray(data))
-    return DecodedTensor(await bytes_to_tensor(data, field, dtype, shape, Pace()), TensorForm.BINARY)
+    return DecodedTensor(await bytes_to_tensor(raw.data, field, dtype, shape, Pace()), TensorForm.BINARY)
 
 
 def _dtype(name: object, field: TensorField) -> torch.dtype:

@@ -62,7 +62,7 @@ FORGED: dict[str, tuple[Mapping[str, object], int, str]] = {
     "backwards": ({"a": entry("F32", [1], 4, 0)}, 4, "spans -4 bytes"),
     "shape overflows 64 bits to 0": ({"a": entry("F32", [2**32, 2**32], 0, 0)}, 0, "spans 0 bytes"),
     "F5: 2, 2^63-1": ({"a": entry("F32", [2, 2**63 - 1], 0, 16)}, 16, "spans 16 bytes"),
-    "F5: 2, 2^64-2": ({"a": entry("F32", [2, 2**64 - 2], 0, 16)}, 16, "integer that is too large"),
+    "F5: 2, 2^64-2": ({"a": entry("F32", [2, 2**64 - 2], 0, 16)}, 16, "spans 16 bytes"),
     "negative dimension": ({"a": entry("F32", [-2, -2], 0, 16)}, 16, "not lists of counts"),
     "fraction": ({"a": {"dtype": "F32", "shape": [2.0, 2], "data_offsets": [0, 16]}}, 16, "not lists of counts"),
     "true is no count": ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, 4, "not lists of counts"),
