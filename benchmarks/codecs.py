@@ -32,12 +32,12 @@ from service.errors import ServiceError
 from service.wire.answer import AnswerFacts
 from service.wire.decoding_thread import DecodingThread
 from service.wire.inference_answer import write_inference
-from service.wire.inference_request import InferenceRequest, WantedOutput, parse_inference
+from service.wire.inference_request import WantedAnswer, WantedOutput, parse_inference
 from service.wire.json_document import parse
 from service.wire.request import CheckedRequest, RequestLimits, check_request
 from service.wire.safetensors_answer import write_safetensors
 from service.wire.safetensors_document import parse_safetensors
-from service.wire.schemas import AttendRequest, checked_request
+from service.wire.schemas import checked_request
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
@@ -163,7 +163,7 @@ def inference_body(array: np.ndarray) -> tuple[bytes, bytes]:
 
 def binary_rows() -> Iterator[Row]:
     """Ours from bytes to a checked request with its cost, and from an answer to its parts; the bare library copies both ways."""
-    wanted = InferenceRequest(AttendRequest(query=None), (), None, (WantedOutput("output", is_binary=True),), None)
+    wanted = WantedAnswer(None, (WantedOutput("output", is_binary=True),))
     for rows in (16, 2048):
         array = floats(rows, 512)
         body, answer = save({"query": torch.from_numpy(array)}), Answer(torch.from_numpy(array)[None])

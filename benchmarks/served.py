@@ -2,7 +2,7 @@
 
 Starts the service on a free port with the layers of LAYERS_DIR, drives it in a closed loop from one process over
 keep-alive connections, and runs the same layer packed in this process, before and after. W1 is mixed lengths 8 … 256, W2 is
-16 tokens; bodies are base64 JSON, the answers likewise.
+16 tokens; bodies are safetensors and base64 JSON, the answers likewise.
 
     python benchmarks/served.py [--layers-dir .layers] [--layer minilm-l0] [--seconds 8] [--concurrency 32] [--workers N]
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import itertools
 import json
 import random
 import re
@@ -19,10 +20,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 
 from service.attention.call import Call
 from service.attention.layer import Layer
@@ -51,14 +54,23 @@ def in_process(layer: Layer, sizes: list[int], seconds: float, threads: int) -> 
     return tokens / (time.perf_counter() - started)
 
 
-def requests(path: str, width: int, sizes: list[int]) -> list[bytes]:
+def as_base64(array: np.ndarray) -> bytes:
+    data = base64.b64encode(array.tobytes()).decode()
+    return json.dumps({"query": {"dtype": "float32", "shape": list(array.shape), "data": data}}).encode()
+
+
+WIRES: dict[str, tuple[str, Callable[[np.ndarray], bytes]]] = {
+    "safetensors": ("application/vnd.safetensors", lambda array: save({"query": array})),
+    "base64": ("application/json", as_base64),
+}
+
+
+def requests(path: str, width: int, sizes: list[int], wire: str) -> list[bytes]:
+    media_type, write = WIRES[wire]
     found = []
     for n in sizes:
-        data = base64.b64encode(np.random.default_rng(n).standard_normal((n, width), np.float32).tobytes()).decode()
-        body = json.dumps({"query": {"dtype": "float32", "shape": [n, width], "data": data}}).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        body = write(np.random.default_rng(n).standard_normal((n, width), np.float32))
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         found.append(head.encode() + body)
     return found
 
@@ -131,14 +143,14 @@ def main() -> None:
         assert server.stdout is not None
         threading.Thread(target=server.stdout.read, daemon=True).start()
         wait_ready(port)
-        for w in ("W1", "W2"):
+        for w, wire in itertools.product(("W1", "W2"), WIRES):
             sizes = lengths(w)
-            bodies = requests(f"/v1/layers/{name}/attend", stored.spec.query_width, sizes)
+            bodies = requests(f"/v1/layers/{name}/attend", stored.spec.query_width, sizes, wire)
             asyncio.run(drive(port, bodies, sizes, options.concurrency, 2))
             served, latencies = asyncio.run(drive(port, bodies, sizes, options.concurrency, options.seconds))
             cuts = statistics.quantiles(latencies, n=100)
             print(
-                f"{w} {name}: served {served:,.0f} tokens/s ({len(latencies) / options.seconds:,.0f} req/s, "
+                f"{w} {name} {wire}: served {served:,.0f} tokens/s ({len(latencies) / options.seconds:,.0f} req/s, "
                 f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms), in process (best of 1 and {cores} threads) "
                 f"packed {bounds[w]:,.0f}: ratio {served / bounds[w]:.2f}"
             )

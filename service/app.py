@@ -26,6 +26,7 @@ from service.api.infer import ROUTES as INFER_ROUTES
 from service.api.infer import Infer
 from service.api.models import make_models_router
 from service.api.openapi import write_openapi
+from service.api.reception import Reception
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
 from service.attention.call import Answer, Call
 from service.attention.engine import Engine, EngineOptions, LoadReport, pick_device
@@ -38,7 +39,7 @@ from service.errors import LayerError, NotReady, ServiceError
 from service.heartbeat import Board, State
 from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
-from service.limits import attend_limits, batch_limits, queue_limits
+from service.limits import batch_limits, exchange_limits, queue_limits
 from service.metrics import LayerTotals
 from service.settings import Settings
 from service.supervisor import EXIT_FAILED, EXIT_REFUSED
@@ -71,6 +72,9 @@ class Service:
             self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), telemetry
         )
         self.decoding = DecodingThread()
+        self.reception = Reception(
+            lambda: self.catalog, self.batcher, self.decoding, exchange_limits(settings), time.monotonic
+        )
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self._catalog: Catalog | None = None
         self._reports: dict[str, LoadReport] = {}
@@ -96,8 +100,8 @@ class Service:
         self._beat()
 
     def stop_admitting(self) -> None:
-        """The listener closes: what was accepted is finished, nothing new is taken."""
-        self.batcher.begin_drain()
+        """The listener closes: what has come in goes on to its answer, nothing new is taken."""
+        self.reception.close()
 
     def settle(self) -> None:
         """The grace is over: whoever still waits is told so now."""
@@ -281,9 +285,8 @@ def build(
     )
     app.include_router(make_router(service))
     app.include_router(make_models_router(service))
-    parts = (lambda: service.catalog, service.batcher, service.decoding, attend_limits(settings), time.monotonic)
-    infer = Infer(*parts)
-    hot = [Route(ROUTE, Attend(*parts), methods=["POST"]), *(Route(x, infer, methods=["POST"]) for x in INFER_ROUTES)]
+    attend, infer = Attend(service.reception), Infer(service.reception)
+    hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
     app.router.routes.extend(hot)
     if settings.docs:
         app.include_router(make_docs_router(app.title, lambda: write_openapi(app, service.example_layer())))

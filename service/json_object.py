@@ -7,6 +7,7 @@ readers would disagree on them; the message names the text by `what` and repeats
 from __future__ import annotations
 
 import json
+import math
 
 import orjson
 
@@ -29,9 +30,10 @@ def _parse_canonical(raw: bytes | bytearray) -> dict[str, object] | None:
     """The fast way: text that is written again to the same bytes has no key twice and nothing else to doubt."""
     try:
         value = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        is_canonical = orjson.dumps(value) == raw.rstrip(b" ")
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper than it writes
         return None
-    return value if isinstance(value, dict) and orjson.dumps(value) == raw.rstrip(b" ") else None
+    return value if is_canonical and isinstance(value, dict) else None
 
 
 def _parse_strictly(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
@@ -59,6 +61,11 @@ def _no_constant(_: str) -> float:
     raise _RefusedJsonError("has a number that is not finite")
 
 
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return _no_constant(digits) if math.isinf(number) else number
+
+
 def _small_integer(digits: str) -> int:
     number = int(digits) if len(digits) <= len(str(_LEAST)) else _MOST + 1
     if not _LEAST <= number <= _MOST:
@@ -66,4 +73,6 @@ def _small_integer(digits: str) -> int:
     return number
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_small_integer)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_small_integer
+)

@@ -5,8 +5,8 @@ Law: rooms receive these, never `Settings` itself; a unit is converted here and 
 
 from __future__ import annotations
 
-from service.api.attend import AttendLimits
 from service.api.body import BodyLimits
+from service.api.exchange import ExchangeLimits
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
 from service.settings import Settings
@@ -36,8 +36,8 @@ def queue_limits(settings: Settings) -> QueueLimits:
     )
 
 
-def attend_limits(settings: Settings) -> AttendLimits:
-    return AttendLimits(
+def exchange_limits(settings: Settings) -> ExchangeLimits:
+    return ExchangeLimits(
         body=BodyLimits(settings.max_body_bytes, settings.body_timeout_s),
         request=RequestLimits(
             max_sequences=settings.max_sequences,
@@ -49,5 +49,6 @@ def attend_limits(settings: Settings) -> AttendLimits:
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
+        undecoded_bytes=settings.queue_bytes,
         take_offers=settings.compress_offers,
     )

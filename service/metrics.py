@@ -12,7 +12,6 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
@@ -83,18 +82,18 @@ class LayerTotals:
     last_answer_s: float = 0.0
 
 
-# A field of LayerTotals: the series it is told in, and the label beside the layer.
-_LAYER_SUMS = {
-    "successes": ("layer_requests", "success"),
-    "failures": ("layer_requests", "failure"),
-    "success_s": ("layer_request_seconds", "success"),
-    "failure_s": ("layer_request_seconds", "failure"),
-    "decode_s": ("layer_phase_seconds", "decode"),
-    "queue_s": ("layer_phase_seconds", "queue"),
-    "compute_s": ("layer_phase_seconds", "compute"),
-    "encode_s": ("layer_phase_seconds", "encode"),
-    "sequences": ("layer_sequences", "computed"),
-    "batches": ("layer_batches", "computed"),
+# Where each field of LayerTotals is told: the series and, beside the layer, its label.
+_LAYER_SUMS: dict[str, tuple[str, dict[str, str]]] = {
+    "successes": ("layer_requests", {"outcome": "success"}),
+    "failures": ("layer_requests", {"outcome": "failure"}),
+    "success_s": ("layer_request_seconds", {"outcome": "success"}),
+    "failure_s": ("layer_request_seconds", {"outcome": "failure"}),
+    "decode_s": ("layer_phase_seconds", {"phase": "decode"}),
+    "queue_s": ("layer_phase_seconds", {"phase": "queue"}),
+    "compute_s": ("layer_phase_seconds", {"phase": "compute"}),
+    "encode_s": ("layer_phase_seconds", {"phase": "encode"}),
+    "sequences": ("layer_sequences", {}),
+    "batches": ("layer_batches", {}),
 }
 
 
@@ -206,8 +205,8 @@ class Metrics:
             "layer_phase_seconds": self._counter(
                 "layer_phase_seconds", "Time of successful requests in each phase", ("layer", "phase")
             ),
-            "layer_sequences": self._counter("layer_sequences", "Sequences in forward passes", ("layer", "state")),
-            "layer_batches": self._counter("layer_batches", "Forward passes", ("layer", "state")),
+            "layer_sequences": self._counter("layer_sequences", "Sequences in forward passes", ("layer",)),
+            "layer_batches": self._counter("layer_batches", "Forward passes", ("layer",)),
         }
         self._last_answer = self._gauge(
             "layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",)
@@ -278,25 +277,28 @@ class Metrics:
     def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
         """What layers have done since this was last told."""
         for layer, done in sums.items():
-            for field, (series, label) in _LAYER_SUMS.items():
+            for field, (series, labels) in _LAYER_SUMS.items():
                 if amount := getattr(done, field):
-                    self._layer_sums[series].labels(layer, label).inc(amount)
+                    self._layer_sums[series].labels(layer=layer, **labels).inc(amount)
             if done.last_answer_s:
                 self._last_answer.labels(layer).set(done.last_answer_s)
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
-        fields = {(f"{PREFIX}_{series}_total", label): field for field, (series, label) in _LAYER_SUMS.items()}
-        found: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
-        for sample in (sample for family in self._whole().collect() for sample in family.samples):
-            labels = tuple(sample.labels.values())
-            field = fields.get((sample.name, labels[-1])) if labels else None
-            if field is not None:
-                totals = found[sample.labels["layer"]]
-                setattr(totals, field, type(getattr(totals, field))(sample.value))
-            elif sample.name == f"{PREFIX}_layer_last_answer_timestamp_seconds":
-                found[sample.labels["layer"]].last_answer_s = sample.value
-        return found
+        samples = [sample for family in self._whole().collect() for sample in family.samples]
+        layers = {sample.labels["layer"] for sample in samples if sample.name.startswith(f"{PREFIX}_layer_requests")}
+        told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+        def value(layer: str, name: str, labels: Mapping[str, str]) -> float:
+            return told.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
+
+        def totals(layer: str) -> LayerTotals:
+            sums = {field: value(layer, f"{series}_total", labels) for field, (series, labels) in _LAYER_SUMS.items()}
+            counts = {field: int(sums[field]) for field in ("successes", "failures", "sequences", "batches")}
+            last = value(layer, "layer_last_answer_timestamp_seconds", {})
+            return LayerTotals(**{**sums, **counts, "last_answer_s": last})  # type: ignore[arg-type]  # counts are ints
+
+        return {layer: totals(layer) for layer in layers}
 
     def layer_load_failed(self, reason: str) -> None:
         self._load_failures.labels(reason).inc()

@@ -77,7 +77,11 @@ class Settings(BaseSettings):
         description="longest wait for company while the engine is idle (milliseconds); 0 = send at once",
     )
     queue_capacity: Positive = Field(256, description="requests that may wait in a process")
-    queue_bytes: int = Field(256 * MIB, ge=1024, description="decoded tensors that may wait in a process (bytes)")
+    queue_bytes: int = Field(
+        256 * MIB,
+        ge=1024,
+        description="decoded tensors that may wait in a process, and as much again of large bodies to decode (bytes)",
+    )
 
     drain_delay_s: Seconds = Field(
         0.0, description="normal service after readiness turned off, before the listener closes (seconds)"

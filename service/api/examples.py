@@ -14,9 +14,9 @@ def attend_examples(spec: LayerSpec) -> dict[str, Any]:
     """Small bodies that this layer answers with 200 as they stand."""
     rows = _rows(3, spec.query_width)
     query: dict[str, Any] = {"query": rows}
-    if spec.key_width != spec.query_width:
+    if spec.needs_key:
         query["key"] = _rows(3, spec.key_width)
-    if spec.value_width != (spec.key_width if "key" in query else spec.query_width):
+    if spec.needs_value:
         query["value"] = _rows(3, spec.value_width)
     memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
     bodies = {
@@ -44,9 +44,9 @@ def _rows(count: int, width: int) -> list[list[float]]:
 def infer_examples(spec: LayerSpec) -> dict[str, Any]:
     """The same for the Open Inference Protocol."""
     inputs = [_input("query", 3, spec.query_width)]
-    if spec.key_width != spec.query_width:
+    if spec.needs_key:
         inputs.append(_input("key", 3, spec.key_width))
-    if spec.value_width != spec.key_width:
+    if spec.needs_value:
         inputs.append(_input("value", 3, spec.value_width))
     bodies = {
         "output": ("Three tokens attend to each other", {"inputs": inputs}),

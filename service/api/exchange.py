@@ -1,63 +1,168 @@
-"""Exchange: one attention request from its complete body to its sent answer; its deadline and its times.
+"""Exchange: one attention request from its headers to its sent answer; its deadline and its times.
 
-Laws: the deadline starts when the body is complete; a caller who leaves frees its place in the queue at once; every time
-that is told (trace, answer, Server-Timing) comes from here.
+Laws: the deadline starts when the body is complete and holds for decoding, waiting and computing alike; from then on a caller
+who leaves frees its place at once, wherever it is; every time that is told (trace, answer, Server-Timing) comes from here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
-from service.api.asgi import ClientGone, Receive
+from service.api.asgi import ClientGone, Receive, Scope, header
+from service.api.body import BodyLimits, read_body
 from service.api.trace import Trace
 from service.attention.call import Answer, Call
 from service.batching.batcher import Batcher
 from service.batching.job import Outcome
 from service.batching.policy import BatchLimits
+from service.errors import DeadlineExceeded, InvalidInput, LayerNotFound
+from service.layers.catalog import Catalog
 from service.layers.stored_layer import StoredLayer
 from service.wire.answer import AnswerFacts
-from service.wire.request import CheckedRequest
+from service.wire.inference_schemas import VERSION
+from service.wire.request import CheckedRequest, RequestLimits
+
+R = TypeVar("R")
+
+MAX_TIMEOUT_DIGITS = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExchangeLimits:
+    """What one request may be, and what one batch may hold.
+
+    Bodies of `off_loop_bytes` and more are decoded in the decoding thread, where at most `undecoded_bytes` of them wait; with
+    `take_offers` answers are compressed for whoever can read them so, else only for who asks.
+    """
+
+    body: BodyLimits
+    request: RequestLimits
+    max_json_depth: int
+    timeout_s: float
+    max_shared: BatchLimits
+    off_loop_bytes: int
+    undecoded_bytes: int
+    take_offers: bool = False
+
+
+class House(Protocol):
+    """What an exchange uses of the running service (`reception.py`)."""
+
+    @property
+    def limits(self) -> ExchangeLimits: ...
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def batcher(self) -> Batcher[Call, Answer]: ...
+
+    def now(self) -> float: ...
+
+    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]], num_bytes: int) -> R: ...
 
 
 class Exchange:
-    """Begins when the body is complete; `now` is monotonic seconds."""
+    """Opened by the reception when the headers are there."""
 
-    def __init__(self, trace: Trace, now: Callable[[], float]) -> None:
+    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive) -> None:
+        self._house = house
         self._trace = trace
-        self._now = now
-        self._complete = now()
-        self._answered = self._complete
-        trace.stage = "decoding"
+        self._scope = scope
+        self._receive = receive
+        self._timeout_s = house.limits.timeout_s
+        self._complete = self._answered = 0.0
 
-    async def ask(
-        self,
-        request: CheckedRequest,
-        batcher: Batcher[Call, Answer],
-        max_shared: BatchLimits,
-        receive: Receive,
-        timeout_s: float,
-    ) -> Outcome[Answer]:
-        """The layer's answer to the decoded request, within `timeout_s` of the complete body.
+    @property
+    def limits(self) -> ExchangeLimits:
+        return self._house.limits
 
-        Raises what the waiting room raises, and ClientGone where the caller leaves first.
-        """
-        trace = self._trace
-        trace.tokens, trace.decode_s, trace.stage = request.cost.tokens, self._elapsed_s(), "queued"
-        outcome = await _submit(request, batcher, max_shared, receive, self._complete + timeout_s)
+    def layer(self, layer: str, version: str = VERSION) -> StoredLayer:
+        """The served layer that the path names; raises LayerNotFound, and NotReady while none is served."""
+        found = self._house.catalog.get(layer)
+        if version != VERSION:
+            raise LayerNotFound(f"every model has one version, {VERSION}")
+        self._trace.layer = found.name
+        return found
+
+    def shorten(self, timeout_s: float | None) -> None:
+        """The deadline that the caller asks for, if it is sooner than ours."""
+        if timeout_s is not None:
+            self._timeout_s = min(self._timeout_s, timeout_s)
+
+    async def read(self, codings: tuple[bytes, ...]) -> list[bytes]:
+        """The parts of the whole body; the deadline starts when it is complete."""
+        self.shorten(_asked_timeout_s(self._scope))
+        parts = await read_body(self._scope, self._receive, self.limits.body, codings)
+        self._complete = self._house.now()
+        self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
+        return parts
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
+        serving = asyncio.current_task()
+        assert serving is not None, "an endpoint runs in a task. This is a bug."
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            serving.cancel()
+
+        watcher = asyncio.ensure_future(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            # The cancellation was the watcher's and ends here; one from outside (shutdown) goes on.
+            serving.uncancel()
+            raise ClientGone from None
+        finally:
+            watcher.cancel()
+
+    async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
+        num_bytes = self._trace.bytes_in
+        if num_bytes < self.limits.off_loop_bytes:
+            result = await work()
+        else:
+            try:
+                async with asyncio.timeout(self._left_s()):
+                    result = await self._house.decode_off_loop(work, num_bytes)
+            except TimeoutError:
+                raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
+        self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
+        return result
+
+    async def ask(self, request: CheckedRequest) -> Outcome[Answer]:
+        """The layer's answer; raises what the waiting room raises."""
+        call, cost, shared, trace = request.call, request.cost, self.limits.max_shared, self._trace
+        trace.tokens = cost.tokens
+        # Small requests do not wait behind huge ones: what can only run alone has a lane of its own.
+        is_large = (
+            cost.tokens > shared.max_tokens
+            or cost.cells > shared.max_cells
+            or cost.weights_bytes > shared.max_weights_bytes
+        )
+        lane = (call.layer, call.is_float64, is_large)
+        deadline = self._complete + self._timeout_s
+        outcome = await self._house.batcher.submit(call, lane=lane, cost=cost, deadline=deadline)
         trace.batch_requests, trace.queue_s, trace.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,
             outcome.compute_s,
         )
         trace.masked_rows, trace.stage = request.masked_rows, "sending"
-        self._answered = self._now()
+        self._answered = self._house.now()
         return outcome
-
-    def sent(self) -> None:
-        """The answer is written."""
-        self._trace.encode_s = self._now() - self._answered
 
     def facts(self, layer: StoredLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
         """What goes beside the answer's tensors."""
@@ -68,6 +173,10 @@ class Exchange:
             batch=outcome.batch,
             timing_ms=self.timing_ms,
         )
+
+    def sent(self) -> None:
+        """The answer is written."""
+        self._trace.encode_s = self._house.now() - self._answered
 
     def timing_ms(self) -> dict[str, float]:
         """The phases up to now in milliseconds; `total` runs from the complete body."""
@@ -85,53 +194,17 @@ class Exchange:
         return b"server-timing", ", ".join(f"{name};dur={ms}" for name, ms in self.timing_ms().items()).encode()
 
     def _elapsed_s(self) -> float:
-        return self._now() - self._complete
+        return self._house.now() - self._complete
+
+    def _left_s(self) -> float:
+        return max(0.0, self._timeout_s - self._elapsed_s())
 
 
-async def _submit(
-    request: CheckedRequest,
-    batcher: Batcher[Call, Answer],
-    max_shared: BatchLimits,
-    receive: Receive,
-    deadline: float,
-) -> Outcome[Answer]:
-    """Waits for the answer or for the caller to leave, whichever comes first; raises ClientGone for the latter."""
-    call, cost = request.call, request.cost
-    # Small requests do not wait behind huge ones: what can only run alone has a lane of its own.
-    is_large = (
-        cost.tokens > max_shared.max_tokens
-        or cost.cells > max_shared.max_cells
-        or cost.weights_bytes > max_shared.max_weights_bytes
-    )
-    lane = (call.layer, call.is_float64, is_large)
-    async with _watched(receive) as is_gone:
-        try:
-            return await batcher.submit(call, lane=lane, cost=cost, deadline=deadline)
-        except asyncio.CancelledError:
-            if not is_gone():
-                raise
-            # The cancellation was the watcher's and ends here; one from outside (shutdown) goes on.
-            if (serving := asyncio.current_task()) is not None:
-                serving.uncancel()
-            raise ClientGone from None
-
-
-@contextlib.asynccontextmanager
-async def _watched(receive: Receive) -> AsyncIterator[Callable[[], bool]]:
-    """Cancels the body of the `async with` when the caller disconnects; the answer tells whether that was why."""
-    serving = asyncio.current_task()
-    assert serving is not None, "an endpoint runs in a task. This is a bug."
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        serving.cancel()
-
-    watcher = asyncio.ensure_future(watch())
-    try:
-        yield lambda: gone
-    finally:
-        watcher.cancel()
+def _asked_timeout_s(scope: Scope) -> float | None:
+    """X-Request-Timeout-Ms, with which a caller may shorten the deadline."""
+    asked = header(scope, b"x-request-timeout-ms")
+    if asked is None:
+        return None
+    if not asked.isdigit() or not asked.strip(b"0"):
+        raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
+    return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000

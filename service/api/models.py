@@ -14,13 +14,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from service import __version__
-from service.api.infer import served_model
 from service.api.trace import trace_of
 from service.attention.spec import LayerSpec
-from service.errors import NotReady
+from service.errors import LayerNotFound, NotReady
 from service.layers.catalog import Catalog
 from service.metrics import LayerTotals
-from service.wire.inference_answer import VERSION
+from service.wire.inference_schemas import VERSION
 
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
@@ -156,7 +155,9 @@ def _add_model_routes(router: APIRouter, service: ModelsView) -> None:
 
 def _model(request: Request, service: ModelsView) -> tuple[str, LayerSpec]:
     trace_of(request.scope).route = request.scope["route"].path
-    layer = served_model(service.catalog, **request.path_params)
+    if request.path_params.get("version", VERSION) != VERSION:
+        raise LayerNotFound(f"every model has one version, {VERSION}")
+    layer = service.catalog.get(request.path_params["layer"])
     return layer.name, layer.spec
 
 
@@ -167,13 +168,11 @@ def _check_ready(service: ModelsView) -> None:
 
 def _inputs(spec: LayerSpec, *, is_needed: bool) -> list[TensorMetadata]:
     """With the batch axis; a mask may also have fewer axes, and any of them may be 1."""
-    needs_key = spec.key_width != spec.query_width
-    needs_value = spec.value_width != spec.key_width
     mask = [_ANY] * 4
     every = (
         (True, "query", "FP32", [_ANY, _ANY, spec.query_width]),
-        (needs_key, "key", "FP32", [_ANY, _ANY, spec.key_width]),
-        (needs_value, "value", "FP32", [_ANY, _ANY, spec.value_width]),
+        (spec.needs_key, "key", "FP32", [_ANY, _ANY, spec.key_width]),
+        (spec.needs_value, "value", "FP32", [_ANY, _ANY, spec.value_width]),
         (False, "attend_mask", "BOOL", mask),
         (False, "ignore_mask", "BOOL", mask),
         (False, "bias", "FP32", mask),

@@ -20,9 +20,8 @@ from service.api.examples import attend_examples, infer_examples
 from service.api.infer import ROUTES as INFER_ROUTES
 from service.api.problems import INFERENCE_STATUS, MEDIA_TYPE, STATUS
 from service.attention.spec import LayerSpec
-from service.wire.inference_answer import VERSION
-from service.wire.inference_request import InferRequest
-from service.wire.schemas import AttendAnswer, AttendRequest, InferAnswer, InferenceError, Problem
+from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.schemas import AttendAnswer, AttendRequest, Problem
 
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = (

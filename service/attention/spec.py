@@ -58,6 +58,16 @@ class LayerSpec:
         """How many columns the layer appends to the caller's keys (`bias_k`, `add_zero_attn`)."""
         return int(self.has_bias_kv) + int(self.add_zero_attn)
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether a call must bring keys: its queries cannot stand for them."""
+        return self.key_width != self.query_width
+
+    @property
+    def needs_value(self) -> bool:
+        """Whether a call must bring values: its keys cannot stand for them."""
+        return self.value_width != self.key_width
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name to shape of every tensor of this layer; Linear weights are [out, in]."""
         keys, values = self.num_kv_heads * self.head_width, self.num_kv_heads * self.value_head_width

@@ -14,44 +14,50 @@ import torch
 
 from service.attention.call import Answer
 from service.wire.answer import AnswerFacts, named_tensors
-from service.wire.inference_request import DATATYPES, InferenceRequest
+from service.wire.dtypes import BY_TORCH
+from service.wire.inference_request import WantedAnswer
+from service.wire.inference_schemas import VERSION
+from service.wire.pace import Pace
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, bytes_of
 
-VERSION = "1"
 
-
-def write_inference(
-    answer: Answer, facts: AnswerFacts, request: InferenceRequest
+async def write_inference(
+    answer: Answer, facts: AnswerFacts, wanted: WantedAnswer
 ) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
-    """The length of the JSON where bytes follow it (None where none do), and the pieces of the body."""
+    """The length of the JSON where bytes follow it (None where none do), and the pieces of the body.
+
+    The length of the JSON goes before it, so JSON that bytes follow is made whole, with others on the loop in between.
+    """
     tensors = named_tensors(answer, is_batch=True)
-    wanted = [(output, tensors[output.name]) for output in request.outputs]
-    pieces = _json(facts, request, tensors)
-    blobs = [bytes_of(tensor) for output, tensor in wanted if output.is_binary]
+    pieces = _json(facts, wanted, tensors)
+    blobs = [bytes_of(tensors[output.name]) for output in wanted.outputs if output.is_binary]
     if not blobs:
         return None, pieces
-    head = b"".join(pieces)
-    return len(head), [head, *blobs]
+    head, pace = [], Pace()
+    for piece in pieces:
+        head.append(piece)
+        await pace.give_way()
+    return sum(map(len, head)), [*head, *blobs]
 
 
-def _json(facts: AnswerFacts, request: InferenceRequest, tensors: dict[str, torch.Tensor]) -> Iterator[bytes]:
+def _json(facts: AnswerFacts, wanted: WantedAnswer, tensors: dict[str, torch.Tensor]) -> Iterator[bytes]:
     opening: dict[str, Any] = {"model_name": facts.layer, "model_version": VERSION}
-    if request.id is not None:
-        opening["id"] = request.id
+    if wanted.id is not None:
+        opening["id"] = wanted.id
     yield orjson.dumps(opening)[:-1] + b',"outputs":'
     separator = b"["
-    for output in request.outputs:
+    for output in wanted.outputs:
         tensor = tensors[output.name]
         fields: dict[str, Any] = {
             "name": output.name,
-            "datatype": DATATYPES[tensor.dtype],
+            "datatype": BY_TORCH[tensor.dtype].inference,
             "shape": list(tensor.shape),
         }
         yield separator
         separator = b","
         if output.is_binary:
-            yield orjson.dumps({**fields, "parameters": {"binary_data_size": tensor.numel() * tensor.element_size()}})
+            yield orjson.dumps({**fields, "parameters": {"binary_data_size": tensor.nbytes}})
             continue
         yield orjson.dumps(fields)[:-1] + b',"data":'
         yield from write_tensor(tensor.reshape(-1), TensorForm.NESTED)

@@ -2,93 +2,49 @@
 
 A body is JSON, or JSON followed by the bytes of those inputs that say so (the binary tensor extension). Inputs: `query`,
 `key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always there. Laws: from here on a
-request takes the way of `/v1`, so it gives the same bits; what the protocol leaves free and would change the answer is
-refused where it is not understood (a parameter), and passed over where it would not (other keys); every byte behind the
-JSON belongs to exactly one input.
+request takes the way of `/v1`, so it gives the same bits; every byte behind the JSON belongs to exactly one input; what a
+request keeps while it waits is no larger than its tensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from service.errors import BadBinary, BadDtype, BadShape, InvalidInput, UnknownField
+from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
+from service.wire.dtypes import BY_INFERENCE, FLOATS, WHOLES
+from service.wire.inference_schemas import (
+    WITHOUT_MEANING,
+    InferInput,
+    InferOutput,
+    InferParameters,
+    InferRequest,
+)
 from service.wire.json_document import parse
+from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.pace import Pace
 from service.wire.schemas import AttendRequest, checked_request, translated
-from service.wire.tensors import RawTensor
+from service.wire.tensors import MAX_VALUES, RawTensor
 
-FLOATS = {"FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64"}
-_WITHOUT_JSON = ("FP16", "BF16")
-_ITEM_BYTES = {"BOOL": 1, "INT32": 4, "INT64": 8, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 TENSORS = ("query", "key", "value")
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
-INPUTS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(TENSORS, FLOATS),
-    "attend_mask": {"BOOL": "bool"},
-    "ignore_mask": {"BOOL": "bool"},
-    "bias": FLOATS,
-    "lengths": {"INT32": "int32", "INT64": "int64"},
+_FLOATS = tuple(dtype.inference for dtype in FLOATS)
+INPUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(TENSORS, _FLOATS),
+    "attend_mask": ("BOOL",),
+    "ignore_mask": ("BOOL",),
+    "bias": _FLOATS,
+    "lengths": tuple(dtype.inference for dtype in WHOLES),
 }
 OUTPUTS = ("output", "weights")
-BATCH_RANK = 3
-MAX_LISTED = 16  # inputs or outputs that are looked at: more than there are names
-
-Causal = Literal["top_left", "bottom_right"]
-
-
-class InferParameters(BaseModel):
-    """What changes an answer, and what clients send of themselves and a stateless layer has no use for."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
-    weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
-    masked_rows: Literal["zero", "error"] = "zero"
-    timeout: Annotated[int, Field(ge=0, description="deadline in microseconds; 0 = the service's own")] = 0
-    binary_data_output: Annotated[bool, Field(description="outputs that do not say otherwise come as bytes")] = False
-    sequence_id: Any = None
-    sequence_start: Any = None
-    sequence_end: Any = None
-    priority: Any = None
-    headers: Any = None
-
-
-class InferOutput(BaseModel):
-    """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class InferInput(BaseModel):
-    """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    name: str
-    parameters: dict[str, Any] | None = None
-    shape: list[int]
-    datatype: str
-    data: Any = None
-
-
-class InferRequest(BaseModel):
-    """The JSON of an inference request; keys that are not of the protocol are passed over."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    id: str | None = None
-    parameters: InferParameters = InferParameters()
-    inputs: Annotated[list[InferInput], Field(min_length=1)]
-    outputs: list[InferOutput] | None = None
+QUERY_RANK = 3
+MAX_LISTED = 16  # inputs or outputs that are looked at
+MAX_TIMEOUT_US = 10**15
+_WITHOUT_JSON = ("FP16", "BF16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,15 +53,22 @@ class WantedOutput:
     is_binary: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class WantedAnswer:
+    """How the answer is to be written, and how soon."""
+
+    id: str | None
+    outputs: tuple[WantedOutput, ...]
+    timeout_s: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class InferenceRequest:
     """`attend` is what `/v1` would have been sent; `mask_params` are the inputs that its masks came in, as pointers."""
 
     attend: AttendRequest
     mask_params: tuple[str, ...]
-    id: str | None
-    outputs: tuple[WantedOutput, ...]
-    timeout_s: float | None
+    wanted: WantedAnswer
 
 
 async def parse_inference(body: bytearray, json_length: bytes | None, *, max_depth: int) -> InferenceRequest:
@@ -114,11 +77,12 @@ async def parse_inference(body: bytearray, json_length: bytes | None, *, max_dep
     Raises BadBinary where bytes and announcements do not match, and what JSON, fields and tensors are refused for.
     """
     head = _json_bytes(json_length, len(body))
-    document = await parse(bytes(memoryview(body)[:head]), max_depth=max_depth)
-    request = _checked(document)
+    request = _checked(await parse(bytes(body[:head]), max_depth=max_depth))
     _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
     tensors = {}
     rest = memoryview(body)[head:]
+    if head > len(rest):  # tensors are views, and would keep the JSON alive as long as they are
+        rest = memoryview(bytearray(rest))
     for entry in request.inputs:
         tensors[entry.name], rest = await _tensor(entry, rest)
     if len(rest):
@@ -126,12 +90,11 @@ async def parse_inference(body: bytearray, json_length: bytes | None, *, max_dep
     outputs = _wanted_outputs(request)
     _check_json_form(request.inputs, outputs)
     parameters = request.parameters
+    timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     return InferenceRequest(
         attend=_attend(tensors, parameters, outputs),
         mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
-        id=request.id,
-        outputs=outputs,
-        timeout_s=parameters.timeout / 1e6 if parameters.timeout else None,
+        wanted=WantedAnswer(request.id, outputs, timeout_s),
     )
 
 
@@ -148,17 +111,17 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
 
 
 def _checked(document: dict[str, Any]) -> InferRequest:
-    """Lengths are looked at here and not by pydantic, which would describe every one of a hundred thousand entries."""
+    """Lengths and names are looked at here and not by pydantic, which would describe every one of a hundred thousand."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
             raise InvalidInput(f"{name} has {len(listed)} entries, at most {MAX_LISTED} are taken", param=f"/{name}")
     parameters = document.get("parameters")
-    if parameters is None:
-        document.pop("parameters", None)
-    elif isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
-        known = "causal, weights, masked_rows, timeout, binary_data_output"
+    if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
+        known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
         raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
+    if isinstance(document.get("id"), LongString):
+        document["id"] = "x" * 2000  # longer than any that is taken, so that the model says so
     try:
         return InferRequest.model_validate(document)
     except ValidationError as error:
@@ -174,28 +137,25 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
 
 async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
     """The tensor as `/v1` takes it, and the bytes that are left for the inputs behind it."""
-    dtype = _dtype(entry)
-    if entry.name in TENSORS and len(entry.shape) != BATCH_RANK:
-        raise BadShape(f"{entry.name} must be [B, L, d], got {len(entry.shape)} axes", param=f"/{entry.name}")
-    if any(size < 0 for size in entry.shape):
-        raise BadShape(f"the shape of {entry.name} must be whole numbers of at least 0", param=f"/{entry.name}")
+    name, shape = entry.name, entry.shape
+    if entry.datatype not in INPUTS[name]:
+        raise BadDtype(f"the datatype of {name} must be one of {', '.join(INPUTS[name])}", param=f"/{name}/datatype")
+    if name in TENSORS and len(shape) != QUERY_RANK:
+        raise BadShape(f"{name} must be [B, L, d], got {len(shape)} axes", param=f"/{name}")
+    if any(size < 0 for size in shape):
+        raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
+    if math.prod(shape) > MAX_VALUES:
+        raise CostLimit(f"the shape of {name} takes more than {MAX_VALUES:,} values", param=f"/{name}")
+    dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:
-        return await _listed_tensor(entry, dtype), rest
-    expected = math.prod(entry.shape) * _ITEM_BYTES[entry.datatype]
+        return await _listed_tensor(entry, dtype.name), rest
+    expected = math.prod(shape) * dtype.item_bytes
     if size != expected:
-        raise BadBinary(f"{entry.name} announces {size} bytes, its shape and datatype take {expected}")
+        raise BadBinary(f"binary_data_size of {name} is not the {expected} bytes that its shape and datatype take")
     if size > len(rest):
-        raise BadBinary(f"{entry.name} announces {size} bytes, the body has {len(rest)} left")
-    return RawTensor(dtype, tuple(entry.shape), rest[:size]), rest[size:]
-
-
-def _dtype(entry: InferInput) -> str:
-    found = INPUTS[entry.name].get(entry.datatype)
-    if found is None:
-        named = ", ".join(INPUTS[entry.name])
-        raise BadDtype(f"the datatype of {entry.name} must be one of {named}", param=f"/{entry.name}/datatype")
-    return found
+        raise BadBinary(f"{name} announces {size} bytes, the body has {len(rest)} left")
+    return RawTensor(dtype.name, tuple(shape), rest[:size]), rest[size:]
 
 
 def _binary_size(entry: InferInput) -> int | None:
@@ -243,7 +203,7 @@ def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
 
 def _is_binary(output: InferOutput, default: bool) -> bool:
     parameters = output.parameters or {}
-    if parameters.keys() & {"classification"} or any(name.startswith("shared_memory") for name in parameters):
+    if "classification" in parameters or any(name.startswith("shared_memory") for name in parameters):
         raise InvalidInput("classification and shared memory are not served", param="/outputs")
     flag = parameters.get("binary_data", default)
     if not isinstance(flag, bool):
@@ -269,11 +229,3 @@ def _attend(
     if any(output.name == "weights" for output in outputs):
         document["weights"] = {"form": parameters.weights or "heads"}
     return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows})
-
-
-DATATYPES = {
-    torch.float16: "FP16",
-    torch.bfloat16: "BF16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
-}

@@ -20,6 +20,7 @@ from service.wire.schemas import (
     MaskField,
     WindowMask,
 )
+from service.wire.tensor_values import words_of
 from service.wire.tensors import TensorKind, decode_tensor
 
 
@@ -51,17 +52,17 @@ async def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool,
     allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if is_batch else full
     expected = allowed.get(tensor.dim())
     if expected is None or any(have not in (want, 1) for have, want in zip(tensor.shape, expected, strict=True)):
-        raise BadMask(_shape_words(tensor, sizes, is_batch), param=param)
+        raise BadMask(_shape_words(tensor, sizes, is_batch, param), param=param)
     if not is_batch:
         tensor = tensor.unsqueeze(0)
     return tensor.reshape(tensor.shape[0], *(1,) * (4 - tensor.dim()), *tensor.shape[1:])
 
 
-def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool) -> str:
+def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool, param: str) -> str:
     b, n, queries, keys = sizes
     lead = f"{b}, " if is_batch else ""
     rows = f"[{lead}{keys}], [{lead}{queries}, {keys}] or [{lead}{n}, {queries}, {keys}]"
-    return f"the mask's values must be {rows} (any axis may be 1), got {list(tensor.shape)}"
+    return f"{words_of(param)} must be {rows} (any axis may be 1), got {list(tensor.shape)}"
 
 
 async def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:

@@ -101,11 +101,11 @@ def _checked_rows(tensor: torch.Tensor, field: str, width: int, name: str) -> to
 
 def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, spec: LayerSpec) -> None:
     """The same number of sequences everywhere, a value row for every key row, and no default of the wrong width."""
-    if key is None and spec.key_width != spec.query_width:
+    if key is None and spec.needs_key:
         raise InvalidInput(
             f"key is required: it has {spec.key_width} features here, query {spec.query_width}", param="/key"
         )
-    if value is None and spec.value_width != (spec.query_width if key is None else spec.key_width):
+    if value is None and spec.needs_value:
         raise InvalidInput(
             f"value is required: it has {spec.value_width} features here, key {spec.key_width}", param="/value"
         )

@@ -9,19 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import torch
 
 from service.attention.call import Answer
 from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.dtypes import BY_TORCH
 from service.wire.tensors import bytes_of
 
-_NAMES = {
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int32: "I32",
-}
 _ALIGNMENT = 8
 
 
@@ -35,7 +28,7 @@ def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> 
     for name, tensor in tensors.items():
         data = bytes_of(tensor)
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": BY_TORCH[tensor.dtype].safetensors,
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + len(data)],
         }

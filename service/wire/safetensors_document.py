@@ -12,19 +12,11 @@ import re
 
 from service.errors import BadBinary, Malformed, UnknownField
 from service.safetensors_header import LENGTH_BYTES, HeaderReader, TensorEntry
+from service.wire.dtypes import BY_SAFETENSORS
 from service.wire.json_document import parse
 from service.wire.tensors import RawTensor
 
 MAX_HEADER_BYTES = 256 * 1024
-DTYPES = {
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "BOOL": "bool",
-    "I32": "int32",
-    "I64": "int64",
-}
 TENSORS = ("query", "key", "value")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
 # What other writers leave in the metadata of every file, and what means nothing here.
@@ -56,7 +48,8 @@ _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
 
 
 def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:
-    return RawTensor(DTYPES.get(entry.dtype, "another"), entry.shape, view[entry.begin : entry.end])
+    dtype = BY_SAFETENSORS.get(entry.dtype)
+    return RawTensor("another" if dtype is None else dtype.name, entry.shape, view[entry.begin : entry.end])
 
 
 async def _parse_request(text: str, max_depth: int) -> dict[str, object]:

@@ -13,16 +13,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, MaskKindRequired, UnknownField
+from service.wire.dtypes import DTYPES
 
 MAX_MASKS = 16
 
-_DTYPES = ["float16", "bfloat16", "float32", "float64", "bool", "int32", "int64"]
 _TENSOR_OBJECT: dict[str, Any] = {
     "type": "object",
     "required": ["dtype", "shape", "data"],
     "additionalProperties": False,
     "properties": {
-        "dtype": {"enum": _DTYPES},
+        "dtype": {"enum": [dtype.name for dtype in DTYPES]},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "data": {
             "anyOf": [
@@ -181,32 +181,6 @@ class Problem(BaseModel):
     request_id: str
 
 
-class InferOutputAnswer(BaseModel):
-    """An output: `data` flat in row-major order, or `parameters.binary_data_size` bytes behind the JSON."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, int] | None = None
-    data: list[float] | None = None
-
-
-class InferAnswer(BaseModel):
-    """An inference answer of the Open Inference Protocol; `parameters` say what `/v1` says beside the tensors."""
-
-    model_name: str
-    model_version: str
-    id: str | None = None
-    outputs: list[InferOutputAnswer]
-    parameters: dict[str, str | int | float]
-
-
-class InferenceError(BaseModel):
-    """How every route of the Open Inference Protocol says what is wrong."""
-
-    error: str
-
-
 def checked_request(value: Mapping[str, object]) -> AttendRequest:
     """The request, or the first thing that is wrong with it as one of our errors; unknown fields before everything else.
 
@@ -264,6 +238,9 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge}",
     "list_type": "must be a list",
     "too_long": "has more than {max_length} entries",
+    "string_too_long": "has more than {max_length} characters",
+    "string_unicode": "must be text",
+    "value_error": "must be text",
     "too_short": "must not be empty",
     "string_type": "must be a string",
     "bool_type": "must be true or false",

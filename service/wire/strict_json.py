@@ -7,11 +7,11 @@ ServiceErrors leave, and none of them carries a library's text or a piece of the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import NoReturn
 
 from service.errors import BadJson, JsonTooDeep
+from service.json_object import parse_object
 
 
 def strict_loads(text: bytes, *, locate: Callable[[int], int]) -> object:
@@ -31,33 +31,14 @@ def strict_loads(text: bytes, *, locate: Callable[[int], int]) -> object:
 def parse_small(text: bytes, *, max_depth: int) -> dict[str, object] | None:
     """The object that a small body plainly is; None where the long way must find out what, if anything, is wrong.
 
-    Small: without arrays and strings that would be cut out, so that every key goes through a hook of ours.
+    Small: without arrays and strings that would be cut out. What is refused here may still be right (large integers).
     """
     if text.count(b"[") + text.count(b"{") > max_depth:
         return None
     try:
-        value = _PLAIN_DECODER.decode(text.decode("utf-8"))
-    except ValueError:
+        return parse_object(text, "the body", BadJson)
+    except BadJson:
         return None
-    return value if isinstance(value, dict) else None
-
-
-def _plain_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key twice")
-    return found
-
-
-def _plain_float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError("beyond float64")
-    return number
-
-
-def _plain_constant(_name: str) -> NoReturn:
-    raise ValueError("no number of JSON")
 
 
 def _refuse_constant(_name: str) -> NoReturn:
@@ -65,6 +46,3 @@ def _refuse_constant(_name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_PLAIN_DECODER = json.JSONDecoder(
-    object_pairs_hook=_plain_object, parse_float=_plain_float, parse_constant=_plain_constant
-)

@@ -47,9 +47,7 @@ class TensorField:
 
     @property
     def words(self) -> str:
-        """`/masks/0/values` as people write it: masks[0].values."""
-        first, *rest = self.param.strip("/").split("/")
-        return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
+        return words_of(self.param)
 
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
         """The error for `what`, found at `index`."""
@@ -59,6 +57,12 @@ class TensorField:
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
         return NonFinite(f"{self.words} has {what}{_at(index)}", param=self.param)
+
+
+def words_of(param: str) -> str:
+    """`/masks/0/values` as people write it: masks[0].values."""
+    first, *rest = param.strip("/").split("/")
+    return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
 
 
 async def numbers_to_tensor(

@@ -18,6 +18,7 @@ import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.base64_data import check_tail, decode_base64
+from service.wire.dtypes import FLOATS, WHOLES
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.pace import Pace
@@ -26,10 +27,10 @@ from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor,
 __all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor"]
 
 MAX_RANK = 4
-_MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
+MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
 _MEMBERS = ("dtype", "shape", "data")
-_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-_WHOLES = {"int32": torch.int32, "int64": torch.int64}
+_FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
+_WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
 _DTYPES: dict[TensorKind, dict[str, torch.dtype]] = {
     TensorKind.FLOAT: _FLOATS,
     TensorKind.BIAS: _FLOATS,
@@ -176,9 +177,9 @@ def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...
     if len(shape) > MAX_RANK:
         raise _rank_error(field, len(shape))
     # Of an empty tensor no data limits the other axes, and torch computes strides from them.
-    if math.prod(max(size, 1) for size in shape) > _MAX_VALUES:
+    if math.prod(max(size, 1) for size in shape) > MAX_VALUES:
         raise CostLimit(
-            f"the shape of {field.words} takes more than {_MAX_VALUES:,} values", param=f"{field.param}/shape"
+            f"the shape of {field.words} takes more than {MAX_VALUES:,} values", param=f"{field.param}/shape"
         )
     return shape
 

@@ -104,7 +104,7 @@ def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
         ([{**QUERY, "data": None}], {}, "either data or binary_data_size"),
         ([{**QUERY, "parameters": {"shared_memory_region": "x"}}], {}, "shared memory"),
         ([{**QUERY, "data": None, "parameters": {"binary_data_size": 128}}], {}, "the body has 0 left"),
-        ([{**QUERY, "data": None, "parameters": {"binary_data_size": 127}}], {}, "announces 127 bytes"),
+        ([{**QUERY, "data": None, "parameters": {"binary_data_size": 127}}], {}, "is not the 128 bytes"),
         ([{**QUERY, "data": None, "parameters": {"binary_data_size": -1}}], {}, "must be a number of bytes"),
         ([QUERY], {"outputs": [{"name": "logits"}]}, "there is no such output"),
         ([QUERY], {"outputs": [{"name": "output"}] * 2}, "twice"),

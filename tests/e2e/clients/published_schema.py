@@ -68,27 +68,29 @@ def requests_and_answers_are_those_of_the_page(url: str) -> None:
 
 def every_error_is_the_published_one(url: str) -> None:
     infer = f"/v2/models/{LAYER}/infer"
-    for path, body in (
-        ("/v2/models/nobody", None),
-        ("/v2/models/nobody/infer", query()),
-        ("/v2/nowhere", None),
-        (f"/v2/models/{LAYER}/versions/9/ready", None),
-        (infer, query(datatype="FP16")),
-        (infer, query(shape=[1, -2, WIDTH])),
-        (infer, query(shape=[2**32, 2**32, WIDTH])),
-        (infer, query(data=None)),
-        (infer, query(name="unknown")),
-        (infer, {"inputs": []}),
-        (infer, {"inputs": [{"name": "query"}]}),
-        (infer, [1, 2]),
-        (infer, {**query(), "outputs": [{"name": "nothing"}]}),
-        (infer, {**query(), "outputs": [{"name": "output", "parameters": {"classification": 3}}]}),
-        (infer, {**query(), "parameters": {"triton_flag": True}}),
+    for wanted, path, body in (
+        (404, "/v2/models/nobody", None),
+        (404, "/v2/models/nobody/infer", query()),
+        (404, "/v2/nowhere", None),
+        (404, f"/v2/models/{LAYER}/versions/9/ready", None),
+        (400, infer, query(datatype="FP16")),
+        (400, infer, query(shape=[1, -2, WIDTH])),
+        (413, infer, query(shape=[2**32, 2**32, WIDTH])),
+        (400, infer, query(data=None)),
+        (400, infer, query(name="unknown")),
+        (400, infer, {"inputs": []}),
+        (400, infer, {"inputs": [{"name": "query"}]}),
+        (400, infer, [1, 2]),
+        (400, infer, {**query(), "outputs": [{"name": "nothing"}]}),
+        (400, infer, {**query(), "outputs": [{"name": "output", "parameters": {"classification": 3}}]}),
+        (400, infer, {**query(), "parameters": {"triton_flag": True}}),
     ):
         status, found = ask(url, path, body)
-        assert 400 <= status < 500, (path, status)
-        assert status == (404 if body is None or "nobody" in path else 400), (path, body, status, found)
+        assert status == wanted, (path, body, status, found)
         check("inference_error_response", found)
+        # The published schema requires nothing of an error, not even the error.
+        assert list(found) == ["error"], found
+        assert found["error"], (path, body)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Open Inference Protocol V2: the JSON forms of its requests, answers and errors, as pydantic models.
+
+Laws: keys that are not of the protocol are passed over, but not a request parameter, which could change the answer; these
+models check what is not a tensor and are what OpenAPI shows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+VERSION = "1"
+"""A layer's only version as a model."""
+MAX_ID = 256
+
+Causal = Literal["top_left", "bottom_right"]
+
+
+def _as_text(value: str) -> str:
+    """Half of a surrogate pair is JSON and no text: nobody could be sent it back."""
+    value.encode()
+    return value
+
+
+Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
+
+
+def _or(default: Any) -> BeforeValidator:
+    """What null means: the same as nothing."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+class InferParameters(BaseModel):
+    """What changes an answer; and what clients send of themselves and a stateless layer has no use for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
+    weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
+    masked_rows: Annotated[Literal["zero", "error"], _or("zero")] = "zero"
+    timeout: Annotated[int, Field(ge=0, description="deadline in microseconds; 0 = the service's own"), _or(0)] = 0
+    binary_data_output: Annotated[
+        bool, Field(description="outputs that do not say otherwise come as bytes"), _or(False)
+    ] = False
+    sequence_id: Any = None
+    sequence_start: Any = None
+    sequence_end: Any = None
+    priority: Any = None
+    headers: Any = None
+    content_type: Any = None
+
+
+WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type")
+
+
+class InferOutput(BaseModel):
+    """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferInput(BaseModel):
+    """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    shape: list[int]
+    datatype: str
+    data: Any = None
+
+
+class InferRequest(BaseModel):
+    """The JSON of an inference request."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    id: Id = None
+    parameters: Annotated[InferParameters, _or(InferParameters())] = InferParameters()
+    inputs: Annotated[list[InferInput], Field(min_length=1)]
+    outputs: list[InferOutput] | None = None
+
+
+class InferOutputAnswer(BaseModel):
+    """An output: `data` flat in row-major order ("nan", "inf", "-inf" for what is not finite), or
+    `parameters.binary_data_size` bytes behind the JSON.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | None = None
+    data: list[float | str] | None = None
+
+
+class InferAnswer(BaseModel):
+    """An inference answer; `parameters` say what `/v1` says beside the tensors."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[InferOutputAnswer]
+    parameters: dict[str, str | int | float]
+
+
+class InferenceError(BaseModel):
+    """How every route of the protocol says what is wrong."""
+
+    error: str
