@@ -23,6 +23,8 @@ from service.calling.request import Call
 from service.errors import DeadlineExceeded, InvalidInput
 
 CONNECT_TIMEOUT_S = 5.0
+FOR_EVER_S = 1e9
+"""From here on a timeout is none: some thirty years, and the largest number that timers take."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -30,7 +32,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class LineOptions:
     """Where and how patiently to ask; `timeout_s` None waits for ever. Raises InvalidInput."""
 
-    url: str
+    url: str = dataclasses.field(repr=False)
     timeout_s: float | None
     max_connections: int
     attempts: int
@@ -68,6 +70,8 @@ class Line:
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
             headers["authorization"] = f"Bearer {options.api_key}"
+        # What errors say: without the name and the password that a URL may hold.
+        self._address = str(httpx2.URL(options.url).copy_with(userinfo=b""))
         self._http = httpx2.AsyncClient(
             base_url=options.url.rstrip("/"),
             headers=headers,
@@ -89,8 +93,8 @@ class Line:
         if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
             raise InvalidInput(f"request_id must be {_REQUEST_ID.pattern}")
         request_id = request_id or secrets.token_hex(12)
-        timeout_s = self._options.timeout_s if timeout_s is None else checked_timeout(timeout_s)
-        deadline = Deadline(timeout_s, self._clock)
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(checked_timeout(timeout_s), self._clock)
         again = Patience(deadline, self._draw)
         async for attempt in stamina.retry_context(again, attempts=attempts or self._options.attempts, timeout=None):
             with attempt:
@@ -112,13 +116,13 @@ class Line:
             if not limit.expired():
                 raise
             error: DeadlineExceeded | ConnectionFailed | BadAnswer = DeadlineExceeded(
-                f"no answer from {self._options.url} within {deadline.timeout_s:g} s"
+                f"no answer from {self._address} within {deadline.timeout_s:g} s"
             )
         except httpx2.DecodingError:
-            error = BadAnswer(f"the answer of {self._options.url} cannot be decompressed")
+            error = BadAnswer(f"the answer of {self._address} cannot be decompressed")
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
             name = type(failure).__name__
-            error = ConnectionFailed(f"no answer from {self._options.url}: {name}. Is the service running there?")
+            error = ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
         else:
             answered_as = got.headers.get("x-request-id", request_id)
             return Reply(got.status_code, dict(got.headers), got.content, answered_as)
@@ -127,7 +131,9 @@ class Line:
 
 
 def checked_timeout(timeout_s: float | None) -> float | None:
-    """Raises InvalidInput for what is no time to come."""
-    if timeout_s is not None and not timeout_s > 0:
+    """None for what is as good as for ever; raises InvalidInput for what is no time to come."""
+    if timeout_s is None:
+        return None
+    if not timeout_s > 0:
         raise InvalidInput("timeout_s must be above 0")
-    return timeout_s
+    return timeout_s if timeout_s < FOR_EVER_S else None

@@ -7,6 +7,7 @@ service would answer; everything else is the service's to judge, so that a newer
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple
@@ -41,7 +42,8 @@ class Weights:
 
     def fields(self) -> dict[str, object]:
         named = {name: getattr(self, name) for name in ("form", "heads", "queries", "k", "dtype")}
-        return {name: value for name, value in named.items() if value is not None}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {name: list(value) if isinstance(value, range) else value for name, value in given.items()}
 
 
 WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
@@ -81,6 +83,8 @@ def attend_call(layer: str, request: Request[Any]) -> Call:
         if (array := getattr(request, name)) is not None
     }
     fields: dict[str, object] = {}
+    if isinstance(request.masks, Mask):
+        raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
     if request.masks:
         fields["masks"] = [_mask_fields(mask, i, tensors) for i, mask in enumerate(request.masks)]
     if (weights := weights_fields(request.weights)) is not None:
@@ -93,7 +97,11 @@ def attend_call(layer: str, request: Request[Any]) -> Call:
 
 def attend_json_call(layer: str, body: Mapping[str, Any]) -> Call:
     headers = {"content-type": "application/json", "accept": "application/json"}
-    return Call("POST", _path(layer) + "/attend", headers, _json(body))
+    content = _json(body)
+    # orjson writes null where a number is not finite, and then the service would speak of a null that nobody wrote.
+    if b"null" in content and not _is_finite(body):
+        raise InvalidInput('numbers of the body must be finite; a bias writes minus infinity as "-inf"')
+    return Call("POST", _path(layer) + "/attend", headers, content)
 
 
 def layers_call() -> Call:
@@ -132,6 +140,16 @@ def _path(layer: str) -> str:
     if not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
     return f"/v1/layers/{quote(layer, safe='')}"
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    if isinstance(value, np.ndarray | np.floating):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _json(fields: Mapping[str, object]) -> bytes:

@@ -2,7 +2,7 @@
 
 Laws: at most `window` items are started and not yet handed out, so neither memory nor the service's queue grows with their
 number; an item is taken from its iterator only when there is room for it; a consumer who stops early cancels all that is
-in flight; an answer that is ready is handed out before another item is waited for.
+in flight; an answer that is ready is handed out, where items come asynchronously even while the next one is waited for.
 """
 
 from __future__ import annotations
@@ -41,21 +41,35 @@ async def in_order_async(
     window: int,
 ) -> AsyncGenerator[Result]:
     """The same with tasks; what is cancelled has ended when the generator has."""
+    room = asyncio.Semaphore(window)
     pending: deque[asyncio.Task[Result]] = deque()
-    try:
+    news = asyncio.Event()
+
+    async def feed() -> None:
         async with contextlib.aclosing(_each(items)) as source:
+            await room.acquire()
             async for item in source:
                 pending.append(asyncio.ensure_future(start(item)))
-                while pending and (len(pending) >= window or pending[0].done()):
-                    yield await pending[0]
-                    pending.popleft()
-        while pending:
+                news.set()
+                await room.acquire()
+
+    # A task of its own, so that an item that is long in coming, or never comes, withholds no answer.
+    feeding = asyncio.ensure_future(feed())
+    feeding.add_done_callback(lambda _: news.set())
+    try:
+        while pending or not feeding.done():
+            if not pending:
+                news.clear()
+                await news.wait()
+                continue
             yield await pending[0]
             pending.popleft()
+            room.release()
+        await feeding
     finally:
-        for task in pending:
+        for task in (feeding, *pending):
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(feeding, *pending, return_exceptions=True)
 
 
 async def _each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[Item]:

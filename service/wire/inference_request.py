@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.dtypes import BY_INFERENCE, FLOATS, WHOLES
 from service.wire.inference_schemas import (
+    MAX_ID,
     WITHOUT_MEANING,
     InferInput,
     InferOutput,
@@ -120,8 +121,9 @@ def _checked(document: dict[str, Any]) -> InferRequest:
     if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
         known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
         raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
-    if isinstance(document.get("id"), LongString):
-        document["id"] = "x" * 2000  # longer than any that is taken, so that the model says so
+    if isinstance(identity := document.get("id"), LongString):
+        # Long in escapes need not be long in characters; what is cut here is still too long for the model.
+        document["id"] = identity.beginning(MAX_ID + 1)
     try:
         return InferRequest.model_validate(document)
     except ValidationError as error:

@@ -19,9 +19,8 @@ from service.wire.strict_json import strict_loads
 
 _CHUNK_BYTES = 128 * 1024
 _QUAD = 4
-_WHOLE_CHARACTERS = (
-    16 * 1024 * 1024
-)  # decoded in one call of 1 to 8 ms; more in parts, whose copies cost half as much again
+# Decoded in one call of 1 to 8 ms; more in parts, whose copies cost half as much again.
+_WHOLE_CHARACTERS = 16 * 1024 * 1024
 _PART_CHARACTERS = 4 * 1024 * 1024
 _INSIDE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _WHOLE_ESCAPES = re.compile(rb"[^\\]*+(?:\\(?:u[0-9a-fA-F]{4}|[^u])[^\\]*+)*+", re.DOTALL)
@@ -35,6 +34,15 @@ class LongString:
 
     text: memoryview
     decoded: bytearray | None = None
+
+    def beginning(self, num_characters: int) -> str:
+        """These characters and maybe more, surrogate pairs joined; a half of one stays what it is."""
+        bytes_each = 6  # two surrogates of three
+        end = min(len(self.text), num_characters * bytes_each)
+        while end < len(self.text) and _continues(self.text[end]):
+            end -= 1
+        text = bytes(self.text[:end]).decode("utf-8", "surrogatepass")
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 async def find_string_end(body: bytes, opening: int, pace: Pace) -> int:
@@ -86,7 +94,7 @@ async def read_string(body: bytes, start: int, end: int, pace: Pace) -> LongStri
     while at < end:
         whole = _WHOLE_ESCAPES.match(body, at, min(at + _CHUNK_BYTES, end))
         stop = whole.end() if whole else at
-        while stop < end and body[stop] & 0xC0 == 0x80:  # noqa: PLR2004  (a UTF-8 continuation byte: never split a character)
+        while stop < end and _continues(body[stop]):  # never split a character
             stop -= 1
         if stop <= at:
             raise BadJson(f"the body is not valid JSON: a wrong escape in a string (byte {at})")
@@ -94,6 +102,11 @@ async def read_string(body: bytes, start: int, end: int, pace: Pace) -> LongStri
         await pace.give_way()
         at = stop
     return LongString(memoryview(b"".join(resolved)))
+
+
+def _continues(byte: int) -> bool:
+    """Whether it is a continuation byte of UTF-8."""
+    return byte & 0xC0 == 0x80  # noqa: PLR2004
 
 
 def _resolve(body: bytes, start: int, end: int) -> bytes:

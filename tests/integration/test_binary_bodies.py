@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import Callable
 
@@ -242,6 +243,31 @@ def test_offers_of_compression_are_taken_where_the_operator_wants_it(served):
         assert "content-encoding" not in small.headers, "a small answer is not worth it"
 
     served(story, compress_offers=True)
+
+
+def as_binary_inference(request: Request) -> tuple[bytes, dict[str, str]]:
+    body, head = as_inference(request, binary=True)
+    return body, {"inference_header_content_length": str(head)}
+
+
+@pytest.mark.parametrize(
+    ("path", "write"),
+    [(ATTEND, lambda request: (as_safetensors(request), {})), (INFER, as_binary_inference)],
+    ids=["safetensors", "open inference"],
+)
+def test_large_bodies_leave_the_event_loop_and_small_ones_do_not(served, path, write):
+    def has_thread() -> bool:
+        return any(thread.name.startswith("decoding") for thread in threading.enumerate())
+
+    async def story(service):
+        for request, is_large in ((Request(X), False), (Request(np.repeat(X, 200, 0)), True)):
+            body, headers = write(request)
+            answer = await post(service, body, path, **headers)
+            assert answer.status_code == 200, answer.text
+            assert has_thread() == is_large
+
+    served(story, decode_off_loop_bytes=8192)
+    assert not has_thread(), "it ends with the service"
 
 
 def test_a_large_binary_answer_says_its_length_and_is_whole(served):

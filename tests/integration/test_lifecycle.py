@@ -94,6 +94,30 @@ def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
     asyncio.run(main())
 
 
+def test_what_came_in_before_the_listener_closed_is_answered_in_every_form(served):
+    """L5 Their headers were read, their bodies come late."""
+
+    async def story(service):
+        begun, late = asyncio.Event(), asyncio.Event()
+
+        async def body():
+            yield b'{"query": [['
+            begun.set()
+            await late.wait()
+            yield b",".join([b"0.5"] * 16) + b"]]}"
+
+        headers = {"content-type": "application/json"}
+        came = asyncio.ensure_future(service.client.post("/v1/layers/small/attend", content=body(), headers=headers))
+        await begun.wait()
+        service.service.begin_drain()
+        service.service.stop_admitting()
+        late.set()
+        assert (await came).status_code == 200
+        assert (await service.client.post("/v2/models/small/infer", content=b"{}")).status_code == 503
+
+    served(story)
+
+
 def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
     async def story(service):
         await asyncio.to_thread(shutil.rmtree, tmp_path / "heartbeats")

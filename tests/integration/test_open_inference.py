@@ -115,8 +115,14 @@ def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
         ([QUERY], {"parameters": {"causal": True}}, "must be one of 'top_left' or 'bottom_right'"),
         ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads' or 'mean'"),
         ([QUERY], {"parameters": {"timeout": -5}}, "at least 0"),
+        ([QUERY], {"parameters": {"timeout": "5"}}, "whole number"),
         ([QUERY], {"parameters": 5}, "must be an object"),
         ([QUERY], {"id": 5}, "must be a string"),
+        ([QUERY], {"id": "\ud800"}, "id"),
+        ([QUERY], {"id": "x" * 257}, "more than 256"),
+        ([QUERY], {"id": "x" * 100_000}, "more than 256"),
+        ([QUERY], {"id": "\ud800" * 200 + "é" * 9000}, "id"),
+        ([QUERY], {"id": "€😀" * 9000}, "more than 256"),
         ([{"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 1]}], {}, "query is required"),
         (
             [QUERY, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 2]}],
@@ -133,6 +139,38 @@ def test_what_is_wrong_is_one_sentence_in_the_form_of_the_protocol(served, input
         assert list(answer.json()) == ["error"]
         assert words in answer.json()["error"]
         assert len(answer.content) < 1000
+
+    served(story)
+
+
+@pytest.mark.parametrize("timeout", [0, None, 10**6, 2**63 - 1, 10**18, 10**400])
+def test_a_timeout_of_any_size_is_at_most_our_own(served, timeout):
+    async def story(service):
+        assert (await infer(service, parameters={"timeout": timeout})).status_code == 200
+
+    served(story)
+
+
+@pytest.mark.parametrize("timeout", ["1" + "0" * 5000, "1e5", "1e400", "-1", "NaN"])
+def test_a_timeout_that_is_no_number_of_microseconds_is_refused(served, timeout):
+    async def story(service):
+        body = json.dumps({"inputs": [QUERY], "parameters": {"timeout": 0}}).replace(
+            '"timeout": 0', f'"timeout": {timeout}'
+        )
+        answer = await service.client.post(INFER, content=body)
+        assert answer.status_code == 400, answer.text
+        assert len(answer.content) < 500
+        assert "000000" not in answer.text
+
+    served(story)
+
+
+def test_an_id_of_any_text_comes_back(served):
+    async def story(service):
+        for text in ("", "é", "\u0000", "😀" * 256, '"\\\n'):
+            assert (await infer(service, id=text)).json()["id"] == text
+            raw = json.dumps({"inputs": [QUERY], "id": text}, ensure_ascii=False)
+            assert (await service.client.post(INFER, content=raw)).json()["id"] == text
 
     served(story)
 

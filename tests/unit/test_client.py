@@ -105,7 +105,7 @@ def test_a_request_is_one_safetensors_body_with_its_other_fields_beside(face):
     wanted = [masks.attend([True, False]), masks.causal("bottom_right"), masks.bias(np.zeros((3, 2))),
               masks.window(1, offset=-2), masks.lengths(2), masks.ignore(torch.tensor([0, 1]))]  # fmt: skip
     face(service).attend(
-        "small", X, X[:2], torch.tensor(X[:2]), masks=wanted, weights=Weights("mean", heads=np.arange(2), queries=(0,)),
+        "small", X, X[:2], torch.tensor(X[:2]), masks=wanted, weights=Weights("mean", heads=np.arange(2), queries=range(1)),
         masked_rows="error", request_id="job-7",
     )  # fmt: skip
     request = service.seen[0]
@@ -151,6 +151,7 @@ def test_top_k_comes_in_its_three_parts(face):
         (([[1.0]],), {}, errors.InvalidInput),
         ((X,), {"masks": [np.ones((3, 3), bool)]}, errors.MaskKindRequired),
         ((X,), {"masks": [masks.attend(np.array(["a"]))]}, errors.BadDtype),
+        ((X,), {"masks": masks.causal()}, errors.InvalidInput),
         ((X,), {"weights": {"form": "heads", "heads": {1}}}, errors.InvalidInput),
         ((X,), {"timeout_s": -1}, errors.InvalidInput),
     ],
@@ -279,6 +280,24 @@ def test_a_request_in_json_goes_as_it_stands(face):
     body = {"query": [[1.0]], "masks": [{"kind": "causal"}]}
     assert face(service).attend_json("small", body) == {"echo": body}
     assert service.seen[0].headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [float("nan"), float("-inf"), np.float64("inf"), np.array([1.0, np.nan])],
+    ids=["nan", "-inf", "np", "array"],
+)
+def test_a_number_that_json_cannot_say_is_refused_and_not_sent_as_null(face, number):
+    service = Answering()
+    with pytest.raises(errors.InvalidInput, match="finite"):
+        face(service).attend_json("small", {"query": [[1.0, None, np.float32(2)]], "masks": ({"values": number},)})
+    assert not service.seen
+
+
+def test_a_null_that_is_meant_is_sent(face):
+    service = Answering()
+    body = {"query": [[1.0]], "weights": None, "masks": [{"kind": "window", "left": None, "right": 1}]}
+    assert face(service).attend_json("small", body) == {"echo": body}
 
 
 @pytest.mark.parametrize("window", [1, 3, 50])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import json
+
 import pytest
 
 from service.errors import LayerError
@@ -19,6 +22,8 @@ def test_an_object_is_taken_as_json_says():
         (b'{"b": {"a": 1, "\\u0061": 2}}', "key twice"),
         (b'{"a": NaN}', "not finite"),
         (b'{"a": -Infinity}', "not finite"),
+        (b'{"a": 1e999}', "not finite"),
+        (b'{"a": "\\ud800", "b": 1e-999, "c": -1e999}', "not finite"),
         (b'{"a": 18446744073709551616}', "integer that is too large"),
         (b'{"a": ' + b"9" * 5000 + b"}", "integer that is too large"),
         (b'{"a": ' * 100_000, "too deeply"),
@@ -34,7 +39,7 @@ def test_an_object_is_taken_as_json_says():
         ('{"a": 1}'.encode("utf-16"), "not valid JSON"),
         (b'{"a": "\x01"}', "not valid JSON"),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_what_two_readers_could_read_differently_is_refused(raw, why):
     """One LayerError that names the text and repeats nothing of it."""
@@ -42,3 +47,14 @@ def test_what_two_readers_could_read_differently_is_refused(raw, why):
         parse_object(raw, "the header", LayerError)
     assert caught.value.message.startswith("the header ")
     assert len(caught.value.message) < 100
+
+
+@pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":'])
+@pytest.mark.parametrize("depth", [1, 2, 127, 128, 253, 254, 255, 256, 300, 500, 700, 1000, 1024, 1025, 2000, 5000])
+def test_any_depth_is_an_object_or_one_clean_refusal(opening, depth):
+    closing = opening.translate(str.maketrans("[{", "]}", '"a:'))[::-1]
+    text = b'{"a":' + (opening * depth + "1" + closing * depth).encode() + b"}"
+    if depth <= 100:
+        assert parse_object(text, "the header", LayerError) == json.loads(text)
+    with contextlib.suppress(LayerError):
+        assert parse_object(text, "the header", LayerError) == json.loads(text)

@@ -1,6 +1,7 @@
 """A call goes out, again if need be, within one deadline; what comes back is a reply or a typed error."""
 
 import asyncio
+import math
 from typing import Any
 
 import httpx2
@@ -123,10 +124,12 @@ def test_a_service_that_is_silent_until_the_deadline_is_a_deadline():
     assert told.value.request_id
 
 
-def test_without_a_deadline_none_is_told():
+@pytest.mark.parametrize("for_ever", [None, math.inf, 1e300])
+def test_without_a_deadline_none_is_told(for_ever):
     service = Answering()
-    asked(service, options={"timeout_s": None})
-    assert "x-request-timeout-ms" not in service.seen[0].headers
+    asked(service, options={"timeout_s": for_ever})
+    asked(service, options={"timeout_s": None}, timeout_s=for_ever)
+    assert all("x-request-timeout-ms" not in request.headers for request in service.seen)
 
 
 @pytest.mark.usefixtures("no_waits")
@@ -184,6 +187,16 @@ def test_the_key_is_sent_and_never_shown():
     asked(service, options={"api_key": "s3cret"})
     assert service.seen[0].headers["authorization"] == "Bearer s3cret"
     assert "s3cret" not in repr(LineOptions(**{**QUICK, "api_key": "s3cret"}))
+
+
+def test_a_password_in_the_address_is_used_and_never_shown():
+    address = "http://me:s3cret@service:8000"
+    service = Answering(httpx2.ConnectError("x"))
+    with pytest.raises(ConnectionFailed, match=r"no answer from http://service:8000: ConnectError") as told:
+        asked(service, options={"url": address, "attempts": 1})
+    assert service.seen[0].headers["authorization"].startswith("Basic ")
+    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in repr(LineOptions(**{**QUICK, "url": address}))
 
 
 def test_an_address_with_a_path_keeps_it():

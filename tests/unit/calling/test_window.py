@@ -155,3 +155,71 @@ def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_gen
         assert sorted(ended) == [0, 1, 2]
 
     run(main)
+
+
+def test_an_item_that_never_comes_withholds_no_answer():
+    """As where the next item is made out of the answer to the last one."""
+    asked: asyncio.Queue[int] = asyncio.Queue()
+
+    async def items():
+        while True:
+            yield await asked.get()
+
+    async def work(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    async def main() -> list[int]:
+        found = []
+        asked.put_nowait(1)
+        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
+            async for answer in answers:
+                found.append(answer)
+                if answer == 8:
+                    break
+                asked.put_nowait(2 * answer)
+        return found
+
+    assert run(main) == [1, 2, 4, 8]
+
+
+def test_what_an_async_iterator_raises_is_raised_after_the_answers_to_what_it_gave():
+    async def items():
+        yield 0
+        yield 1
+        raise KeyError
+
+    async def work(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    async def main() -> list[int]:
+        answers = in_order_async(items(), work, 5)
+        found = [await anext(answers), await anext(answers)]
+        with pytest.raises(KeyError):
+            await anext(answers)
+        return found
+
+    assert run(main) == [0, 1]
+
+
+def test_an_async_iterator_that_waits_is_closed_when_the_consumer_stops():
+    closed = []
+
+    async def items():
+        try:
+            yield 0
+            await asyncio.Event().wait()
+        finally:
+            closed.append("items")
+
+    async def work(item: int) -> int:
+        return item
+
+    async def main() -> None:
+        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
+            assert await anext(answers) == 0
+            await turns()
+        assert closed == ["items"]
+
+    run(main)
