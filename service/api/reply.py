@@ -84,8 +84,8 @@ async def _send_counted(send: Send, headers: Headers, pieces: Iterator[Piece]) -
     await send(_start(headers))
     await send({"type": "http.response.body", "body": b"".join(ready), "more_body": True})
     for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
         await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

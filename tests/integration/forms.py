@@ -15,14 +15,17 @@ DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
     "bool": "BOOL",
+    "int32": "INT32",
     "int64": "INT64",
 }
-SHORT = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "bool": "BOOL", "int64": "I64"}
+SHORT = {
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "bool": "BOOL", "int32": "I32", "int64": "I64",
+}  # fmt: skip
 DTYPES = {
     **{name: np.dtype(name) for name in DATATYPES if name != "bfloat16"},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-DTYPES["int32"] = np.dtype("int32")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 NUMPY = {datatype: DTYPES[name] for name, datatype in DATATYPES.items()}
 BINARY = "application/vnd.safetensors"
 
@@ -47,6 +50,11 @@ class Request:
         body = {name: write(array) for name, array in self.tensors.items()}
         body["masks"] = [f if values is None else {**f, "values": write(values)} for f, values in self.masks]
         return body if self.weights is None else {**body, "weights": self.weights}
+
+    @property
+    def float_dtypes(self) -> set[str]:
+        values = [values for _, values in self.masks if values is not None]
+        return {array.dtype.name for array in [*self.tensors.values(), *values] if array.dtype.name in FLOATS}
 
     @property
     def has_inference_form(self) -> bool:
@@ -144,7 +152,7 @@ def _array(tensor) -> np.ndarray:
 
 
 def read_safetensors(content: bytes) -> dict[str, np.ndarray]:
-    dtypes = {short: DTYPES[name] for name, short in SHORT.items()} | {"I32": np.dtype("int32")}
+    dtypes = {short: DTYPES[name] for name, short in SHORT.items()}
     return {
         name: np.frombuffer(bytes(told["data"]), dtypes[told["dtype"]]).reshape(told["shape"])
         for name, told in safetensors.deserialize(content)

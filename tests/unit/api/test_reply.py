@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import itertools
 import zlib
 from collections.abc import Callable, Iterable
 
@@ -67,6 +68,31 @@ def test_a_large_answer_that_is_made_one_by_one_is_never_whole_in_memory():
 
     asyncio.run(send_reply(send, [], pieces()))
     assert most <= 5
+
+
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+def test_others_run_between_the_parts_of_a_large_answer(made):
+    turns = 0
+    seen: list[int] = []
+
+    async def send(_) -> None:
+        seen.append(turns)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        beside = asyncio.ensure_future(others())
+        await send_reply(send, [], made([bytes(WHOLE_BYTES)] * 8))
+        beside.cancel()
+
+    asyncio.run(main())
+    start, first, *rest = seen
+    assert len(rest) >= 7
+    assert all(before < after for before, after in itertools.pairwise([first, *rest])), (start, seen)
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
