@@ -46,6 +46,7 @@ QUERY_RANK = 3
 MAX_LISTED = 16  # inputs or outputs that are looked at
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
+_SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def _checked(document: dict[str, Any]) -> InferRequest:
 
 
 def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
-    if any(name not in known for name in names):
+    if not set(names).issubset(known):
         raise UnknownField(f"there is no such {what}; the {what}s are {', '.join(known)}", param=param)
     if len(set(names)) != len(names):
         raise InvalidInput(f"an {what} is there twice", param=param)
@@ -144,7 +145,7 @@ async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryvi
         raise BadDtype(f"the datatype of {name} must be one of {', '.join(INPUTS[name])}", param=f"/{name}/datatype")
     if name in TENSORS and len(shape) != QUERY_RANK:
         raise BadShape(f"{name} must be [B, L, d], got {len(shape)} axes", param=f"/{name}")
-    if any(size < 0 for size in shape):
+    if min(shape, default=0) < 0:
         raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
     if math.prod(shape) > MAX_VALUES:
         raise CostLimit(f"the shape of {name} takes more than {MAX_VALUES:,} values", param=f"/{name}")
@@ -163,7 +164,7 @@ async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryvi
 def _binary_size(entry: InferInput) -> int | None:
     """The announced number of bytes, or None where the values are in the JSON."""
     parameters = entry.parameters or {}
-    if any(name.startswith("shared_memory") for name in parameters):
+    if not _SHARED_MEMORY.isdisjoint(parameters):
         raise InvalidInput(f"{entry.name} lies in shared memory, which is not served", param=f"/{entry.name}")
     size = parameters.get("binary_data_size")
     if (size is None) == (entry.data is None):
@@ -205,7 +206,7 @@ def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
 
 def _is_binary(output: InferOutput, default: bool) -> bool:
     parameters = output.parameters or {}
-    if "classification" in parameters or any(name.startswith("shared_memory") for name in parameters):
+    if "classification" in parameters or not _SHARED_MEMORY.isdisjoint(parameters):
         raise InvalidInput("classification and shared memory are not served", param="/outputs")
     flag = parameters.get("binary_data", default)
     if not isinstance(flag, bool):
@@ -215,10 +216,11 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 
 def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
     """The output has the query's dtype, which must have a JSON form where it is to be JSON."""
-    query = next((entry for entry in inputs if entry.name == "query"), None)
-    is_json = any(output.name == "output" and not output.is_binary for output in outputs)
-    if query is not None and query.datatype in _WITHOUT_JSON and is_json:
-        raise BadDtype(f"{query.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
+    if all(output.is_binary or output.name != "output" for output in outputs):
+        return
+    for entry in inputs:
+        if entry.name == "query" and entry.datatype in _WITHOUT_JSON:
+            raise BadDtype(f"{entry.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
 
 
 def _attend(

@@ -126,7 +126,8 @@ class AttendRequest(_Strict):
     query: Tensor
     key: Tensor | None = None
     value: Tensor | None = None
-    masks: Annotated[list[MaskField], Field(max_length=MAX_MASKS)] = []
+    # A factory: pydantic copies a list deeply at every request.
+    masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
     weights: WeightsField | None = None
     masked_rows: Literal["zero", "error"] = "zero"
     encoding: Literal["list", "base64"] | None = None
