@@ -12,6 +12,8 @@ from service.batching.policy import BatchLimits
 from service.settings import Settings
 from service.wire.request import RequestLimits
 
+STANDING_WAIT_S = 0.1
+
 
 def batch_limits(settings: Settings) -> BatchLimits:
     return BatchLimits(
@@ -31,9 +33,18 @@ def queue_limits(settings: Settings) -> QueueLimits:
     return QueueLimits(
         capacity=settings.queue_capacity,
         max_bytes=settings.queue_bytes,
+        max_cells=settings.queue_cells,
         max_wait_s=settings.max_wait_ms / 1000,
+        standing_wait_s=_standing_wait_s(settings),
         max_cost=ceilings,
     )
+
+
+def _standing_wait_s(settings: Settings) -> float:
+    """Whoever says how many may wait has said how long the queue may be; a wait that is set holds beside it."""
+    if settings.standing_wait_ms is not None:
+        return settings.standing_wait_ms / 1000
+    return 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
 
 
 def exchange_limits(settings: Settings) -> ExchangeLimits:
@@ -49,6 +60,7 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
-        undecoded_bytes=settings.queue_bytes,
+        # A body of the largest size must find room in an empty house, compressed and decompressed.
+        intake_bytes=max(settings.queue_bytes, 4 * settings.max_body_bytes),
         take_offers=settings.compress_offers,
     )

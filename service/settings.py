@@ -80,7 +80,18 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(
         256 * MIB,
         ge=1024,
-        description="decoded tensors that may wait in a process, and as much again of large bodies to decode (bytes)",
+        description="decoded tensors that may wait in a process, and as much again of bodies on their way to that (bytes)",
+    )
+    queue_cells: int = Field(
+        2**32,
+        ge=1,
+        description="attention scores that may wait in a process; one request alone may have more",
+    )
+    standing_wait_ms: float | None = Field(
+        None,
+        ge=0,
+        description="a queue that is no burst takes no more than this wait and eight batches (milliseconds); 0 = up to its "
+        "capacity; default: 100, and 0 where the capacity is set",
     )
 
     drain_delay_s: Seconds = Field(

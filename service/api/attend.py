@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from service.api.accept import answer_coding, answer_type
 from service.api.asgi import Receive, Scope, Send
 from service.api.content_type import JSON, SAFETENSORS, body_type
+from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.reply import Piece, send_reply
 from service.attention.call import Answer
@@ -33,25 +34,30 @@ class Attend:
         self._reception = reception
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = self._reception.open(scope, receive)
-        limits = exchange.limits
-        layer = exchange.layer(**scope["path_params"])
-        came = body_type(scope, (JSON, SAFETENSORS))
-        wanted = answer_type(scope, (came, JSON if came == SAFETENSORS else SAFETENSORS))
-        parts = await exchange.read(BODY_CODINGS)
+        with self._reception.open(scope, receive) as exchange:
+            await _attend(exchange, scope, send)
 
-        async def decode() -> CheckedRequest:
-            document = await _document(parts, came, limits.max_json_depth)
-            return await check_request(document, layer.name, layer.spec, limits.request)
 
-        async with exchange.watched():
-            request = await exchange.decoded(decode)
-            outcome = await exchange.ask(request)
-        facts = exchange.facts(layer, request, outcome)
-        pieces = _pieces(outcome.result, facts, request, wanted)
-        coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)
-        await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
-        exchange.sent()
+async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
+    limits = exchange.limits
+    layer = exchange.layer(**scope["path_params"])
+    came = body_type(scope, (JSON, SAFETENSORS))
+    wanted = answer_type(scope, (came, JSON if came == SAFETENSORS else SAFETENSORS))
+    parts = await exchange.read(BODY_CODINGS)
+    exchange.check_lane(layer, is_binary=came == SAFETENSORS)
+
+    async def decode() -> CheckedRequest:
+        document = await _document(parts, came, limits.max_json_depth)
+        return await check_request(document, layer.name, layer.spec, limits.request)
+
+    async with exchange.watched():
+        request = await exchange.decoded(decode)
+        outcome = await exchange.ask(request)
+    facts = exchange.facts(layer, request, outcome)
+    pieces = _pieces(outcome.result, facts, request, wanted)
+    coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)
+    await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
+    exchange.sent()
 
 
 async def _document(parts: list[bytes], came: bytes, max_depth: int) -> AttendRequest:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import zstandard
 
 from service.api.asgi import ClientGone, Receive, Scope, headers
+from service.api.intake import Share
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -40,21 +41,23 @@ class BodyLimits:
     timeout_s: float
 
 
-async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, codings: tuple[bytes, ...]) -> list[bytes]:
-    """The whole body in its parts, decompressed where it came in one of `codings`.
+async def read_body(
+    scope: Scope, receive: Receive, limits: BodyLimits, codings: tuple[bytes, ...], share: Share
+) -> list[bytes]:
+    """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
 
-    Raises UnsupportedContentEncoding, BodyTooLarge, ClientTimeout, BadEncoding … or ClientGone.
+    Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
     """
     coding = _content_coding(scope, codings)
     _check_announced(scope, limits)
     try:
         async with asyncio.timeout(limits.timeout_s):
-            parts = await _receive_all(receive, limits)
+            parts = await _receive_all(receive, limits, share)
     except TimeoutError:
         raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
     if coding is None:
         return parts
-    return await _decompressed(b"".join(parts), coding, limits)
+    return await _decompressed(b"".join(parts), coding, limits, share)
 
 
 def _content_coding(scope: Scope, codings: tuple[bytes, ...]) -> bytes | None:
@@ -79,7 +82,7 @@ def _check_announced(scope: Scope, limits: BodyLimits) -> None:
         raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
 
 
-async def _receive_all(receive: Receive, limits: BodyLimits) -> list[bytes]:
+async def _receive_all(receive: Receive, limits: BodyLimits, share: Share) -> list[bytes]:
     parts: list[bytes] = []
     total = 0
     while True:
@@ -90,12 +93,13 @@ async def _receive_all(receive: Receive, limits: BodyLimits) -> list[bytes]:
         total += len(part)
         if total > limits.max_bytes:
             raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
+        share.grow(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts
 
 
-async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits) -> list[bytes]:
+async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits, share: Share) -> list[bytes]:
     pieces, total, pace = [], 0, Pace()
     read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding]
     try:
@@ -103,6 +107,7 @@ async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits) -> list[
             total += len(piece)
             if total > limits.max_bytes:
                 raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
+            share.grow(len(piece))
             pieces.append(piece)
             await pace.give_way()
     except (zlib.error, zstandard.ZstdError):

@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from service.api.asgi import ClientGone, Receive, Scope, header
 from service.api.body import BodyLimits, read_body
+from service.api.intake import Share
 from service.api.trace import Trace
 from service.attention.call import Answer, Call
 from service.batching.batcher import Batcher
-from service.batching.job import Outcome
-from service.batching.policy import BatchLimits
+from service.batching.job import NOTHING, Outcome
+from service.batching.policy import BatchLimits, size_class
 from service.errors import DeadlineExceeded, InvalidInput, LayerNotFound
 from service.layers.catalog import Catalog
 from service.layers.stored_layer import StoredLayer
@@ -29,14 +31,16 @@ from service.wire.request import CheckedRequest, RequestLimits
 R = TypeVar("R")
 
 MAX_TIMEOUT_DIGITS = 12
+# Of a number in a body, about: base64 has 5, lists 9 and more.
+TEXT_BYTES, BINARY_BYTES = 8, 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExchangeLimits:
     """What one request may be, and what one batch may hold.
 
-    Bodies of `off_loop_bytes` and more are decoded in the decoding thread, where at most `undecoded_bytes` of them wait; with
-    `take_offers` answers are compressed for whoever can read them so, else only for who asks.
+    Bodies of `off_loop_bytes` and more are decoded in the decoding thread; all bodies that are not tensors yet hold at most
+    `intake_bytes`; with `take_offers` answers are compressed for whoever can read them so, else only for who asks.
     """
 
     body: BodyLimits
@@ -45,7 +49,7 @@ class ExchangeLimits:
     timeout_s: float
     max_shared: BatchLimits
     off_loop_bytes: int
-    undecoded_bytes: int
+    intake_bytes: int
     take_offers: bool = False
 
 
@@ -63,19 +67,28 @@ class House(Protocol):
 
     def now(self) -> float: ...
 
-    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]], num_bytes: int) -> R: ...
+    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R: ...
 
 
 class Exchange:
-    """Opened by the reception when the headers are there."""
+    """Opened by the reception when the headers are there; `with` it, so that whatever happens its bytes are given back."""
 
-    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive) -> None:
+    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive, share: Share) -> None:
         self._house = house
+        self._share = share
         self._trace = trace
         self._scope = scope
         self._receive = receive
         self._timeout_s = house.limits.timeout_s
         self._complete = self._answered = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._share.release()
 
     @property
     def limits(self) -> ExchangeLimits:
@@ -97,7 +110,7 @@ class Exchange:
     async def read(self, codings: tuple[bytes, ...]) -> list[bytes]:
         """The parts of the whole body; the deadline starts when it is complete."""
         self.shorten(_asked_timeout_s(self._scope))
-        parts = await read_body(self._scope, self._receive, self.limits.body, codings)
+        parts = await read_body(self._scope, self._receive, self.limits.body, codings, self._share)
         self._complete = self._house.now()
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         return parts
@@ -130,29 +143,33 @@ class Exchange:
 
     async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
-        num_bytes = self._trace.bytes_in
-        if num_bytes < self.limits.off_loop_bytes:
+        if self._trace.bytes_in < self.limits.off_loop_bytes:
             result = await work()
         else:
             try:
                 async with asyncio.timeout(self._left_s()):
-                    result = await self._house.decode_off_loop(work, num_bytes)
+                    result = await self._house.decode_off_loop(work)
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
+        self._share.release()
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
 
+    def check_lane(self, layer: StoredLayer, *, is_binary: bool) -> None:
+        """Raises QueueFull where a request of about this size would be refused anyway: decoding it helps nobody.
+
+        How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
+        """
+        bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
+        tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
+        cost = dataclasses.replace(NOTHING, tokens=tokens)
+        self._house.batcher.check_lane((layer.name, False, size_class(cost, self.limits.max_shared)))
+
     async def ask(self, request: CheckedRequest) -> Outcome[Answer]:
         """The layer's answer; raises what the waiting room raises."""
-        call, cost, shared, trace = request.call, request.cost, self.limits.max_shared, self._trace
+        call, cost, trace = request.call, request.cost, self._trace
         trace.tokens = cost.tokens
-        # Small requests do not wait behind huge ones: what can only run alone has a lane of its own.
-        is_large = (
-            cost.tokens > shared.max_tokens
-            or cost.cells > shared.max_cells
-            or cost.weights_bytes > shared.max_weights_bytes
-        )
-        lane = (call.layer, call.is_float64, is_large)
+        lane = (call.layer, call.is_float64, size_class(cost, self.limits.max_shared))
         deadline = self._complete + self._timeout_s
         outcome = await self._house.batcher.submit(call, lane=lane, cost=cost, deadline=deadline)
         trace.batch_requests, trace.queue_s, trace.compute_s = (

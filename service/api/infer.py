@@ -9,6 +9,7 @@ from __future__ import annotations
 from service.api.accept import answer_coding
 from service.api.asgi import Receive, Scope, Send, headers
 from service.api.content_type import JSON, OCTET_STREAM
+from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.reply import Headers, send_reply
 from service.errors import BadRequest
@@ -27,30 +28,35 @@ class Infer:
         self._reception = reception
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = self._reception.open(scope, receive)
-        limits = exchange.limits
-        layer = exchange.layer(**scope["path_params"])
-        json_length = _json_length(scope)
-        parts = await exchange.read(CODINGS)
+        with self._reception.open(scope, receive) as exchange:
+            await _infer(exchange, scope, send)
 
-        async def decode() -> tuple[WantedAnswer, CheckedRequest]:
-            body = bytearray().join(parts)
-            parts.clear()
-            found = await parse_inference(body, json_length, max_depth=limits.max_json_depth)
-            checked = await check_request(
-                found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params
-            )
-            return found.wanted, checked
 
-        async with exchange.watched():
-            wanted, request = await exchange.decoded(decode)
-            exchange.shorten(wanted.timeout_s)
-            outcome = await exchange.ask(request)
-        facts = exchange.facts(layer, request, outcome)
-        length, pieces = await write_inference(outcome.result, facts, wanted)
-        coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)
-        await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)
-        exchange.sent()
+async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
+    limits = exchange.limits
+    layer = exchange.layer(**scope["path_params"])
+    json_length = _json_length(scope)
+    parts = await exchange.read(CODINGS)
+    exchange.check_lane(layer, is_binary=json_length is not None)
+
+    async def decode() -> tuple[WantedAnswer, CheckedRequest]:
+        body = bytearray().join(parts)
+        parts.clear()
+        found = await parse_inference(body, json_length, max_depth=limits.max_json_depth)
+        checked = await check_request(
+            found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params
+        )
+        return found.wanted, checked
+
+    async with exchange.watched():
+        wanted, request = await exchange.decoded(decode)
+        exchange.shorten(wanted.timeout_s)
+        outcome = await exchange.ask(request)
+    facts = exchange.facts(layer, request, outcome)
+    length, pieces = await write_inference(outcome.result, facts, wanted)
+    coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)
+    await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)
+    exchange.sent()
 
 
 def _json_length(scope: Scope) -> bytes | None:

@@ -1,7 +1,7 @@
 """Reception: where requests to layers come in, in whatever form; opens an exchange for each.
 
 Laws: what both hot routes share lives here, once for each process; once it is closed nothing new comes in, and what has
-come in goes on to its answer; bodies that wait to be decoded are bounded in bytes, as those that wait for a batch are.
+come in goes on to its answer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from service.api.asgi import Receive, Scope
 from service.api.exchange import Exchange, ExchangeLimits
+from service.api.intake import Intake
 from service.api.trace import trace_of
 from service.attention.call import Answer, Call
 from service.batching.batcher import Batcher
-from service.errors import Draining, QueueFull
+from service.errors import Draining
 from service.layers.catalog import Catalog
 from service.wire.decoding_thread import DecodingThread
 
@@ -37,7 +38,7 @@ class Reception:
         self._catalog = catalog
         self._decoding = decoding
         self._now = now
-        self._undecoded_bytes = 0
+        self.intake = Intake(limits.intake_bytes)
         self._is_closed = False
 
     @property
@@ -51,18 +52,11 @@ class Reception:
         """For a request whose headers are there; raises Draining once closed."""
         if self._is_closed:
             raise Draining("the service is shutting down and takes no new requests")
-        return Exchange(self, trace_of(scope), scope, receive)
+        return Exchange(self, trace_of(scope), scope, receive, self.intake.share())
 
     def close(self) -> None:
         self._is_closed = True
 
-    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]], num_bytes: int) -> R:
-        """`work` in the decoding thread; raises QueueFull where too many bytes wait for it already."""
-        most = self.limits.undecoded_bytes
-        if self._undecoded_bytes and self._undecoded_bytes + num_bytes > most:
-            raise QueueFull(f"{self._undecoded_bytes:,} bytes of bodies wait to be decoded, the limit is {most:,}")
-        self._undecoded_bytes += num_bytes
-        try:
-            return await self._decoding.run(work)
-        finally:
-            self._undecoded_bytes -= num_bytes
+    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """`work` in the decoding thread, after what came before it."""
+        return await self._decoding.run(work)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from service.batching.congestion import Congestion
 from service.batching.job import Cost
 from service.batching.policy import J, Lanes
 from service.batching.speed import Speed
@@ -28,11 +29,15 @@ class CostCeilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait: jobs, bytes of input, how long for company while the engine is idle, and what one may cost."""
+    """What may wait: jobs, bytes of input, attention scores (one job alone may have more); how long for company while the
+    engine is idle, how long in a queue that stands (0: only the other limits bound it), and what one may cost.
+    """
 
     capacity: int
     max_bytes: int
+    max_cells: int
     max_wait_s: float
+    standing_wait_s: float
     max_cost: CostCeilings
 
 
@@ -53,6 +58,11 @@ def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, speed: Speed) -
     """Raise QueueFull where the queue has no place or no bytes left for it."""
     if lanes.num_jobs >= limits.capacity:
         reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
+    elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
+        reason = (
+            f"{lanes.num_cells} attention scores wait and this request has {cost.cells}; "
+            f"the queue takes at most {limits.max_cells}"
+        )
     elif lanes.num_bytes + cost.input_bytes > limits.max_bytes:
         reason = (
             f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
@@ -61,6 +71,16 @@ def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, speed: Speed) -
     else:
         return
     raise QueueFull(reason, retry_after_s=speed.retry_after_s(lanes.num_flops))
+
+
+def check_standing(lane: Hashable, lanes: Lanes[J], congestion: Congestion, speed: Speed, now: float) -> None:
+    """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody."""
+    stood_s = congestion.standing_s(lane, lanes.flops(lane), now)
+    if stood_s is not None:
+        raise QueueFull(
+            f"for {stood_s:.1f} s more requests of this kind have come than can be done; enough of them wait",
+            retry_after_s=speed.retry_after_s(lanes.flops_ahead(lane)),
+        )
 
 
 def check_time(lane: Hashable, left_s: float, lanes: Lanes[J], speed: Speed) -> None:

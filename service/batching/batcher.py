@@ -15,10 +15,11 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic
 
-from service.batching.admission import QueueLimits, check_cost, check_room, check_time
+from service.batching.admission import QueueLimits, check_cost, check_room, check_standing, check_time
 from service.batching.clock import Clock
+from service.batching.congestion import Congestion
 from service.batching.engine import Engine, ask, failure_of, told
-from service.batching.job import BatchInfo, Cost, Job, Outcome, P, R
+from service.batching.job import NOTHING, BatchInfo, Cost, Job, Outcome, P, R
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent
 from service.batching.policy import BatchLimits, Lanes, is_full, take
 from service.batching.speed import Speed
@@ -46,6 +47,7 @@ class Batcher(Generic[P, R]):
         self._lanes: Lanes[Job[P, R]] = Lanes()
         self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
         self._speed = Speed()
+        self._congestion = Congestion(queue_limits.standing_wait_s)
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
         self._left = asyncio.Event()  # a job went: drain looks again
         self._task: asyncio.Task[None] | None = None
@@ -100,6 +102,7 @@ class Batcher(Generic[P, R]):
         self._check_open()
         check_cost(cost, self._queue_limits)
         check_room(cost, self._lanes, self._queue_limits, self._speed)
+        check_standing(lane, self._lanes, self._congestion, self._speed, self._clock.now())
         check_time(lane, deadline - self._clock.now(), self._lanes, self._speed)
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
@@ -107,6 +110,12 @@ class Batcher(Generic[P, R]):
         self._arrived.set()
         self._tell_queue()
         return job
+
+    def check_lane(self, lane: Hashable) -> None:
+        """Raise what even the smallest job of this lane would be refused with now: to be asked before a job is made."""
+        self._check_open()
+        check_room(NOTHING, self._lanes, self._queue_limits, self._speed)
+        check_standing(lane, self._lanes, self._congestion, self._speed, self._clock.now())
 
     def begin_drain(self) -> None:
         """Admit nothing any more; what waits is dispatched without waiting for company."""
@@ -143,6 +152,7 @@ class Batcher(Generic[P, R]):
         """Return when a batch is due; the engine is idle."""
         if not self._lanes.num_jobs:
             self._lanes.rest()
+            self._congestion.rest()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
 
@@ -168,7 +178,12 @@ class Batcher(Generic[P, R]):
 
     async def _execute(self) -> None:
         """Take a batch, drop whose callers left in this very turn, and run it; if it fails, its members one by one."""
-        self._running = [job for job in take(self._lanes, self._batch_limits) if not job.is_settled]
+        batch = take(self._lanes, self._batch_limits)
+        if batch:
+            lane, flops = batch[0].lane, sum(job.cost.flops for job in batch)
+            self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
+        self._running = [job for job in batch if not job.is_settled]
+        del batch
         self._tell_queue()
         if self._running and not await self._attempt(self._running):
             for job in self._running:

@@ -33,6 +33,9 @@ class Cost:
     flops: int
 
 
+NOTHING = Cost(sequences=0, tokens=0, cells=0, weights_bytes=0, input_bytes=0, flops=0)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """The company a job was computed in."""

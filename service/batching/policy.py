@@ -65,6 +65,7 @@ class Lanes(Generic[J]):
         self._virtual_time = 0
         self.num_jobs = 0
         self.num_bytes = 0
+        self.num_cells = 0
         self.num_flops = 0
 
     @property
@@ -85,10 +86,13 @@ class Lanes(Generic[J]):
         """The jobs of a lane in arrival order; none where there is no such lane."""
         return self._lanes[name].jobs.keys() if name in self._lanes else ()
 
+    def flops(self, name: Hashable) -> int:
+        """The work that waits in a lane."""
+        return self._lanes[name].flops if name in self._lanes else 0
+
     def flops_ahead(self, name: Hashable) -> int:
         """The work done before a job that joined this lane now: its own lane's, and as much for each other one."""
-        own = self._lanes[name].flops if name in self._lanes else 0
-        return min(self.num_flops, own * len(self._lanes))
+        return min(self.num_flops, self.flops(name) * len(self._lanes))
 
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)
@@ -138,7 +142,23 @@ class Lanes(Generic[J]):
     def _count(self, sign: int, cost: Cost) -> None:
         self.num_jobs += sign
         self.num_bytes += sign * cost.input_bytes
+        self.num_cells += sign * cost.cells
         self.num_flops += sign * cost.flops
+
+
+LIGHT_IN_A_BATCH = 8
+
+
+def size_class(cost: Cost, limits: BatchLimits) -> int:
+    """What waits together: 0 for jobs of which eight or more fit into a batch, 1 for larger ones that may share one, 2 for
+    what can only run alone. So a light job never waits for more than its share of heavy ones.
+    """
+    fill = max(
+        cost.tokens / limits.max_tokens,
+        cost.cells / limits.max_cells,
+        cost.weights_bytes / limits.max_weights_bytes,
+    )
+    return 2 if fill > 1 else int(fill > 1 / LIGHT_IN_A_BATCH)
 
 
 def take(lanes: Lanes[J], limits: BatchLimits) -> list[J]:

@@ -28,12 +28,16 @@ class Speed:
         """A batch of so much work took so long."""
         self._batches.append((max(flops, 1), max(seconds, SHORTEST_S)))
 
+    @property
+    def rate(self) -> float:
+        """Flops per second over the last batches; 0 before the first."""
+        return sum(work for work, _ in self._batches) / sum(s for _, s in self._batches) if self._batches else 0.0
+
     def retry_after_s(self, flops: int) -> int:
         """Whole seconds until so much queued work is likely done, at least 1 and at most 60."""
         if not self._batches:
             return 1
-        rate = sum(work for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
-        return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
+        return max(1, math.ceil(min(flops / self.rate, LONGEST_RETRY_S)))
 
     def least_s(self, flops: int) -> float:
         """Seconds that so much work takes at the best rate lately seen."""

@@ -164,22 +164,69 @@ def test_what_waits_is_counted_with_its_masks(served):
     served(story, queue_bytes=64 * 64 * 4 * 4)
 
 
-def test_what_can_only_run_alone_waits_in_a_lane_of_its_own(served):
-    lanes = set()
+def test_light_requests_heavy_ones_and_those_that_run_alone_wait_in_lanes_of_their_own(served):
+    lanes = []
 
     async def story(service):
         submit = service.service.batcher.submit
 
         async def noted(call, lane, cost, deadline):
-            lanes.add(lane)
+            lanes.append(lane)
             return await submit(call, lane, cost, deadline)
 
         service.service.batcher.submit = noted
-        await service.attend({"query": X})
-        await service.attend({"query": X * 9})
+        for rows in (1, 17, 18, 50, 51):
+            await service.attend({"query": X * rows})
 
-    served(story, max_batch_cells=100, probe_s=3600)
-    assert lanes == {("small", False, False), ("small", False, True)}
+    served(story, max_batch_cells=10_000, probe_s=3600)
+    assert lanes == [("small", False, size) for size in (0, 0, 1, 1, 2)]
+
+
+def test_a_full_queue_is_told_before_a_body_is_read_as_json(served):
+    """Q1 What is refused anyway is not decoded."""
+
+    async def story(service):
+        running = await blocked(service)
+        waiting = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(2)]
+        await service.until(lambda: service.service.batcher.num_queued == 2)
+        for path in ("/v1/layers/small/attend", "/v2/models/small/infer"):
+            refused = await service.client.post(path, content=b"no json", headers={"content-type": "application/json"})
+            assert refused.status_code == (429 if path.startswith("/v1") else 503)
+            assert int(refused.headers["retry-after"]) >= 1
+        service.engine.gate.set()
+        for task in (running, *waiting):
+            assert (await task).status_code == 200
+        assert (await service.client.post("/v1/layers/small/attend", json={})).status_code == 422
+
+    served(story, queue_capacity=2, probe_s=3600)
+
+
+def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
+    """Four bodies of the largest size fill the house; a small one still finds room, and all is free again after them."""
+    most = 4096
+
+    async def story(service):
+        intake = service.service.reception.intake
+        assert intake.max_bytes == 4 * most
+        going_on = asyncio.Event()
+
+        async def slowly():
+            yield b'{"query": ' + b" " * (most - 1000)
+            await going_on.wait()
+            yield b"[[" + b",".join([b"0.5"] * 16) + b"]]}"
+
+        headers = {"content-type": "application/json"}
+        path = "/v1/layers/small/attend"
+        large = [asyncio.ensure_future(service.client.post(path, content=slowly(), headers=headers)) for _ in range(8)]
+        await service.until(lambda: sum(task.done() for task in large) + intake.num_bytes // (most - 1000) == 8)
+        refused = [task.result() for task in large if task.done()]
+        assert {answer.json()["code"] for answer in refused} == {"queue_full"}
+        assert (await service.attend({"query": X})).status_code == 200
+        going_on.set()
+        assert {(await task).status_code for task in large} == {200, 429}
+        assert intake.num_bytes == 0
+
+    served(story, max_body_bytes=most, queue_bytes=1024)
 
 
 def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):

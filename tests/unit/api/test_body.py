@@ -10,6 +10,7 @@ import zstandard
 
 from service.api.asgi import ClientGone
 from service.api.body import BodyLimits, read_body
+from service.api.intake import Intake
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -51,7 +52,7 @@ packed = pytest.mark.parametrize("name", list(PACKERS), ids=lambda name: name.de
 def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
-    return b"".join(asyncio.run(read_body({"headers": list(headers)}, receive, limits, codings)))
+    return b"".join(asyncio.run(read_body({"headers": list(headers)}, receive, limits, codings, Intake(2**40).share())))
 
 
 def test_parts_are_joined():

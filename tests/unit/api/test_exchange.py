@@ -14,7 +14,7 @@ from service.api.asgi import ClientGone
 from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.trace import start_trace
-from service.errors import DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.errors import BadJson, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.limits import exchange_limits
 from service.settings import load_settings
 from service.wire.decoding_thread import DecodingThread
@@ -22,7 +22,7 @@ from service.wire.pace import Pace
 from tests.doubles import ManualClock
 
 OFF_LOOP = 100
-AT_ONCE = 250
+INTAKE = 10_000
 
 
 class House:
@@ -30,7 +30,7 @@ class House:
 
     def __init__(self, **changes: Any) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
-        limits = dataclasses.replace(exchange_limits(settings), undecoded_bytes=AT_ONCE)
+        limits = dataclasses.replace(exchange_limits(settings), intake_bytes=INTAKE)
         self.decoding = DecodingThread(pause=lambda _: None)
         self.clock = ManualClock()
         nothing: Any = None
@@ -79,7 +79,7 @@ async def where() -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "decoding"), (AT_ONCE * 9, "decoding")]
+    ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "decoding"), (OFF_LOOP * 9, "decoding")]
 )
 def test_a_body_is_decoded_off_the_loop_from_a_size_on(num_bytes, thread):
     async def told(house: House) -> None:
@@ -127,24 +127,23 @@ def test_a_caller_who_leaves_while_he_is_decoded_stops_it():
     story(told)
 
 
-def test_bytes_that_wait_to_be_decoded_are_bounded_and_counted_back():
+def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_request_ends():
     async def told(house: House) -> None:
-        held = Held()
-        first, _ = await house.exchange(OFF_LOOP)
-        decoding = asyncio.ensure_future(first.decoded(held.work))
-        await asyncio.to_thread(held.runs.wait)
-        fits, _ = await house.exchange(AT_ONCE - OFF_LOOP)
-        waiting = asyncio.ensure_future(fits.decoded(where))
-        await asyncio.sleep(0)
-        one_more, _ = await house.exchange(OFF_LOOP)
-        with pytest.raises(QueueFull, match="250 bytes of bodies wait to be decoded"):
-            await one_more.decoded(where)
-        small, _ = await house.exchange(OFF_LOOP - 1)
-        assert (await small.decoded(where)).startswith("Main")
-        held.may_go_on.set()
-        await asyncio.gather(decoding, waiting)
-        again, _ = await house.exchange(AT_ONCE)
-        assert (await again.decoded(where)).startswith("decoding")
+        intake = house.reception.intake
+        decoded, _ = await house.exchange(OFF_LOOP)
+        refused, _ = await house.exchange(OFF_LOOP - 1)
+        assert intake.num_bytes == 2 * OFF_LOOP - 1
+        with pytest.raises(QueueFull, match="no room for one of this size"):
+            await house.exchange(INTAKE - 2 * OFF_LOOP + 2)
+        await decoded.decoded(where)
+        assert intake.num_bytes == OFF_LOOP - 1
+
+        async def wrong() -> None:
+            raise BadJson("it is")
+
+        with pytest.raises(BadJson), refused:
+            await refused.decoded(wrong)
+        assert intake.num_bytes == 0
 
     story(told)
 

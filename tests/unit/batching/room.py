@@ -46,7 +46,9 @@ class Room:
         max_tokens: int = LARGE,
         capacity: int = 100,
         max_bytes: int = LARGE,
+        max_cells: int = LARGE,
         max_wait_s: float = 0.0,
+        standing_wait_s: float = 0.0,
         max_cost: CostCeilings | None = None,
         engine: Any = None,
     ) -> None:
@@ -59,7 +61,9 @@ class Room:
             QueueLimits(
                 capacity=capacity,
                 max_bytes=max_bytes,
+                max_cells=max_cells,
                 max_wait_s=max_wait_s,
+                standing_wait_s=standing_wait_s,
                 max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
             ),
             self.clock,

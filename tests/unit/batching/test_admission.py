@@ -6,6 +6,7 @@ import pytest
 
 from service.errors import (
     DeadlineExceeded,
+    Draining,
     QueueFull,
 )
 from tests.doubles import run, turns
@@ -168,5 +169,114 @@ def test_no_timer_is_left_when_a_job_is_finished():
             room.engine.open()
             await ended(room.send("x"))
             assert room.clock.num_calls == 0
+
+    run(main)
+
+
+def test_the_queue_is_bounded_in_attention_scores_but_takes_any_one_job():
+    async def main():
+        async with Room(max_cells=100) as room:
+            await room.send_running("x")
+            whale, over = room.send("whale", cost=cost_of(cells=5000)), room.send("over", cost=cost_of(cells=1))
+            await turns()
+            error = error_of(over)
+            assert isinstance(error, QueueFull)
+            assert all(word in error.message for word in ("5000 attention scores", "has 1;", "at most 100"))
+            room.engine.open()
+            await turns()
+            assert error_of(whale) is None
+
+    run(main)
+
+
+class Overload:
+    """Clients come five times as fast as they are served: 20 a batch of 4, a batch every 20 ms."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.clients: list = []
+
+    async def go_on(self, ticks: int, *, arriving: int = 20, lane: str = "a") -> None:
+        for _ in range(ticks):
+            self.clients += [self.room.send(object(), lane, cost=cost_of(flops=10)) for _ in range(arriving)]
+            await turns()
+            self.room.clock.advance(0.02)
+            self.room.engine.release()
+            await turns()
+
+    @property
+    def refusals(self) -> list[BaseException]:
+        errors = [error_of(client) for client in self.clients if client.done()]
+        return [error for error in errors if error is not None]
+
+
+def test_a_queue_that_stands_is_kept_at_eight_batches_and_every_batch_stays_full():
+    async def main():
+        async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
+            await room.send_running("x")
+            overload = Overload(room)
+            await overload.go_on(9)
+            assert overload.refusals == [], "so far it could be a burst"
+            await overload.go_on(90)
+            assert all(isinstance(error, QueueFull) for error in overload.refusals)
+            assert "more requests of this kind have come than can be done" in str(overload.refusals[-1])
+            assert 8 * 4 - 4 <= room.batcher.num_queued <= 8 * 4 + 1
+            assert {len(batch) for batch in room.engine.batches[1:]} == {4}
+            await overload.go_on(10, arriving=1)
+            num_refused = len(overload.refusals)
+            await overload.go_on(5, arriving=20)
+            assert len(overload.refusals) == num_refused, "what was over is forgotten: a burst is a burst again"
+            room.engine.open()
+            await turns(200)
+
+    run(main)
+
+
+def test_without_a_wait_for_a_standing_queue_only_the_capacity_bounds_it():
+    async def main():
+        async with Room(capacity=200, max_requests=4) as room:
+            await room.send_running("x")
+            overload = Overload(room)
+            await overload.go_on(60)
+            assert room.batcher.num_queued >= 196
+            assert "200 requests wait" in str(overload.refusals[-1])
+            room.engine.open()
+            await turns(400)
+
+    run(main)
+
+
+def test_a_lane_that_does_not_stand_is_not_refused_for_one_that_does():
+    async def main():
+        async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
+            await room.send_running("x")
+            overload = Overload(room)
+            await overload.go_on(40)
+            with pytest.raises(QueueFull):
+                room.batcher.check_lane("a")
+            room.batcher.check_lane("b")
+            light = await room.send_waiting("light", lane="b")
+            await overload.go_on(3)
+            assert error_of(light[0]) is None, "it waits for its share, not for those before it"
+            room.engine.open()
+            await turns(200)
+
+    run(main)
+
+
+def test_who_asks_beforehand_hears_what_he_would_be_refused_with():
+    async def main():
+        async with Room(capacity=2, max_requests=1) as room:
+            await room.send_running("x")
+            room.batcher.check_lane("a")
+            await room.send_waiting("y", "z")
+            with pytest.raises(QueueFull, match="2 requests wait"):
+                room.batcher.check_lane("a")
+            assert room.batcher.num_queued == 2
+            room.batcher.begin_drain()
+            with pytest.raises(Draining):
+                room.batcher.check_lane("a")
+            room.engine.open()
+            await turns()
 
     run(main)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from service.batching.policy import Lanes, is_full, take
+from service.batching.policy import Lanes, is_full, size_class, take
 from tests.unit.batching.items import (
     WIDE,
     Item,
@@ -93,3 +93,18 @@ def test_each_limit_cuts_a_batch_where_it_is_reached():
 def test_an_oversize_job_runs_alone_and_does_not_block_its_lane():
     jobs = [Item(), Item(cost=cost(99)), Item()]
     assert drained(lanes_of(jobs), limits(max_tokens=10)) == [[jobs[0]], [jobs[1]], [jobs[2]]]
+
+
+@given(some_limits, costs)
+def test_light_jobs_eight_of_a_batch_heavy_ones_and_those_that_run_alone_wait_apart(bounds, job):
+    fits_eight = all(
+        8 * have <= most
+        for have, most in (
+            (job.tokens, bounds.max_tokens),
+            (job.cells, bounds.max_cells),
+            (job.weights_bytes, bounds.max_weights_bytes),
+        )
+    )
+    fits = job.tokens <= bounds.max_tokens and job.cells <= bounds.max_cells
+    fits = fits and job.weights_bytes <= bounds.max_weights_bytes
+    assert size_class(job, bounds) == (0 if fits_eight else 1 if fits else 2)

@@ -1,0 +1,33 @@
+"""Limits: what the settings mean to the rooms."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.limits import exchange_limits, queue_limits
+from service.settings import child_environment, load_settings
+
+
+@pytest.mark.parametrize(
+    ("given", "wait_s"),
+    [
+        ({}, 0.1),
+        ({"queue_capacity": 256}, 0.0),
+        ({"queue_capacity": 5000}, 0.0),
+        ({"standing_wait_ms": 50}, 0.05),
+        ({"queue_capacity": 5000, "standing_wait_ms": 50}, 0.05),
+        ({"standing_wait_ms": 0}, 0.0),
+    ],
+)
+def test_a_standing_queue_is_bounded_unless_the_operator_says_how_long_the_queue_may_be(monkeypatch, given, wait_s):
+    settings = load_settings(**given)
+    assert queue_limits(settings).standing_wait_s == wait_s
+    for name, value in child_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert queue_limits(load_settings()).standing_wait_s == wait_s, "a child reads the same"
+
+
+@pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 4 * 10**6), (10**9, 10**9)])
+def test_a_body_of_the_largest_size_finds_room_in_an_empty_house(queue_bytes, intake_bytes):
+    limits = exchange_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
+    assert limits.intake_bytes == intake_bytes
