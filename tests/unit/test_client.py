@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
 
 import httpx2
@@ -479,7 +479,11 @@ def test_an_interrupt_cancels_the_call(monkeypatch):
             cancelled.set()
         raise AssertionError
 
+    result = Future.result
+
     def interrupted(future, timeout=None):
+        if threading.current_thread() is not threading.main_thread():
+            return result(future, timeout)  # the client's own loop may look at one, too
         hanging.wait(20)
         raise KeyboardInterrupt
 
