@@ -5,8 +5,11 @@ Law: rooms receive these, never `Settings` itself; a unit is converted here and 
 
 from __future__ import annotations
 
+import math
+
 from service.api.body import BodyLimits
 from service.api.exchange import ExchangeLimits
+from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
 from service.settings import Settings
@@ -34,6 +37,17 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_wait_s=settings.max_wait_ms / 1000,
         max_cost=ceilings,
     )
+
+
+def rate_limit(settings: Settings) -> Rate | None:
+    """None: no limit."""
+    if settings.rate_limit_per_s == 0:
+        return None
+    return Rate(settings.rate_limit_per_s, settings.rate_burst or max(1, math.ceil(settings.rate_limit_per_s)))
+
+
+def cors_origins(settings: Settings) -> tuple[str, ...]:
+    return tuple(origin.strip() for origin in settings.cors_origins.split(",") if origin.strip())
 
 
 def exchange_limits(settings: Settings) -> ExchangeLimits:

@@ -18,7 +18,8 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -33,6 +34,13 @@ ANSWER_S = 0.8
 CUT_S = 0.2
 
 T = TypeVar("T")
+
+
+class Tls(NamedTuple):
+    """Files in PEM; without `key` the private key is in `certificate` too."""
+
+    certificate: Path
+    key: Path | None
 
 
 def _nothing() -> None:
@@ -75,9 +83,10 @@ class Server(uvicorn.Server):
         *,
         protocol: type[asyncio.Protocol] = HttpToolsProtocol,
         lifeline: int | None = None,
+        tls: Tls | None = None,
         force: Callable[[int], object] = os._exit,
     ) -> None:
-        super().__init__(_config(application, protocol))
+        super().__init__(_config(application, protocol, tls))
         self.exit_code = 0
         self._listener = listener
         self._drain = drain
@@ -136,7 +145,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         host, port = self._listener.getsockname()[:2]
-        self._log.info("listening", address=f"http://{f'[{host}]' if ':' in host else host}:{port}", pid=os.getpid())
+        scheme = "https" if self.config.is_ssl else "http"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._log.info("listening", address=address, pid=os.getpid())
 
     async def main_loop(self) -> None:
         """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""
@@ -157,11 +168,10 @@ class Server(uvicorn.Server):
             server.close()
         for sock in sockets or []:
             sock.close()
-        for taken in waiting:
-            with contextlib.suppress(OSError):
-                await loop.connect_accepted_socket(self._protocol, taken)
         # Every answer from here on says that it is the last one of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        # Together: with TLS each returns only after the peer's handshake, and a peer may leave us waiting for it.
+        await asyncio.gather(*map(self._connect, waiting))
         for connection in list(self._connections):
             if not _is_idle(connection):
                 connection.shutdown()
@@ -176,6 +186,12 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         await self._quiet(CUT_S)
         await self.lifespan.shutdown()
+
+    async def _connect(self, taken: socket.socket) -> None:
+        context = self.config.ssl
+        patience: Any = {} if context is None else {"ssl": context, "ssl_handshake_timeout": LINGER_S}
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken, **patience)
 
     def _protocol(self) -> asyncio.Protocol:
         """As uvicorn makes one for a connection that it accepts itself."""
@@ -231,7 +247,7 @@ def _is_idle(connection: Any) -> bool:
     return connection.cycle is None or connection.cycle.response_complete
 
 
-def _config(application: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+def _config(application: Any, protocol: type[asyncio.Protocol], tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",
@@ -245,4 +261,6 @@ def _config(application: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Confi
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
     )

@@ -29,11 +29,15 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    from service.supervisor import Plan, supervise  # the other commands do not need it
+    from service.processes import write_log_line  # the other commands do not need it
+    from service.supervisor import Plan, supervise
 
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
     if not settings.layers_dir.is_dir():
         raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+    _check_files(settings)
+    if settings.api_keys_file is None and not _is_loopback(settings.host):
+        write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     arguments = ("--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}")
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *arguments),
@@ -46,6 +50,47 @@ def serve(
         run_dir=settings.run_dir,
     )
     raise typer.Exit(supervise(plan))
+
+
+def _check_files(settings: Settings) -> None:
+    """Raises ServiceError for what every worker would refuse."""
+    if settings.api_keys_file is not None:
+        from service.api.keys import read_keys
+
+        read_keys(settings.api_keys_file)
+    if settings.tls_cert_file is not None:
+        _check_tls(settings.tls_cert_file, settings.tls_key_file)
+    elif settings.tls_key_file is not None:
+        raise SettingsError("ATTENTION_TLS_KEY_FILE: it needs ATTENTION_TLS_CERT_FILE")
+
+
+def _check_tls(certificate: Path, key: Path | None) -> None:
+    import ssl  # memory: only where it is used
+
+    for name, path in (("CERT", certificate), ("KEY", key)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise SettingsError(f"ATTENTION_TLS_{name}_FILE: it cannot be read: {error.strerror}") from None
+    try:
+        # With a passphrase, wrong though it is, the terminal is not asked for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "?")
+    except (ssl.SSLError, OSError):
+        raise SettingsError(
+            "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
+        ) from None
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+    import socket
+
+    try:
+        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0]
+        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+    except (OSError, ValueError):
+        return True  # binding it will fail, and say why
 
 
 def num_workers(settings: Settings) -> int:
@@ -77,7 +122,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.heartbeat import Board
     from service.metrics import Metrics, Shared
     from service.processes import say_once
-    from service.server import BACKLOG, Drain, Server, listen
+    from service.server import BACKLOG, Drain, Server, Tls, listen
     from service.supervisor import EXIT_REFUSED
 
     def leave(exit_code: int, reason: str) -> None:
@@ -108,5 +153,6 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         stop_admitting=service.stop_admitting,
         settle=service.settle,
     )
-    server = Server(edge, listener, drain, lifeline=lifeline)
+    tls = None if settings.tls_cert_file is None else Tls(settings.tls_cert_file, settings.tls_key_file)
+    server = Server(edge, listener, drain, lifeline=lifeline, tls=tls)
     return server.run_to_end()
