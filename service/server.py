@@ -18,13 +18,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.logs import get_logger
+from service.tls import Tls, has_all
 
 BACKLOG = 2048
 # Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
@@ -32,15 +32,9 @@ KEEP_ALIVE_S = 75
 LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
+PART_S = 0.2
 
 T = TypeVar("T")
-
-
-class Tls(NamedTuple):
-    """Files in PEM; without `key` the private key is in `certificate` too."""
-
-    certificate: Path
-    key: Path | None
 
 
 def _nothing() -> None:
@@ -178,7 +172,7 @@ class Server(uvicorn.Server):
         await self._quiet(LINGER_S)
         for connection in list(self._connections):
             connection.shutdown()
-        if not await self._quiet(max(0.0, end - loop.time())):
+        if not await self._parted(end):
             self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
             self._drain.settle()
             await self._quiet(ANSWER_S)
@@ -200,6 +194,18 @@ class Server(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return protocol
+
+    async def _parted(self, end: float) -> bool:
+        """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""
+        if self.config.ssl is None:
+            return await self._quiet(max(0.0, end - asyncio.get_running_loop().time()))
+        while (left_s := end - asyncio.get_running_loop().time()) > 0:
+            if await self._quiet(min(PART_S, left_s)):
+                return True
+            for connection in list(self._connections):
+                if connection.transport.is_closing() and has_all(connection.transport):
+                    connection.transport.abort()
+        return await self._quiet(0)
 
     async def _quiet(self, timeout_s: float) -> bool:
         """Whether no connection and no request was left within `timeout_s`."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
+
+if TYPE_CHECKING:
+    from service.tls import Tls
 
 # A process is late, and the service not ready, after this many heartbeats without one.
 LATE_BEATS = 6
@@ -58,28 +61,18 @@ def _check_files(settings: Settings) -> None:
         from service.api.keys import read_keys
 
         read_keys(settings.api_keys_file)
+    if tls := tls_files(settings):
+        tls.check()
+
+
+def tls_files(settings: Settings) -> Tls | None:
     if settings.tls_cert_file is not None:
-        _check_tls(settings.tls_cert_file, settings.tls_key_file)
-    elif settings.tls_key_file is not None:
+        from service.tls import Tls  # memory: ssl only where it is used
+
+        return Tls(settings.tls_cert_file, settings.tls_key_file)
+    if settings.tls_key_file is not None:
         raise SettingsError("ATTENTION_TLS_KEY_FILE: it needs ATTENTION_TLS_CERT_FILE")
-
-
-def _check_tls(certificate: Path, key: Path | None) -> None:
-    import ssl  # memory: only where it is used
-
-    for name, path in (("CERT", certificate), ("KEY", key)):
-        try:
-            if path is not None:
-                path.open("rb").close()
-        except OSError as error:
-            raise SettingsError(f"ATTENTION_TLS_{name}_FILE: it cannot be read: {error.strerror}") from None
-    try:
-        # With a passphrase, wrong though it is, the terminal is not asked for one.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "?")
-    except (ssl.SSLError, OSError):
-        raise SettingsError(
-            "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
-        ) from None
+    return None
 
 
 def _is_loopback(host: str) -> bool:
@@ -122,7 +115,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.heartbeat import Board
     from service.metrics import Metrics, Shared
     from service.processes import say_once
-    from service.server import BACKLOG, Drain, Server, Tls, listen
+    from service.server import BACKLOG, Drain, Server, listen
     from service.supervisor import EXIT_REFUSED
 
     def leave(exit_code: int, reason: str) -> None:
@@ -153,6 +146,5 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         stop_admitting=service.stop_admitting,
         settle=service.settle,
     )
-    tls = None if settings.tls_cert_file is None else Tls(settings.tls_cert_file, settings.tls_key_file)
-    server = Server(edge, listener, drain, lifeline=lifeline, tls=tls)
+    server = Server(edge, listener, drain, lifeline=lifeline, tls=tls_files(settings))
     return server.run_to_end()
