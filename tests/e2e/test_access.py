@@ -74,6 +74,14 @@ def test_a_start_with_a_bad_keys_file_is_refused_with_one_line(serve, tmp_path, 
     assert line_for("a", Role.INFER)[:10] not in told
 
 
+@pytest.mark.parametrize("arguments", [["--role", "root"], ["--name", "two\nlines"]])
+def test_a_key_that_cannot_be_made_is_one_line(arguments):
+    command = [sys.executable, "-m", "service", "keys", "new", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert len(ran.stderr.splitlines()) == 1
+
+
 def test_A9_a_removed_key_is_refused_in_every_process_within_5_s(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("old", "new"))
