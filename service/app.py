@@ -2,7 +2,8 @@
 
 Laws: layers are loaded while the process listens already; a layer is served only when the engine has checked it with real forward
 passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted.
-One task beside the batcher's: it loads, then beats (the named exception of `docs/decisions.md`).
+Tasks beside the batcher's: one that loads, then beats, and one that looks after the keys file where there is one (the named
+exceptions of `docs/decisions.md`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import torch
 from fastapi import FastAPI
 from starlette.routing import Route
 
 from service import __version__
+from service.api.access import Access
 from service.api.attend import ROUTE, Attend
+from service.api.cors import cross_origin
 from service.api.docs import make_docs_router
 from service.api.edge import EXCEPTION_HANDLERS, Edge
 from service.api.infer import ROUTES as INFER_ROUTES
 from service.api.infer import Infer
+from service.api.key_file import KeyFile
 from service.api.models import make_models_router
-from service.api.openapi import write_openapi
+from service.api.openapi import announce_keys, write_openapi
+from service.api.rate import Limiter
 from service.api.reception import Reception
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
 from service.attention.call import Answer, Call
@@ -39,7 +45,7 @@ from service.errors import LayerError, NotReady, ServiceError
 from service.heartbeat import Board, State
 from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
-from service.limits import batch_limits, exchange_limits, queue_limits
+from service.limits import batch_limits, cors_origins, exchange_limits, queue_limits, rate_limit
 from service.metrics import LayerTotals
 from service.settings import Settings
 from service.supervisor import EXIT_FAILED, EXIT_REFUSED
@@ -79,7 +85,8 @@ class Service:
         self._catalog: Catalog | None = None
         self._reports: dict[str, LoadReport] = {}
         self._reason: str | None = "layers are being loaded"
-        self._life: asyncio.Task[None] | None = None
+        self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
+        self._tasks: list[asyncio.Task[None]] = []
         telemetry.built(self.numerics)
 
     @property
@@ -89,10 +96,22 @@ class Service:
             raise NotReady(self._reason or "layers are being loaded", retry_after_s=1)
         return self._catalog
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Returns before the layers are loaded, but not before it is known who may ask."""
+        if self.keys is not None:
+            try:
+                await self.keys.open()
+            except ServiceError as error:
+                # Nobody gets in meanwhile: there are no keys.
+                self._leave(EXIT_REFUSED, error.message)
+            self._begin(self.keys.watch(), "keys")
         self.batcher.start()
-        self._life = asyncio.get_running_loop().create_task(self._live(), name="life")
-        self._life.add_done_callback(self._life_ended)
+        self._begin(self._live(), "life")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._life_ended)
+        self._tasks.append(task)
 
     def begin_drain(self) -> None:
         """Readiness says no at once; requests are still served until the listener closes."""
@@ -112,9 +131,9 @@ class Service:
         self.begin_drain()
         await self.batcher.drain(self._settings.shutdown_grace_s)
         await self.batcher.stop()
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         await asyncio.to_thread(self.decoding.close)
         await asyncio.to_thread(self.engine.close)
 
@@ -268,7 +287,7 @@ def build(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        await service.start()
         yield
         await service.stop()
 
@@ -288,6 +307,22 @@ def build(
     attend, infer = Attend(service.reception), Infer(service.reception)
     hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
     app.router.routes.extend(hot)
+    access = _access(settings, service)
+
+    def document() -> dict[str, Any]:
+        page = write_openapi(app, service.example_layer())
+        return page if service.keys is None else announce_keys(page, access.needs_key)
+
     if settings.docs:
-        app.include_router(make_docs_router(app.title, lambda: write_openapi(app, service.example_layer())))
-    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot), service
+        app.include_router(make_docs_router(app.title, document))
+    around = cross_origin(cors_origins(settings))
+    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, around), service
+
+
+def _access(settings: Settings, service: Service) -> Access:
+    keys, rate = service.keys, rate_limit(settings)
+    return Access(
+        None if keys is None else lambda: keys.ring,
+        None if rate is None else Limiter(rate, time.monotonic),
+        is_metrics_open=settings.open_metrics,
+    )

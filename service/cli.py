@@ -1,4 +1,4 @@
-"""The command line: `attention-service serve | layers | attend | show`.
+"""The command line: `attention-service serve | layers | attend | show | keys`.
 
 Laws: a failure of ours is one line on stderr and exit code 1, never a traceback; help is quick, so heavy imports wait until
 a command needs them.
@@ -11,6 +11,7 @@ import sys
 import typer
 
 from service.commands.attend import attend, show
+from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
 from service.errors import ServiceError
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.add_typer(layers, name="layers")
+app.add_typer(keys, name="keys")
 app.command()(attend)
 app.command()(show)
 app.command(hidden=True)(worker)

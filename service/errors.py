@@ -9,8 +9,9 @@ ServiceError
 │   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit)
 │   ├── NotServed        nothing answers to that (LayerNotFound, RouteNotFound, MethodNotAllowed, NotAcceptable,
 │   │                    UnsupportedMediaType, UnsupportedContentEncoding)
+│   ├── Denied           not to this caller (Unauthorized, Forbidden)
 │   └── ClientTimeout    the body did not arrive in time
-├── Refused              not now (QueueFull, NotReady, Draining); each says when to come back
+├── Refused              not now (QueueFull, RateLimited, NotReady, Draining); each says when to come back
 ├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
 └── LayerError           a checkpoint or a stored layer is not what it must be (command line and start-up, never a request)
 
@@ -154,6 +155,20 @@ class UnsupportedContentEncoding(NotServed):
     code = "unsupported_content_encoding"
 
 
+class Denied(Rejected):
+    code = "denied"
+
+
+class Unauthorized(Denied):
+    """No key, or none that is known: which of the two is not told."""
+
+    code = "unauthorized"
+
+
+class Forbidden(Denied):
+    code = "forbidden"
+
+
 class ClientTimeout(Rejected):
     code = "client_timeout"
 
@@ -170,6 +185,10 @@ class Refused(ServiceError):
 
 class QueueFull(Refused):
     code = "queue_full"
+
+
+class RateLimited(Refused):
+    code = "rate_limited"
 
 
 class NotReady(Refused):

@@ -5,8 +5,11 @@ Law: rooms receive these, never `Settings` itself; a unit is converted here and 
 
 from __future__ import annotations
 
+import math
+
 from service.api.body import BodyLimits
 from service.api.exchange import ExchangeLimits
+from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
 from service.settings import Settings
@@ -45,6 +48,17 @@ def _standing_wait_s(settings: Settings) -> float:
     if settings.standing_wait_ms is not None:
         return settings.standing_wait_ms / 1000
     return 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
+
+
+def rate_limit(settings: Settings) -> Rate | None:
+    """None: no limit."""
+    if settings.rate_limit_per_s == 0:
+        return None
+    return Rate(settings.rate_limit_per_s, settings.rate_burst or max(1, math.ceil(settings.rate_limit_per_s)))
+
+
+def cors_origins(settings: Settings) -> tuple[str, ...]:
+    return tuple(origin.strip() for origin in settings.cors_origins.split(",") if origin.strip())
 
 
 def exchange_limits(settings: Settings) -> ExchangeLimits:

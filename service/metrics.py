@@ -214,6 +214,9 @@ class Metrics:
 
     def _make_process_series(self) -> None:
         self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
+        self._keys_stale = self._gauge(
+            "api_keys_stale", "1 while the keys file cannot be used and earlier keys stay in force", "livemax"
+        )
         self._load_seconds = self._gauge(
             "layer_load_seconds", "Last load of a layer, check included", "livemax", ("layer",)
         )
@@ -267,6 +270,9 @@ class Metrics:
 
     def readiness_changed(self, *, is_ready: bool) -> None:
         self._ready.set(is_ready)
+
+    def keys_read(self, *, is_usable: bool) -> None:
+        self._keys_stale.set(not is_usable)
 
     def layer_loaded(self, layer: str, seconds: float) -> None:
         """From here on `layer` is a label; its series begin at zero, so that rates see the first event."""

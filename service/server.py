@@ -24,6 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.logs import get_logger
+from service.tls import Tls, has_all
 
 BACKLOG = 2048
 # Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
@@ -31,6 +32,7 @@ KEEP_ALIVE_S = 75
 LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
+PART_S = 0.2
 
 T = TypeVar("T")
 
@@ -75,9 +77,10 @@ class Server(uvicorn.Server):
         *,
         protocol: type[asyncio.Protocol] = HttpToolsProtocol,
         lifeline: int | None = None,
+        tls: Tls | None = None,
         force: Callable[[int], object] = os._exit,
     ) -> None:
-        super().__init__(_config(application, protocol))
+        super().__init__(_config(application, protocol, tls))
         self.exit_code = 0
         self._listener = listener
         self._drain = drain
@@ -136,7 +139,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         host, port = self._listener.getsockname()[:2]
-        self._log.info("listening", address=f"http://{f'[{host}]' if ':' in host else host}:{port}", pid=os.getpid())
+        scheme = "https" if self.config.is_ssl else "http"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._log.info("listening", address=address, pid=os.getpid())
 
     async def main_loop(self) -> None:
         """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""
@@ -157,18 +162,17 @@ class Server(uvicorn.Server):
             server.close()
         for sock in sockets or []:
             sock.close()
-        for taken in waiting:
-            with contextlib.suppress(OSError):
-                await loop.connect_accepted_socket(self._protocol, taken)
         # Every answer from here on says that it is the last one of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        # Together: with TLS each returns only after the peer's handshake, and a peer may leave us waiting for it.
+        await asyncio.gather(*map(self._connect, waiting))
         for connection in list(self._connections):
             if not _is_idle(connection):
                 connection.shutdown()
         await self._quiet(LINGER_S)
         for connection in list(self._connections):
             connection.shutdown()
-        if not await self._quiet(max(0.0, end - loop.time())):
+        if not await self._parted(end):
             self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
             self._drain.settle()
             await self._quiet(ANSWER_S)
@@ -177,6 +181,12 @@ class Server(uvicorn.Server):
         await self._quiet(CUT_S)
         await self.lifespan.shutdown()
 
+    async def _connect(self, taken: socket.socket) -> None:
+        context = self.config.ssl
+        patience: Any = {} if context is None else {"ssl": context, "ssl_handshake_timeout": LINGER_S}
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken, **patience)
+
     def _protocol(self) -> asyncio.Protocol:
         """As uvicorn makes one for a connection that it accepts itself."""
         kind: Any = self.config.http_protocol_class
@@ -184,6 +194,18 @@ class Server(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return protocol
+
+    async def _parted(self, end: float) -> bool:
+        """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""
+        if self.config.ssl is None:
+            return await self._quiet(max(0.0, end - asyncio.get_running_loop().time()))
+        while (left_s := end - asyncio.get_running_loop().time()) > 0:
+            if await self._quiet(min(PART_S, left_s)):
+                return True
+            for connection in list(self._connections):
+                if connection.transport.is_closing() and has_all(connection.transport):
+                    connection.transport.abort()
+        return await self._quiet(0)
 
     async def _quiet(self, timeout_s: float) -> bool:
         """Whether no connection and no request was left within `timeout_s`."""
@@ -231,7 +253,7 @@ def _is_idle(connection: Any) -> bool:
     return connection.cycle is None or connection.cycle.response_complete
 
 
-def _config(application: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+def _config(application: Any, protocol: type[asyncio.Protocol], tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",
@@ -245,4 +267,6 @@ def _config(application: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Confi
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import ServiceError
@@ -21,6 +22,16 @@ ENV_PREFIX = "ATTENTION_"
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+
+# As browsers write it: scheme, host and perhaps a port, in lower case, and no path.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
+
+
+def _checked_origins(value: str) -> str:
+    origins = [origin.strip() for origin in value.split(",") if origin.strip()]
+    if origins != ["*"] and not all(map(_ORIGIN.fullmatch, origins)):
+        raise ValueError("must be * or origins like https://app.example:8443, in lower case, without a path or a slash")
+    return value
 
 
 class Settings(BaseSettings):
@@ -44,6 +55,30 @@ class Settings(BaseSettings):
         False,
         description="on a GPU: run one sequence at a time, so that answers are bitwise independent of their batch",
     )
+
+    api_keys_file: Path | None = Field(
+        None,
+        description="file of API keys, a SHA-256 digest and a role (`infer` or `admin`) a line; unset: no key is asked for and "
+        "layers cannot be changed",
+    )
+    open_metrics: bool = Field(False, description="answer `/metrics` without a key where keys are asked for")
+    rate_limit_per_s: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="requests a key may send to a process (per second); without keys all callers share it; 0 = any number",
+    )
+    rate_burst: int = Field(
+        0, ge=0, le=10**6, description="requests a key may send at once after a pause; 0 = those of one second"
+    )
+    cors_origins: Annotated[str, AfterValidator(_checked_origins)] = Field(
+        "", description="origins whose pages may read answers, `https://app.example, …` or `*`; unset: none"
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="certificate chain (PEM), for HTTPS; it may hold the private key as well"
+    )
+    tls_key_file: Path | None = Field(None, description="private key of the certificate (PEM, without a passphrase)")
 
     max_body_bytes: int = Field(
         16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
@@ -140,7 +175,7 @@ def _check_names() -> None:
     for variable in sorted(os.environ):
         name = variable.upper().removeprefix(ENV_PREFIX)
         if variable.upper().startswith(ENV_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if near:
                 raise SettingsError(f"unknown variable {variable}: did you mean {ENV_PREFIX}{near[0]}?")
 

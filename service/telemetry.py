@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from service import __version__
+from service.api.keys import KeyRing, KeysError, Role
 from service.api.trace import Trace
 from service.attention.engine import Engine, LoadReport
 from service.attention.numerics import Fingerprint
@@ -66,6 +67,14 @@ class Telemetry:
 
     def faulted(self, trace: Trace, error: BaseException) -> None:
         self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)
+
+    def keys_taken(self, ring: KeyRing) -> None:
+        self._metrics.keys_read(is_usable=True)
+        self._log.info("api_keys_taken", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
+
+    def keys_refused(self, error: KeysError) -> None:
+        self._metrics.keys_read(is_usable=False)
+        self._log.error("api_keys_refused", reason=error.message, effect="the earlier keys stay in force")
 
     # The waiting room.
 

@@ -2,7 +2,8 @@
 
 Laws: whatever happens inside becomes exactly one answer, one count and one log line (what operators' machines ask for every
 few seconds, health and metrics, is answered and not told); a failure becomes problem details
-here and nowhere else; HEAD works on every GET and OPTIONS on every path; no BaseHTTPMiddleware (it hides disconnects).
+here and nowhere else; who may ask is decided before anything is routed (`access.py`); HEAD works on every GET and OPTIONS on
+every path; no BaseHTTPMiddleware (it hides disconnects).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
+from service.api.access import Access
 from service.api.asgi import Application, ClientGone, Message, Receive, Scope, Send
 from service.api.problems import is_inference, render, render_inference, unknown_failure
-from service.api.trace import Trace, start_trace
+from service.api.trace import Trace, start_trace, trace_of
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
@@ -59,7 +61,7 @@ class Edge:
     """Wraps `inner` (the FastAPI application) whose `routes` say which methods a path takes.
 
     A request that matches one of `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
-    nothing that the edge does not do.
+    nothing that the edge does not do. `around` wraps what happens between the count of a request and its route (CORS).
     """
 
     def __init__(
@@ -69,8 +71,12 @@ class Edge:
         log: RequestLog,
         now: Callable[[], float],
         hot: Sequence[Route] = (),
+        access: Access | None = None,
+        around: Callable[[Application], Application] = lambda inside: inside,
     ) -> None:
         self._inner = inner
+        self._access = access or Access()
+        self._application = around(self._serve)
         self._hot = hot
         self._routes = routes
         self._log = log
@@ -84,7 +90,7 @@ class Edge:
         answer = _Answer(send, trace, is_head=scope["method"] == "HEAD")
         self._log.received(trace)
         try:
-            await self._serve(scope, receive, answer, trace)
+            await self._application(scope, receive, answer.send)
         except ClientGone:
             self._log.abandoned(trace, self._now() - trace.started)
         except BaseException:
@@ -94,10 +100,12 @@ class Edge:
         else:
             self._log.answered(trace, self._now() - trace.started)
 
-    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, trace: Trace) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
         try:
+            self._access.admit(scope)
             if scope["method"] == "OPTIONS":
-                await self._options(scope, answer)
+                await self._options(scope, send)
                 return
             if scope["method"] == "HEAD":
                 # A copy: the server reads its own scope to know that a HEAD's answer has no body.
@@ -106,17 +114,17 @@ class Edge:
                 route, child = hot
                 scope.update(child)
                 trace.route = route.path
-                await route.app(scope, receive, answer.send)
+                await route.app(scope, receive, send)
                 return
-            await self._inner(scope, receive, answer.send)
+            await self._inner(scope, receive, send)
         except ClientGone:
             raise
         except HTTPException as error:
-            await self._problem(self._translated(error, scope), answer, trace)
+            await self._problem(self._translated(error, scope), send, trace)
         except ServiceError as error:
-            await self._problem(error, answer, trace, error.__cause__)
+            await self._problem(error, send, trace, error.__cause__)
         except Exception as error:  # noqa: BLE001 (the wall of the house: nothing foreign passes it)
-            await self._problem(unknown_failure(), answer, trace, error)
+            await self._problem(unknown_failure(), send, trace, error)
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
         for route in self._hot:
@@ -125,18 +133,16 @@ class Edge:
                 return route, child
         return None
 
-    async def _problem(
-        self, error: ServiceError, answer: _Answer, trace: Trace, cause: BaseException | None = None
-    ) -> None:
+    async def _problem(self, error: ServiceError, send: Send, trace: Trace, cause: BaseException | None = None) -> None:
         problem = render_inference(error) if is_inference(trace.path) else render(error, trace.request_id)
         trace.code = error.code
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(trace, cause or error)
-        if answer.is_started:
+        if trace.status:
             # Too late for another status: the connection must break so that the caller sees a cut answer.
             raise error
-        await answer.send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
-        await answer.send({"type": "http.response.body", "body": problem.body})
+        await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
+        await send({"type": "http.response.body", "body": problem.body})
 
     def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
         """Starlette's own refusals, which are about routes and methods."""
@@ -145,13 +151,13 @@ class Edge:
             return MethodNotAllowed(f"this path takes {allow}", allow=allow)
         return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
 
-    async def _options(self, scope: Scope, answer: _Answer) -> None:
+    async def _options(self, scope: Scope, send: Send) -> None:
         allow = self._allowed(scope)
         if not allow:
             raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
         headers = [(b"allow", allow.encode("ascii"))]
-        await answer.send({"type": "http.response.start", "status": 204, "headers": headers})
-        await answer.send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
     def _allowed(self, scope: Scope) -> str:
         """The methods of the routes that match this path, as an Allow header; empty where none does."""
@@ -173,11 +179,9 @@ class _Answer:
         self._send = send
         self._trace = trace
         self._is_head = is_head
-        self.is_started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.is_started = True
             self._trace.status = message["status"]
             own = [(b"x-request-id", self._trace.request_id.encode("ascii")), *_FIXED_HEADERS]
             message["headers"] = [*message["headers"], *own]

@@ -7,7 +7,7 @@ anew when the catalog changes; nothing on it needs the network.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,8 +18,9 @@ from service.api.attend import ROUTE
 from service.api.content_type import JSON, OCTET_STREAM, SAFETENSORS
 from service.api.examples import attend_examples, infer_examples
 from service.api.infer import ROUTES as INFER_ROUTES
-from service.api.problems import INFERENCE_STATUS, MEDIA_TYPE, STATUS
+from service.api.problems import INFERENCE_STATUS, MEDIA_TYPE, STATUS, is_inference
 from service.attention.spec import LayerSpec
+from service.errors import ServiceError
 from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import AttendAnswer, AttendRequest, Problem
 
@@ -67,6 +68,24 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
     return page
 
 
+def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dict[str, Any]:
+    """The page, on which every operation that needs a key says so."""
+    page["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    for path, operations in page["paths"].items():
+        for operation in operations.values() if needs_key(path) else ():
+            operation["security"] = [{"bearer": []}, {"header": []}]
+            if is_inference(path):
+                told = _refusals("InferenceError", _name(JSON), INFERENCE_STATUS)
+            else:
+                told = _refusals("Problem", MEDIA_TYPE.decode("ascii"), STATUS)
+            for status in ("401", "403"):
+                operation["responses"].setdefault(status, told[status])
+    return page
+
+
 def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
     """Every parameter of a path gets a value that is served."""
     values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
@@ -93,7 +112,7 @@ def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _json_content("AttendRequest", examples) | binary},
         "responses": {
             "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
-            **_refusals("Problem", MEDIA_TYPE.decode("ascii"), {}),
+            **_refusals("Problem", MEDIA_TYPE.decode("ascii"), STATUS),
         },
     }
 
@@ -124,11 +143,9 @@ def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[st
     return {_name(JSON): content}
 
 
-def _refusals(model: str, media_type: str, renamed: Mapping[int, int]) -> dict[str, Any]:
+def _refusals(model: str, media_type: str, table: Mapping[type[ServiceError], int]) -> dict[str, Any]:
     """Every status that a POST can be refused with, and the codes behind it."""
-    codes: dict[int, set[str]] = {}
-    for status in {status for status in STATUS.values() if status != 405}:  # noqa: PLR2004
-        codes.setdefault(renamed.get(status, status), set()).update(_leaf_codes(status))
+    codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
     content = {media_type: {"schema": {"$ref": _REF.format(model=model)}}}
     return {
         str(status): {"description": ", ".join(f"`{code}`" for code in sorted(found)), "content": content}
@@ -136,10 +153,10 @@ def _refusals(model: str, media_type: str, renamed: Mapping[int, int]) -> dict[s
     }
 
 
-def _leaf_codes(status: int) -> set[str]:
+def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:
     """The codes that are answered with `status`: the table's classes and, for a branch, all below it."""
     codes: set[str] = set()
-    for kind, value in STATUS.items():
+    for kind, value in table.items():
         if value == status:
             below = kind.__subclasses__()
             codes |= {leaf.code for leaf in below} or {kind.code}

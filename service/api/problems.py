@@ -17,6 +17,8 @@ from service.errors import MethodNotAllowed, Refused, ServiceError
 
 STATUS: dict[type[ServiceError], int] = {
     errors.Malformed: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
     errors.LayerNotFound: 404,
     errors.RouteNotFound: 404,
     errors.MethodNotAllowed: 405,
@@ -27,6 +29,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.UnsupportedContentEncoding: 415,
     errors.InvalidInput: 422,
     errors.QueueFull: 429,
+    errors.RateLimited: 429,
     errors.EngineFailed: 500,
     errors.NotReady: 503,
     errors.Draining: 503,
@@ -34,7 +37,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.DeadlineExceeded: 504,
 }
 # What the clients of `/v2` know: everything wrong with a request is 400, a full queue 503.
-INFERENCE_STATUS = {422: 400, 429: 503}
+INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
 MAX_DETAIL = 2000
 MEDIA_TYPE = b"application/problem+json"
 # Answers after which the rest of a body may still be on its way: the connection cannot be used again.
@@ -49,9 +52,9 @@ class Problem(NamedTuple):
     body: bytes
 
 
-def status_of(error: ServiceError) -> int:
+def status_of(error: ServiceError, table: dict[type[ServiceError], int] = STATUS) -> int:
     """The status of the nearest class in the table."""
-    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    return next((table[kind] for kind in type(error).__mro__ if kind in table), 500)
 
 
 def is_inference(path: str) -> bool:
@@ -61,7 +64,7 @@ def is_inference(path: str) -> bool:
 
 def render_inference(error: ServiceError) -> Problem:
     """As the protocol's clients read it: 400 for whatever is wrong with a request, 503 for a full queue."""
-    status = INFERENCE_STATUS.get(status_of(error), status_of(error))
+    status = status_of(error, INFERENCE_STATUS)
     body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
     return Problem(status, _headers(error, b"application/json", body), body)
 
@@ -88,6 +91,8 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
     if isinstance(error, errors.EngineDown):
         headers.append((b"retry-after", b"5"))
+    if isinstance(error, errors.Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode("ascii")))
     if isinstance(error, _CLOSING):

@@ -56,11 +56,11 @@ def load_array(path: Path) -> np.ndarray:
     return array
 
 
-def ask_server(url: str, layer: str, body: dict[str, Any]) -> Reply:
+def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None = None) -> Reply:
     """POSTs the body; raises AskFailed with the server's own sentence where it says no."""
     try:
         # One attempt: whoever sits at a terminal is told at once and asks again.
-        with Client(url, timeout_s=TIMEOUT_S, attempts=1) as client:
+        with Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
             return _reply(client.attend_json(layer, body))
     except ServiceError as error:
         told = f"{error.status} {error.code}: " if error.status else ""

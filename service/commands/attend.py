@@ -28,6 +28,12 @@ ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .n
 RequestFile = Annotated[Path | None, typer.Option("--request", help="a whole request body as JSON, instead of arrays")]
 Causal = Annotated[str | None, typer.Option("--causal", help="top_left or bottom_right: no looking ahead")]
 Url = Annotated[str, typer.Option("--url", help="where the service is")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="ATTENTION_CLIENT_KEY", help="key, where the service asks for one", show_default=False
+    ),
+]
 Local = Annotated[bool, typer.Option("--local", help="run the engine in this process instead of asking a server")]
 LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
 
@@ -44,6 +50,7 @@ def attend(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="write output and weights to this .npz")] = None,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     local: Local = False,
     layers_dir: LayersDir = None,
 ) -> None:
@@ -55,7 +62,7 @@ def attend(
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     if weights is not None:
         body["weights"] = {"form": weights}
-    reply = _ask(layer, body, directory(layers_dir) if local else url)
+    reply = _ask(layer, body, directory(layers_dir) if local else url, api_key)
     console = Console()
     if out is not None:
         try:
@@ -86,6 +93,7 @@ def show(
     ] = None,
     legend: Annotated[bool, typer.Option("--legend", help="the article's marks * + . instead of colours")] = False,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     local: Local = False,
     layers_dir: LayersDir = None,
 ) -> None:
@@ -96,7 +104,7 @@ def show(
 
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     body["weights"] = {"form": "heads", "heads": [head]}
-    reply = _ask(layer, body, directory(layers_dir) if local else url)
+    reply = _ask(layer, body, directory(layers_dir) if local else url, api_key)
     weights = _one_head(reply, sequence)
     rows, columns = weights.shape
     queries = _words(tokens, rows, "--tokens")
@@ -106,11 +114,11 @@ def show(
     console.print(draw(weights, queries, keys, title=title, use_legend=legend, width=console.width))
 
 
-def _ask(layer: str, body: dict[str, Any], where: Path | str) -> Reply:
+def _ask(layer: str, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
     """From the layer stored in a directory, or from the service at a URL."""
     from service.commands.asking import ask_local, ask_server
 
-    return ask_local(where, layer, body) if isinstance(where, Path) else ask_server(where, layer, body)
+    return ask_local(where, layer, body) if isinstance(where, Path) else ask_server(where, layer, body, api_key)
 
 
 def _body(request: Path | None, files: dict[str, Path | None], causal: str | None) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
+
+if TYPE_CHECKING:
+    from service.tls import Tls
 
 # A process is late, and the service not ready, after this many heartbeats without one.
 LATE_BEATS = 6
@@ -29,11 +32,15 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    from service.supervisor import Plan, supervise  # the other commands do not need it
+    from service.processes import write_log_line  # the other commands do not need it
+    from service.supervisor import Plan, supervise
 
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
     if not settings.layers_dir.is_dir():
         raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+    _check_files(settings)
+    if settings.api_keys_file is None and not _is_loopback(settings.host):
+        write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     arguments = ("--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}")
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *arguments),
@@ -46,6 +53,37 @@ def serve(
         run_dir=settings.run_dir,
     )
     raise typer.Exit(supervise(plan))
+
+
+def _check_files(settings: Settings) -> None:
+    """Raises ServiceError for what every worker would refuse."""
+    if settings.api_keys_file is not None:
+        from service.api.keys import read_keys
+
+        read_keys(settings.api_keys_file)
+    if tls := tls_files(settings):
+        tls.check()
+
+
+def tls_files(settings: Settings) -> Tls | None:
+    if settings.tls_cert_file is not None:
+        from service.tls import Tls  # memory: ssl only where it is used
+
+        return Tls(settings.tls_cert_file, settings.tls_key_file)
+    if settings.tls_key_file is not None:
+        raise SettingsError("ATTENTION_TLS_KEY_FILE: it needs ATTENTION_TLS_CERT_FILE")
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+    import socket
+
+    try:
+        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0]
+        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+    except (OSError, ValueError):
+        return True  # binding it will fail, and say why
 
 
 def num_workers(settings: Settings) -> int:
@@ -108,5 +146,5 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         stop_admitting=service.stop_admitting,
         settle=service.settle,
     )
-    server = Server(edge, listener, drain, lifeline=lifeline)
+    server = Server(edge, listener, drain, lifeline=lifeline, tls=tls_files(settings))
     return server.run_to_end()

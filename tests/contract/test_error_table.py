@@ -9,13 +9,14 @@ from service.api.problems import render, status_of
 
 CONTRACT = {
     "bad_request": 400, "bad_json": 400, "json_too_deep": 400, "duplicate_key": 400, "bad_encoding": 400,
-    "bad_binary": 400,
+    "bad_binary": 400, "unauthorized": 401, "forbidden": 403,
     "layer_not_found": 404, "not_found": 404, "method_not_allowed": 405, "not_acceptable": 406, "client_timeout": 408,
     "body_too_large": 413, "decompressed_too_large": 413, "cost_limit": 413,
     "unsupported_media_type": 415, "unsupported_content_encoding": 415,
     "bad_shape": 422, "bad_dtype": 422, "bad_mask": 422, "mask_kind_required": 422, "causal_align_required": 422,
     "non_finite": 422, "masked_row": 422, "unknown_field": 422, "invalid": 422,
-    "queue_full": 429, "engine_failed": 500, "not_ready": 503, "draining": 503, "engine_down": 503, "deadline_exceeded": 504,
+    "queue_full": 429, "rate_limited": 429, "engine_failed": 500,
+    "not_ready": 503, "draining": 503, "engine_down": 503, "deadline_exceeded": 504,
 }  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from service import settings
-from service.commands.serve import num_workers
+from service.commands.serve import _is_loopback, num_workers
+from service.limits import cors_origins, rate_limit
 from service.settings import SettingsError, child_environment, load_settings, usable_cores
 
 
@@ -29,6 +30,15 @@ def test_the_command_line_goes_before_the_environment(monkeypatch):
         ("QUEUE_CAPACITY", "0"),
         ("BODY_TIMEOUT_S", "nan"),
         ("DTYPE", "int8"),
+        ("RATE_LIMIT_PER_S", "-1"),
+        ("RATE_LIMIT_PER_S", "inf"),
+        ("RATE_BURST", "-1"),
+        ("CORS_ORIGINS", "app.example"),
+        ("CORS_ORIGINS", "https://app.example/"),
+        ("CORS_ORIGINS", "https://App.example"),
+        ("CORS_ORIGINS", "*, https://app.example"),
+        ("CORS_ORIGINS", "https://app.example https://b.example"),
+        ("CORS_ORIGINS", "null"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(monkeypatch, name, value):
@@ -37,7 +47,18 @@ def test_a_value_that_cannot_be_names_its_variable(monkeypatch, name, value):
         load_settings()
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("PROT", "PORT"), ("WORKER", "WORKERS"), ("LAYER_DIR", "LAYERS_DIR")])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("PROT", "PORT"),
+        ("WORKER", "WORKERS"),
+        ("LAYER_DIR", "LAYERS_DIR"),
+        ("API_KEYS", "API_KEYS_FILE"),
+        ("API_KEY", "API_KEYS_FILE"),
+        ("CORS_ORIGIN", "CORS_ORIGINS"),
+        ("TLS_CERT", "TLS_CERT_FILE"),
+    ],
+)
 def test_a_misspelt_variable_is_refused_with_the_right_name(monkeypatch, wrong, right):
     monkeypatch.setenv(f"ATTENTION_{wrong}", "1")
     with pytest.raises(SettingsError, match=f"did you mean ATTENTION_{right}"):
@@ -50,6 +71,48 @@ def test_a_misspelt_variable_is_refused_with_the_right_name(monkeypatch, wrong, 
 def test_what_kubernetes_adds_for_a_service_of_our_name_is_nobodys_business(monkeypatch, name):
     monkeypatch.setenv(f"ATTENTION_{name}", "10.0.0.1")
     load_settings()
+
+
+def test_the_clients_key_is_no_misspelt_setting(monkeypatch):
+    monkeypatch.setenv("ATTENTION_CLIENT_KEY", "x")
+    load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ()),
+        ("*", ("*",)),
+        ("https://a.example, http://[::1]:3000,,", ("https://a.example", "http://[::1]:3000")),
+        ("chrome-extension://abc", ("chrome-extension://abc",)),
+    ],
+)
+def test_origins_are_a_list_between_commas(text, origins):
+    assert cors_origins(load_settings(cors_origins=text)) == origins
+
+
+def test_a_burst_is_by_default_what_a_second_gives():
+    assert rate_limit(load_settings()) is None
+    assert rate_limit(load_settings(rate_limit_per_s=2.5)) == (2.5, 3)
+    assert rate_limit(load_settings(rate_limit_per_s=0.1)) == (0.1, 1)
+    assert rate_limit(load_settings(rate_limit_per_s=5, rate_burst=2)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.0.2.1", False),
+        ("no such host", True),
+    ],
+)
+def test_A12_a_host_is_loopback_or_open_to_others(host, is_loopback):
+    assert _is_loopback(host) is is_loopback
 
 
 def test_a_child_reads_the_same_settings(monkeypatch):

@@ -1,0 +1,37 @@
+"""`keys new`: a key for a caller, and the line that lets it in.
+
+Law: the key is shown once, on stderr, and stored nowhere; stdout is the line of the keys file, so that `>>` appends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from service.errors import InvalidInput
+
+app = typer.Typer(help="Make API keys.", no_args_is_help=True)
+
+
+@app.callback()
+def keys() -> None:
+    """Make API keys."""
+
+
+@app.command()
+def new(
+    role: Annotated[str, typer.Option("--role", help="infer, or admin, which may change layers too")] = "infer",
+    name: Annotated[str, typer.Option("--name", help="whose it is: a comment in the file")] = "",
+) -> None:
+    """Print a new key (stderr, this once) and its line for the keys file (stdout)."""
+    from service.api.keys import Role, line_for, new_secret
+
+    if role not in list(Role):
+        raise InvalidInput("--role must be infer or admin")
+    if not name.isprintable():
+        raise InvalidInput("--name must be one line of printable characters")
+    secret = new_secret()
+    sys.stderr.write(f"{secret}\n")
+    sys.stdout.write(line_for(secret, Role(role)) + (f"  # {name}" if name else "") + "\n")

@@ -1,0 +1,48 @@
+"""TLS: the files that HTTPS needs, tried before a start, and what tells that a connection may be cut.
+
+Must not know: uvicorn, which makes the context of each worker from the same files.
+Law: what is wrong with the files is one line that names the setting, never the path's content or OpenSSL's text.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ssl
+import sys
+import termios
+from asyncio import WriteTransport
+from pathlib import Path
+from typing import NamedTuple
+
+from service.settings import SettingsError
+
+
+class Tls(NamedTuple):
+    """Files in PEM; without `key` the private key is in `certificate` too."""
+
+    certificate: Path
+    key: Path | None
+
+    def check(self) -> None:
+        """Raises SettingsError."""
+        for name, path in (("CERT", self.certificate), ("KEY", self.key)):
+            try:
+                if path is not None:
+                    path.open("rb").close()
+            except OSError as error:
+                raise SettingsError(f"ATTENTION_TLS_{name}_FILE: it cannot be read: {error.strerror}") from None
+        try:
+            # With a passphrase, wrong though it is, the terminal is not asked for one.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self, password=lambda: "?")
+        except OSError:
+            raise SettingsError(
+                "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
+            ) from None
+
+
+def has_all(transport: WriteTransport) -> bool:
+    """Whether the peer has acknowledged every byte that was written to it."""
+    if transport.get_write_buffer_size() > 0:
+        return False
+    unacknowledged = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    return int.from_bytes(unacknowledged, sys.byteorder) == 0

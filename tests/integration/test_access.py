@@ -1,0 +1,431 @@
+"""Keys, roles, rates and origins on a whole service: who is let in, what the others hear, and what is counted."""
+
+import asyncio
+
+import pytest
+
+from service.api.access import ADMIN, METRICS, OPEN
+from service.api.keys import Role, line_for
+from service.client import AsyncClient
+from service.errors import Unauthorized
+
+X = {"query": [[0.5] * 16, [0.25] * 16]}
+USER, ROOT = "user-key", "root-key"
+BEARER = {"authorization": f"Bearer {USER}"}
+CLOSED = {
+    "/openapi.json",
+    "/docs",
+    "/docs/{asset}",
+    "/v1/layers",
+    "/v1/layers/{layer}/attend",
+    "/v2",
+    "/v2/models/{layer}/infer",
+}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    file = tmp_path / "keys"
+    write(file, (USER, Role.INFER), (ROOT, Role.ADMIN))
+    return file
+
+
+def write(file, *keys) -> None:
+    file.write_text("".join(line_for(secret, role) + "\n" for secret, role in keys))
+
+
+def routes_of(service) -> set[tuple[str, str]]:
+    """Path and method of every route of the application."""
+    return set(flat(service.client._transport.app._routes()))
+
+
+def flat(routes):
+    for route in routes:
+        if hasattr(route, "original_router"):  # FastAPI's way of keeping an included router
+            yield from flat(route.original_router.routes)
+        else:
+            yield from ((route.path, method) for method in route.methods)
+
+
+async def on_the_page(service) -> set[tuple[str, str]]:
+    page = (await service.client.get("/openapi.json", headers=BEARER)).json()
+    return {(path, method.upper()) for path, operations in page["paths"].items() for method in operations}
+
+
+def filled(path: str) -> str:
+    for name, value in {"{layer}": "small", "{version}": "1", "{asset}": "swagger-ui.css"}.items():
+        path = path.replace(name, value)
+    assert "{" not in path, "a new parameter: give it a value"
+    return path
+
+
+def without_id(answer) -> tuple:
+    body = answer.json()
+    body.pop("request_id", None)
+    headers = {name: value for name, value in answer.headers.items() if name != "x-request-id"}
+    headers.pop("content-length")
+    return answer.status_code, body, headers
+
+
+def refused(samples, code: str = "unauthorized") -> tuple[float, float]:
+    """How often it stands in requests_total and in rejected_total."""
+    status = {"unauthorized": 401, "forbidden": 403, "rate_limited": 429}[code]
+    answered = sum(
+        value for name, value in samples.items() if name.startswith("attention_requests") and f'"{status}"' in name
+    )
+    return answered, samples.get(f'attention_rejected_total{{reason="{code}"}}', 0)
+
+
+def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_open_list(served, keys):
+    async def story(service):
+        found = routes_of(service) | await on_the_page(service)
+        assert {path for path, _ in found} >= CLOSED | OPEN | {METRICS}
+        for path, method in sorted(found):
+            for asked in {method, "HEAD", "OPTIONS", "GET", "POST"}:
+                answer = await service.client.request(asked, filled(path))
+                assert (answer.status_code == 401) == (path not in OPEN), (asked, path)
+        for path in (
+            "/",
+            "/nothing",
+            "/v1/nothing",
+            "/v2/nothing",
+            "/healthz/",
+            "//healthz",
+            "/%68ealthz%00",
+            "/healthz%0a",
+        ):
+            for method in ("GET", "HEAD", "OPTIONS", "DELETE", "FOO"):
+                assert (await service.client.request(method, path)).status_code == 401, (method, path)
+
+    served(story, api_keys_file=keys)
+
+
+def test_A2_with_a_key_every_route_is_reached(served, keys):
+    async def story(service):
+        for path, method in sorted(routes_of(service) - {(path, method) for method, path in ADMIN}):
+            answer = await service.client.request(method, filled(path), headers=BEARER)
+            assert answer.status_code in (200, 400, 415), (method, path)
+        assert (await service.client.get("/nothing", headers=BEARER)).status_code == 404
+        assert (await service.client.options("/v1/layers", headers=BEARER)).status_code == 204
+
+    served(story, api_keys_file=keys)
+
+
+def test_A2_whatever_changes_the_service_is_in_the_table_of_admin_routes(served, keys):
+    async def story(service):
+        changing = {(method, path) for path, method in routes_of(service) if method in ("PUT", "DELETE", "PATCH")}
+        assert changing <= set(ADMIN)
+
+    served(story, api_keys_file=keys)
+
+
+WRONG = {
+    "A1-empty": {"authorization": ""},
+    "A1-wrong": {"authorization": "Bearer wrong"},
+    "A1-scheme": {"authorization": f"Basic {USER}"},
+    "A1-x-api-key": {"x-api-key": "wrong"},
+    "A5-two-authorizations": [("authorization", f"Bearer {USER}")] * 2,
+    "A5-two-kinds": {**BEARER, "x-api-key": ROOT},
+    "A5-long": {"x-api-key": "x" * 2**20},
+    "A5-accent": {"authorization": b"Bearer \xc3\xa9"},
+    "A5-nul": {"x-api-key": b"\0"},
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/layers", "/v2/models/small", "/nothing"])
+def test_A1_A5_whatever_is_wrong_the_answer_is_the_same(served, keys, path):
+    async def story(service):
+        plain = await service.client.get(path)
+        assert plain.status_code == 401
+        assert plain.headers["www-authenticate"] == "Bearer"
+        if path.startswith("/v2"):
+            assert set(plain.json()) == {"error"}
+        else:
+            assert plain.json()["code"] == "unauthorized"
+            assert plain.headers["content-type"] == "application/problem+json"
+        answers = [await service.client.get(path, headers=headers) for headers in WRONG.values()]
+        answers += [await service.client.get(path, params={name: USER}) for name in ("key", "api_key", "x-api-key")]
+        assert [without_id(answer) for answer in answers] == [without_id(plain)] * len(answers)
+        assert all(USER not in answer.text for answer in answers)
+        samples = await metrics(service)
+        assert refused(samples) == (len(answers) + 1, len(answers) + 1)
+        assert samples["attention_received_total"] == len(answers) + 1
+        assert samples["attention_in_flight_requests"] == 0
+
+    served(story, api_keys_file=keys)
+
+
+async def metrics(service):
+    text = (await service.client.get("/metrics", headers=BEARER)).text
+    return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+
+
+def test_A1_a_key_comes_before_everything_that_is_wrong_with_a_request(served, keys):
+    async def story(service):
+        for body in (b"", b"{", b"x" * 5000):
+            answer = await service.client.post("/v1/layers/nobody/attend", content=body)
+            assert answer.status_code == 401
+        assert (await service.attend(X)).status_code == 401
+        assert (await service.attend(X, headers=BEARER)).status_code == 200
+        assert (await service.attend(X, headers={"x-api-key": ROOT})).status_code == 200
+
+    served(story, api_keys_file=keys, max_body_bytes=4096)
+
+
+def test_A8_an_infer_key_may_not_change_layers(served, keys):
+    async def story(service):
+        for method in ("PUT", "DELETE"):
+            answer = await service.client.request(method, "/v1/layers/small", headers=BEARER)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+            assert "www-authenticate" not in answer.headers
+            admin = await service.client.request(method, "/v1/layers/small", headers={"x-api-key": ROOT})
+            assert admin.status_code not in (401, 403)
+        assert refused(await metrics(service), "forbidden") == (2, 2)
+
+    served(story, api_keys_file=keys)
+
+
+def test_A8_without_an_admin_key_in_the_file_admin_routes_are_off(served, keys):
+    write(keys, (USER, Role.INFER))
+
+    async def story(service):
+        answer = await service.client.put("/v1/layers/small", headers=BEARER)
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+    served(story, api_keys_file=keys)
+
+
+def test_A9_keys_overlap_and_a_removed_one_is_refused_without_a_restart(served, keys, monkeypatch):
+    monkeypatch.setattr("service.api.key_file.LOOK_S", 0.01)
+
+    async def may(service, key: str) -> bool:
+        answer = await service.client.get("/v1/layers", headers={"x-api-key": key})
+        return bool(answer.status_code == 200)
+
+    async def until(service, key: str, *, is_in: bool) -> None:
+        async with asyncio.timeout(5):
+            while await may(service, key) != is_in:  # noqa: ASYNC110 (what is waited for is state, not an event)
+                await asyncio.sleep(0.005)
+
+    async def story(service):
+        assert await may(service, USER)
+        await asyncio.to_thread(write, keys, (USER, Role.INFER), ("new", Role.INFER))
+        await until(service, "new", is_in=True)
+        assert await may(service, USER), "both work"
+        await asyncio.to_thread(write, keys, ("new", Role.INFER))
+        await until(service, USER, is_in=False)
+        assert await may(service, "new")
+        await asyncio.to_thread(keys.write_text, "nonsense")
+        stale = "attention_api_keys_stale"
+        async with asyncio.timeout(5):
+            while not (await service.samples())[stale]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert await may(service, "new"), "the earlier keys stay"
+        await asyncio.to_thread(write, keys, (USER, Role.INFER))
+        await until(service, USER, is_in=True)
+        assert (await service.samples())[stale] == 0
+
+    served(story, api_keys_file=keys, open_metrics=True)
+
+
+def test_a_bad_file_at_the_start_refuses_it_and_lets_nobody_in(served, keys):
+    keys.write_text("\nnonsense here\n")
+
+    async def story(service):
+        assert service.refusals == [
+            "ATTENTION_API_KEYS_FILE: line 2 is not a SHA-256 digest (64 hex digits) and a role (infer or admin)"
+        ]
+        assert (await service.client.get("/v1/layers", headers=BEARER)).status_code == 401
+        assert (await service.client.get("/healthz")).status_code == 200
+
+    served(story, api_keys_file=keys, wait=False)
+
+
+@pytest.mark.parametrize(("is_open", "status"), [(False, 401), (True, 200)])
+def test_metrics_need_a_key_unless_a_setting_opens_them(served, keys, is_open, status):
+    async def story(service):
+        assert (await service.client.get("/metrics")).status_code == status
+        assert (await service.client.get("/metrics", headers=BEARER)).status_code == 200
+
+    served(story, api_keys_file=keys, open_metrics=is_open)
+
+
+def test_A12_by_default_no_key_is_asked_for_and_admin_is_off(served):
+    async def story(service):
+        assert (await service.attend(X)).status_code == 200
+        for method in ("PUT", "DELETE"):
+            answer = await service.client.request(method, "/v1/layers/small", headers={"x-api-key": ROOT})
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+            assert "keys file" in answer.json()["detail"]
+        page = (await service.client.get("/openapi.json")).json()
+        assert "securitySchemes" not in page["components"]
+        plain = await service.attend(X, headers={"origin": "https://app.example"})
+        assert not [name for name in plain.headers if name.startswith("access-control")]
+
+    served(story)
+
+
+def test_A14_the_page_is_off_by_a_setting(served, keys):
+    async def story(service):
+        for path in ("/docs", "/openapi.json", "/docs/swagger-ui.css"):
+            assert (await service.client.get(path)).status_code == 401
+            assert (await service.client.get(path, headers=BEARER)).status_code == 404
+        for path in ("/redoc", "/debug", "/debug/pprof", "/admin", "/console"):
+            assert (await service.client.get(path, headers=BEARER)).status_code == 404
+
+    served(story, api_keys_file=keys, docs=False)
+
+
+def test_the_page_says_which_operations_need_a_key(served, keys):
+    async def story(service):
+        page = (await service.client.get("/openapi.json", headers=BEARER)).json()
+        assert set(page["components"]["securitySchemes"]) == {"bearer", "header"}
+        for path, operations in page["paths"].items():
+            for operation in operations.values():
+                assert ("security" in operation) == (path not in OPEN), path
+                assert path in OPEN or {"401", "403"} <= set(operation["responses"])
+
+    served(story, api_keys_file=keys)
+
+
+def test_R5_ten_thousand_keys_paths_and_ids_make_no_series(served, keys):
+    async def story(service):
+        async def ask(number: int) -> None:
+            headers = {
+                "x-api-key": f"key-{number}",
+                "x-request-id": f"id-{number}",
+                "origin": f"https://{number}.example",
+            }
+            answer = await service.client.get(f"/v1/layers/layer-{number}", headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["x-request-id"] == f"id-{number}"
+
+        await ask(-1)
+        before = set(await metrics(service))
+        for number in range(10_000):
+            await ask(number)
+        samples = await metrics(service)
+        assert set(samples) == before
+        assert refused(samples) == (10_001, 10_001)
+
+    served(story, api_keys_file=keys, rate_limit_per_s=1e6, cors_origins="https://1.example")
+
+
+def test_a_key_has_a_rate_and_the_others_do_not_feel_it(served, keys):
+    async def story(service):
+        answers = [await service.client.get("/v1/layers", headers=BEARER) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429, 429]
+        last = answers[-1]
+        assert last.json()["code"] == "rate_limited"
+        assert 900 < int(last.headers["retry-after"]) <= 1000
+        told = await service.client.get("/v2/models/small", headers=BEARER)
+        assert (told.status_code, set(told.json())) == (429, {"error"})
+        assert told.headers["retry-after"]
+        assert (await service.client.get("/v1/layers", headers={"x-api-key": ROOT})).status_code == 200
+        for path in (*OPEN, METRICS) * 3:
+            assert (await service.client.get(path, headers=BEARER)).status_code == 200
+        assert refused(await metrics(service), "rate_limited") == (4, 4)
+
+    served(story, api_keys_file=keys, rate_limit_per_s=0.001, rate_burst=2)
+
+
+def test_without_keys_the_rate_is_everybodys(served):
+    async def story(service):
+        statuses = [
+            (await service.client.get("/v1/layers", headers={"x-api-key": str(n)})).status_code for n in range(3)
+        ]
+        assert statuses == [200, 429, 429]
+
+    served(story, rate_limit_per_s=0.001)
+
+
+APP = "https://app.example:8443"
+PREFLIGHT = {
+    "origin": APP,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+ATTEND = "/v1/layers/small/attend"
+
+
+def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_counted(served, keys):
+    async def story(service):
+        answer = await service.client.options(ATTEND, headers=PREFLIGHT)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == APP
+        assert {"POST", "PUT"} <= set(answer.headers["access-control-allow-methods"].split(", "))
+        assert {"Authorization", "X-API-Key", "Content-Type"} <= set(
+            answer.headers["access-control-allow-headers"].split(", ")
+        )
+        assert answer.headers["x-request-id"]
+        assert answer.headers["cache-control"] == "no-store"
+        samples = await metrics(service)
+        assert samples["attention_received_total"] == 1
+        assert samples['attention_requests_total{route="unmatched",status="200"}'] == 1
+
+    served(story, api_keys_file=keys, cors_origins=f" {APP} , http://localhost:3000")
+
+
+def test_a_preflight_that_may_not_is_an_ordinary_request(served, keys):
+    async def story(service):
+        for changes in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"origin": APP + "."},
+            {"origin": "https://APP.example:8443"},
+            {"access-control-request-method": "FOO"},
+            {"access-control-request-headers": "x-unheard-of"},
+        ):
+            answer = await service.client.options(ATTEND, headers=PREFLIGHT | changes)
+            assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+            allowed = await service.client.options(ATTEND, headers=PREFLIGHT | changes | BEARER)
+            assert (allowed.status_code, allowed.headers["allow"]) == (204, "OPTIONS, POST")
+            if "origin" in changes:
+                assert "access-control-allow-origin" not in answer.headers
+        plain = {name: value for name, value in PREFLIGHT.items() if name != "access-control-request-method"}
+        assert (await service.client.options(ATTEND, headers=plain)).status_code == 401
+
+    served(story, api_keys_file=keys, cors_origins=APP)
+
+
+def test_an_answer_and_a_refusal_may_be_read_by_pages_of_an_allowed_origin(served, keys):
+    async def story(service):
+        for headers, status in ((BEARER, 200), ({}, 401), (BEARER | {"content-type": "text/plain"}, 415)):
+            answer = await service.client.post(ATTEND, json=X, headers=headers | {"origin": APP})
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == APP
+            assert {"X-Request-ID", "Server-Timing", "Retry-After"} <= set(
+                answer.headers["access-control-expose-headers"].split(", ")
+            )
+            assert "access-control-allow-credentials" not in answer.headers
+        other = await service.client.post(ATTEND, json=X, headers=BEARER | {"origin": "https://evil.example"})
+        assert other.status_code == 200
+        assert "access-control-allow-origin" not in other.headers
+        assert "Origin" in other.headers["vary"]
+
+    served(story, api_keys_file=keys, cors_origins=APP)
+
+
+def test_a_star_is_any_origin(served):
+    async def story(service):
+        answer = await service.attend(X, headers={"origin": "https://anything.example"})
+        assert answer.headers["access-control-allow-origin"] == "*"
+        preflight = await service.client.options(ATTEND, headers=PREFLIGHT)
+        assert preflight.headers["access-control-allow-origin"] == "*"
+
+    served(story, cors_origins="*")
+
+
+def test_the_python_client_brings_its_key(served, keys):
+    async def story(service):
+        edge = service.client._transport
+        async with AsyncClient("http://service", api_key=USER, transport=edge) as client:
+            assert [layer.name for layer in await client.layers()] == ["cross", "small", "zero"]
+            assert (await client.attend_json("small", X))["masked_rows"] == 0
+        for key in (None, "wrong"):
+            async with AsyncClient("http://service", api_key=key, transport=edge) as client:
+                with pytest.raises(Unauthorized) as refused:
+                    await client.layers()
+                assert refused.value.status == 401
+
+    served(story, api_keys_file=keys)
