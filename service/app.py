@@ -46,6 +46,7 @@ from service.heartbeat import Board, State
 from service.layers.catalog import Catalog, load_all
 from service.layers.store import Store
 from service.limits import batch_limits, cors_origins, exchange_limits, queue_limits, rate_limit
+from service.memory import Memory
 from service.metrics import LayerTotals
 from service.settings import Settings
 from service.supervisor import EXIT_FAILED, EXIT_REFUSED
@@ -81,6 +82,7 @@ class Service:
         self.reception = Reception(
             lambda: self.catalog, self.batcher, self.decoding, exchange_limits(settings), time.monotonic
         )
+        self._memory = Memory()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self._catalog: Catalog | None = None
         self._reports: dict[str, LoadReport] = {}
@@ -125,6 +127,7 @@ class Service:
     def settle(self) -> None:
         """The grace is over: whoever still waits is told so now."""
         self.batcher.give_up()
+        self.reception.settle()
 
     async def stop(self) -> None:
         """Ends the tasks and the compute thread; whoever still waits is told so."""
@@ -191,6 +194,8 @@ class Service:
             if self._catalog is not None:
                 await self._probe(self._catalog)
             self._beat()
+            if not (self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes):
+                await asyncio.to_thread(self._memory.give_back)
             await asyncio.sleep(self._settings.heartbeat_s)
         # Nothing can be computed here any more: the supervisor replaces this process.
         self._beat()

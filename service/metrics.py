@@ -13,13 +13,14 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from service.memory import resident_bytes
 
 PREFIX = "attention"
 # One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
@@ -28,8 +29,6 @@ SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 # The stage of requests that were under way in a process that died.
 KILLED = "killed"
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -316,9 +315,7 @@ class Metrics:
         self._device_bytes.labels(device).set(num_bytes)
 
     def memory_measured(self) -> None:
-        """Reads this process's resident memory (one small read of /proc, about 15 µs)."""
-        with _STATM.open("rb") as file:
-            self._resident_bytes.set(int(file.read(64).split()[1]) * _PAGE_BYTES)
+        self._resident_bytes.set(resident_bytes())
 
     def render(self) -> bytes:
         """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""

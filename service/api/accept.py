@@ -30,17 +30,21 @@ def answer_type(scope: Scope, offered: tuple[bytes, ...]) -> bytes:
 def answer_coding(scope: Scope, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
     """The content coding that the caller asks for, of `offered`; None for none.
 
-    With `take_offers` a list of several codings counts as asking.
+    With `take_offers` a list of several codings counts as asking. Raises NotAcceptable for whoever takes neither any of
+    them nor the plain answer.
     """
     values = headers(scope, b"accept-encoding")
     if not values:
         return None
     wishes = _wishes(values)
-    plain = wishes.pop(b"identity", None)
-    anything = wishes.pop(b"*", 0.0)
+    everything = wishes.pop(b"*", None)
+    anything = everything or 0.0
+    plain = wishes.pop(b"identity", everything)
     best = max(offered, key=lambda coding: wishes.get(coding, anything))
     quality = wishes.get(best, anything)
     is_asked = len(wishes) == 1 or take_offers
+    if plain == quality == 0:
+        raise NotAcceptable(f"answers are plain, or {' or '.join(coding.decode('ascii') for coding in offered)}")
     if plain is not None:
         return best if quality > plain else None
     return best if quality > 0 and is_asked else None

@@ -1,6 +1,7 @@
 """ASGI's types and the few things every room behind the door reads from a scope.
 
-Law: header names are lower-case bytes as the server hands them over; nothing here trusts a value.
+Laws: header names are lower-case bytes as the server hands them over; the blanks around a value are no part of it
+(RFC 9110, section 5.5), which the server leaves behind it; nothing here trusts a value.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+BLANKS = b" \t"
+
+
 class ClientGone(Exception):
     """The connection closed before the request was answered."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of that name, or None."""
-    return next((value for key, value in scope["headers"] if key == name), None)
+    return next((value.strip(BLANKS) for key, value in scope["headers"] if key == name), None)
 
 
 def headers(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for key, value in scope["headers"] if key == name]
+    return [value.strip(BLANKS) for key, value in scope["headers"] if key == name]

@@ -43,6 +43,7 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
     layer = exchange.layer(**scope["path_params"])
     came = body_type(scope, (JSON, SAFETENSORS))
     wanted = answer_type(scope, (came, JSON if came == SAFETENSORS else SAFETENSORS))
+    coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)
     parts = await exchange.read(BODY_CODINGS)
     exchange.check_lane(layer, is_binary=came == SAFETENSORS)
 
@@ -55,7 +56,6 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
         outcome = await exchange.ask(request)
     facts = exchange.facts(layer, request, outcome)
     pieces = _pieces(outcome.result, facts, request, wanted)
-    coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)
     await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
     exchange.sent()
 

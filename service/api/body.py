@@ -146,12 +146,17 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """One zstd frame (RFC 8878) with a window of at most 8 MiB; nothing may follow it."""
-    reader = zstandard.ZstdDecompressor(max_window_size=2**23).decompressobj()
-    for start in range(0, len(body), ZSTD_STEP):
-        yield reader.decompress(body[start : start + ZSTD_STEP])
-        if reader.eof:
-            if reader.unused_data or start + ZSTD_STEP < len(body):
-                raise BadEncoding("bytes follow the zstd frame")
-            return
-    raise BadEncoding("the zstd body is cut short")
+    """Zstd frames one after another, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
+    start = members = 0
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**23)
+    while start < len(body):
+        members += 1
+        if members > MAX_MEMBERS:
+            raise BadEncoding(f"a compressed body may have {MAX_MEMBERS} frames")
+        frame = decompressor.decompressobj()
+        while not frame.eof:
+            if start == len(body):
+                raise BadEncoding("the zstd body is cut short")
+            yield frame.decompress(body[start : start + ZSTD_STEP])
+            start = min(start + ZSTD_STEP, len(body))
+        start -= len(frame.unused_data)

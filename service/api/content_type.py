@@ -5,6 +5,8 @@ Laws: a body is read as what its Content-Type says or not at all; text is UTF-8.
 
 from __future__ import annotations
 
+import re
+
 from service.api.asgi import Scope, headers
 from service.errors import UnsupportedMediaType
 
@@ -12,6 +14,8 @@ JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"
 OCTET_STREAM = b"application/octet-stream"
 _UTF8_NAMES = (b"utf-8", b"utf8")
+# A token, and a token or a quoted string (RFC 9110, section 5.6.6).
+_PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
 
 
 def body_type(scope: Scope, taken: tuple[bytes, ...]) -> bytes:
@@ -20,8 +24,8 @@ def body_type(scope: Scope, taken: tuple[bytes, ...]) -> bytes:
     value = values[0] if len(values) == 1 else b""
     if value in taken:
         return value
-    media, *parameters = (part.strip().lower() for part in value.split(b";"))
-    charsets = [part.partition(b"=")[2].strip(b'" ') for part in parameters if part.startswith(b"charset")]
+    media = value.partition(b";")[0].strip().lower()
+    charsets = [text.strip(b'"').lower() for name, text in _PARAMETER.findall(value) if name.lower() == b"charset"]
     if media not in taken or any(charset not in _UTF8_NAMES for charset in charsets):
         named = " or ".join(name.decode("ascii") for name in taken)
         raise UnsupportedMediaType(f"the body must be {named}, and text in UTF-8")

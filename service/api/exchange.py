@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from service.api.asgi import ClientGone, Receive, Scope, header
+from service.api.asgi import ClientGone, Receive, Scope, headers
 from service.api.body import BodyLimits, read_body
 from service.api.intake import Share
 from service.api.trace import Trace
@@ -21,7 +21,7 @@ from service.attention.call import Answer, Call
 from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Outcome
 from service.batching.policy import BatchLimits, size_class
-from service.errors import DeadlineExceeded, InvalidInput, LayerNotFound
+from service.errors import DeadlineExceeded, Draining, InvalidInput, LayerNotFound
 from service.layers.catalog import Catalog
 from service.layers.stored_layer import StoredLayer
 from service.wire.answer import AnswerFacts
@@ -67,6 +67,10 @@ class House(Protocol):
 
     def now(self) -> float: ...
 
+    def entered(self, exchange: Exchange) -> None: ...
+
+    def left(self, exchange: Exchange) -> None: ...
+
     async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R: ...
 
 
@@ -76,6 +80,8 @@ class Exchange:
     def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive, share: Share) -> None:
         self._house = house
         self._share = share
+        self._serving: asyncio.Task[Any] | None = None
+        self._is_settled = False
         self._trace = trace
         self._scope = scope
         self._receive = receive
@@ -83,12 +89,24 @@ class Exchange:
         self._complete = self._answered = 0.0
 
     def __enter__(self) -> Self:
+        self._serving = asyncio.current_task()
+        self._house.entered(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._house.left(self)
         self._share.release()
+        if self._is_settled and self._serving is not None and isinstance(error, asyncio.CancelledError):
+            self._serving.uncancel()
+            raise Draining("the service shut down before this was finished") from None
+
+    def settle(self) -> None:
+        """The grace is over: tells the caller so, unless the waiting room does or his answer is on its way."""
+        if self._serving is not None and self._trace.stage in ("receiving", "decoding"):
+            self._is_settled = True
+            self._serving.cancel()
 
     @property
     def limits(self) -> ExchangeLimits:
@@ -109,8 +127,8 @@ class Exchange:
 
     async def read(self, codings: tuple[bytes, ...]) -> list[bytes]:
         """The parts of the whole body; the deadline starts when it is complete."""
-        self.shorten(_asked_timeout_s(self._scope))
         parts = await read_body(self._scope, self._receive, self.limits.body, codings, self._share)
+        self.shorten(_asked_timeout_s(self._scope))
         self._complete = self._house.now()
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         return parts
@@ -219,9 +237,10 @@ class Exchange:
 
 def _asked_timeout_s(scope: Scope) -> float | None:
     """X-Request-Timeout-Ms, with which a caller may shorten the deadline."""
-    asked = header(scope, b"x-request-timeout-ms")
-    if asked is None:
+    values = headers(scope, b"x-request-timeout-ms")
+    if not values:
         return None
+    asked = values[0] if len(values) == 1 else b""
     if not asked.isdigit() or not asked.strip(b"0"):
         raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
     return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000

@@ -36,6 +36,7 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     json_length = _json_length(scope)
+    coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)
     parts = await exchange.read(CODINGS)
     exchange.check_lane(layer, is_binary=json_length is not None)
 
@@ -54,7 +55,6 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
         outcome = await exchange.ask(request)
     facts = exchange.facts(layer, request, outcome)
     length, pieces = await write_inference(outcome.result, facts, wanted)
-    coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)
     await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)
     exchange.sent()
 

@@ -40,6 +40,7 @@ class Reception:
         self._now = now
         self.intake = Intake(limits.intake_bytes)
         self._is_closed = False
+        self._open: set[Exchange] = set()
 
     @property
     def catalog(self) -> Catalog:
@@ -54,8 +55,19 @@ class Reception:
             raise Draining("the service is shutting down and takes no new requests")
         return Exchange(self, trace_of(scope), scope, receive, self.intake.share())
 
+    def entered(self, exchange: Exchange) -> None:
+        self._open.add(exchange)
+
+    def left(self, exchange: Exchange) -> None:
+        self._open.discard(exchange)
+
     def close(self) -> None:
         self._is_closed = True
+
+    def settle(self) -> None:
+        """Whoever has not come as far as the waiting room is told now that there will be no answer."""
+        for exchange in list(self._open):
+            exchange.settle()
 
     async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """`work` in the decoding thread, after what came before it."""

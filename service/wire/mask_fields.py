@@ -20,8 +20,21 @@ from service.wire.schemas import (
     MaskField,
     WindowMask,
 )
-from service.wire.tensor_values import words_of
+from service.wire.tensor_values import TensorField, words_of
 from service.wire.tensors import TensorKind, decode_tensor
+
+
+def values_of(field: MaskField, values_param: str) -> tuple[object, TensorField] | None:
+    """A mask's values and what they are for; None where its kind has none."""
+    match field:
+        case AttendMask() | IgnoreMask():
+            return field.values, TensorField(values_param, TensorKind.BOOL)
+        case BiasMask():
+            return field.values, TensorField(values_param, TensorKind.BIAS)
+        case LengthsMask():
+            return field.values, TensorField(values_param, TensorKind.INT)
+        case _:
+            return None
 
 
 async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:

@@ -17,10 +17,11 @@ from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.spec import LayerSpec
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.mask_fields import decode_mask
+from service.wire.mask_fields import decode_mask, values_of
 from service.wire.pace import Pace
 from service.wire.schemas import AttendRequest, WeightsField
-from service.wire.tensors import TensorForm, TensorKind, decode_tensor
+from service.wire.tensor_values import TensorField, TensorKind
+from service.wire.tensors import TensorForm, decode_tensor, look_over
 
 BATCH_RANK = 3
 
@@ -53,6 +54,8 @@ async def check_request(
 
     `mask_params` point to the values of the first masks where those are not `/masks/<i>/values`.
     """
+    params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
+    look_over(_fields(body, params))
     decoded = await decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK
     query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
@@ -67,8 +70,7 @@ async def check_request(
     wanted = None if body.weights is None else await _wanted(body.weights, sizes, spec)
     fields = []
     for i, field in enumerate(body.masks):
-        values_param = mask_params[i] if i < len(mask_params) else f"/masks/{i}/values"
-        mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=values_param)
+        mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=params[i])
         fields.append(mask)
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
     _check_cost(cost, limits)
@@ -78,6 +80,18 @@ async def check_request(
         masked = await _count_masked_rows(combined, is_error=body.masked_rows == "error")
     call = Call(name, query, key, value, combined, wanted)
     return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
+
+
+_QUERY, _KEY, _VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("query", "key", "value"))
+
+
+def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
+    """All tensors of a request as they came."""
+    found: list[tuple[object, TensorField]] = [(body.query, _QUERY), (body.key, _KEY), (body.value, _VALUE)]
+    for field, param in zip(body.masks, mask_params, strict=True):
+        if (values := values_of(field, param)) is not None:
+            found.append(values)
+    return found
 
 
 async def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from service.wire.number_list import NumberList, nested_numbers
 from service.wire.pace import Pace
 from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
 
-__all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor"]
+__all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor", "look_over"]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
@@ -95,6 +95,18 @@ async def decode_tensor(
     return DecodedTensor(tensor, TensorForm.NESTED)
 
 
+def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
+    """Raises what is wrong with the members of any of these values, then with the dtype of any, before one is decoded:
+    of two things that are wrong with a request the contract says which is told.
+    """
+    told = [(value, field) for value, field in fields if isinstance(value, dict | RawTensor)]
+    for value, field in told:
+        if isinstance(value, dict):
+            _check_members(value, field)
+    for value, field in told:
+        _dtype(value["dtype"] if isinstance(value, dict) else value.dtype, field)
+
+
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The little-endian C-order bytes of a tensor on the CPU; its own memory where it is contiguous."""
     array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -122,12 +134,7 @@ async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, sha
 
 
 async def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
-    if surplus := len(value.keys() - set(_MEMBERS)):
-        raise UnknownField(
-            f"{field.words} has {surplus} unknown members; it takes dtype, shape and data", param=field.param
-        )
-    if missing := [name for name in _MEMBERS if name not in value]:
-        raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
+    _check_members(value, field)
     dtype = _dtype(value["dtype"], field)
     shape = _shape(value["shape"], field)
     return await _decode_data(value["data"], field, dtype, shape)
@@ -138,6 +145,15 @@ async def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
     shape = _checked_shape(raw.shape, field)
     _check_count(len(raw.data), shape, field, what="bytes", each=dtype.itemsize)
     return DecodedTensor(await bytes_to_tensor(raw.data, field, dtype, shape, Pace()), TensorForm.BINARY)
+
+
+def _check_members(value: Mapping[str, object], field: TensorField) -> None:
+    if surplus := len(value.keys() - set(_MEMBERS)):
+        raise UnknownField(
+            f"{field.words} has {surplus} unknown members; it takes dtype, shape and data", param=field.param
+        )
+    if missing := [name for name in _MEMBERS if name not in value]:
+        raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
 
 
 def _dtype(name: object, field: TensorField) -> torch.dtype:

@@ -10,7 +10,7 @@ MODULES = {
     path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
 }
 
-GROUND = {"settings", "errors", "metrics", "logs", "json_object", "safetensors_header"}
+GROUND = {"settings", "errors", "metrics", "memory", "logs", "json_object", "safetensors_header"}
 ALLOWED = {
     "attention": {"attention"} | GROUND,
     "batching": {"batching"} | GROUND,

@@ -11,7 +11,7 @@ from tests.integration.running import LAYERS, prepare, running
 # The trace of a fault of ours is formatted with its source lines.
 MAY_BLOCK = [
     ("service/heartbeat.py", {"write", "_read", "_read_all"}),
-    ("service/metrics.py", {"memory_measured"}),
+    ("service/memory.py", {"resident_bytes"}),
     ("service/telemetry.py", {"faulted", "died"}),
 ]
 

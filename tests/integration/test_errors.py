@@ -302,3 +302,41 @@ def test_returned_weights_are_bounded(served):
         assert (await service.attend({"query": rows})).status_code == 200
 
     served(story, max_weights_bytes=1024)
+
+
+OBJECT = {"dtype": "float32", "shape": [1, 16], "data": [0.5] * 16}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"query": {**OBJECT, "dtype": "int8"}, "key": {**OBJECT, "colour": 1}}, "unknown_field"),
+        ({"query": {**OBJECT, "shape": [2, 16]}, "key": {**OBJECT, "dtype": "int8"}}, "bad_dtype"),
+        (
+            {
+                "query": {**OBJECT, "shape": [4, 4]},
+                "masks": [{"kind": "bias", "values": {"dtype": "bool", "shape": [1], "data": [1]}}],
+            },
+            "bad_dtype",
+        ),
+        ({"query": {**OBJECT, "shape": [2, 16]}, "masks": [{"kind": "attend", "values": [[1, 2, 3]]}]}, "bad_shape"),
+    ],
+)
+def test_of_two_things_that_are_wrong_the_first_of_the_contracts_order_is_told(served, body, code):
+    """Unknown fields, then dtypes, then shapes, then masks, whichever tensor they are in."""
+
+    async def story(service):
+        answer = await service.attend(body)
+        assert answer.json()["code"] == code, answer.text
+
+    served(story)
+
+
+def test_a_deadline_that_is_none_is_told_after_the_body_was_looked_at(served):
+    async def story(service):
+        headers = {"content-type": "application/json", "x-request-timeout-ms": "soon"}
+        path = "/v1/layers/small/attend"
+        assert (await service.client.post(path, content=b"x" * 5000, headers=headers)).status_code == 413
+        assert (await service.client.post(path, content=b"{}", headers=headers)).json()["code"] == "invalid"
+
+    served(story, max_body_bytes=4096)

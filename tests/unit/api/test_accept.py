@@ -59,6 +59,14 @@ def test_a_caller_who_takes_nothing_that_is_written_is_told_so(value):
         type_for(value)
 
 
+@pytest.mark.parametrize(
+    "value", [b"identity;q=0", b"*;q=0", b"identity;q=0, br", b"gzip;q=0, zstd;q=0, identity;q=0.0"]
+)
+def test_a_caller_who_takes_neither_plain_nor_what_is_offered_is_told_so(value):
+    with pytest.raises(NotAcceptable, match="plain, or zstd or gzip"):
+        coding_for(value)
+
+
 def coding_for(*values: bytes, take_offers: bool = False) -> bytes | None:
     return answer_coding(asked(b"accept-encoding", *values), (b"zstd", b"gzip"), take_offers=take_offers)
 
@@ -72,7 +80,8 @@ def test_whoever_names_one_coding_or_weighs_identity_down_gets_it(value, coding)
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"identity", b"br", b"gzip;q=0", b"gzip;q=0.5, identity", b"gzip, deflate, br, zstd", b"*", b"*;q=0"]
+    "value",
+    [b"", b"identity", b"br", b"gzip;q=0", b"gzip;q=0.5, identity", b"gzip, deflate, br, zstd", b"*", b"gzip;q=0, *"],
 )
 def test_nobody_else_gets_a_compressed_answer(value):
     assert coding_for(value) is None

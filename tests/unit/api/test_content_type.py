@@ -11,7 +11,16 @@ def said(*values: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "value", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
+    "value",
+    [
+        b"application/json",
+        b"Application/JSON; charset=UTF-8",
+        b'application/json;charset="utf-8"',
+        b"application/json;charsetx=1",
+        b'application/json; v="a;charset=utf-16"',
+        b"application/json;",
+        b"application/json ; x",
+    ],
 )
 def test_json_in_utf8_is_taken(value):
     assert said(value) == JSON
@@ -32,6 +41,8 @@ def test_safetensors_is_taken():
         (b"application/vnd.bentoml+pickle",),
         (b"application/json; charset=utf-16",),
         (b"application/json; charset=utf-7",),
+        (b"application/json; charset=",),
+        (b'application/json; v="x"; Charset = "UTF-16"',),
         (b"application/jsonx",),
         (b"application/json", b"application/json"),
     ],

@@ -175,3 +175,28 @@ def test_a_deadline_of_many_digits_does_no_harm(value):
         assert await exchange.decoded(where)
 
     story(told)
+
+
+def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
+    """L6 Where his body is still arriving, and where it waits to be decoded."""
+
+    async def told(house: House) -> None:
+        held = Held()
+        first, _ = await house.exchange(OFF_LOOP)
+        second, _ = await house.exchange(OFF_LOOP)
+
+        async def decode(exchange: Exchange, work: Any) -> None:
+            with exchange:
+                async with exchange.watched():
+                    await exchange.decoded(work)
+
+        tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, where))]
+        await asyncio.to_thread(held.runs.wait)
+        house.reception.settle()
+        for task in tasks:
+            with pytest.raises(Draining, match="shut down before"):
+                await task
+        held.may_go_on.set()
+        assert house.reception.intake.num_bytes == 0
+
+    story(told)

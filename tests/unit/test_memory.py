@@ -1,0 +1,62 @@
+"""What was freed goes back, and a trim is made only where it can help."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from service.memory import GROWTH_BYTES, Memory, resident_bytes
+
+MIB = 2**20
+
+
+class Process:
+    """Its memory in use, and what was freed and is kept."""
+
+    def __init__(self) -> None:
+        self.used, self.kept, self.num_trims = 300 * MIB, 0, 0
+        self.memory = Memory(lambda: self.used + self.kept, self._trim)
+
+    def _trim(self) -> None:
+        self.num_trims += 1
+        self.kept = 0
+
+
+def test_what_is_kept_goes_back_once_and_what_is_in_use_is_the_new_measure():
+    process = Process()
+    process.memory.give_back()
+    assert process.num_trims == 1
+    process.kept = 900 * MIB
+    for _ in range(5):
+        process.memory.give_back()
+    assert (process.num_trims, process.kept) == (2, 0)
+    process.used += 200 * MIB
+    for _ in range(5):
+        process.memory.give_back()
+    assert process.num_trims == 3
+    process.kept = GROWTH_BYTES
+    process.memory.give_back()
+    assert process.num_trims == 3, "too little to look for"
+
+
+def test_a_measure_falls_with_what_is_used():
+    process = Process()
+    process.used = 800 * MIB
+    process.memory.give_back()
+    process.used = 300 * MIB
+    process.memory.give_back()
+    process.kept = 100 * MIB
+    process.memory.give_back()
+    assert process.kept == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_this_process_is_measured_and_trimmed():
+    before = resident_bytes()
+    block = np.ones(8 * MIB, np.float64)
+    assert resident_bytes() > before + 32 * MIB
+    del block
+    Memory().give_back()
+    assert resident_bytes() < before + 48 * MIB
