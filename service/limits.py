@@ -10,6 +10,7 @@ from service.api.exchange import ExchangeLimits
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
 from service.settings import Settings
+from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
 
 
@@ -51,4 +52,14 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         off_loop_bytes=settings.decode_off_loop_bytes,
         undecoded_bytes=settings.queue_bytes,
         take_offers=settings.compress_offers,
+    )
+
+
+def transport_limits(settings: Settings) -> TransportLimits:
+    return TransportLimits(
+        max_header_bytes=settings.max_header_bytes,
+        max_target_bytes=settings.max_target_bytes,
+        max_headers=settings.max_headers,
+        header_timeout_s=settings.header_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
     )

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from service.api.asgi import Application, ClientGone, Message, Receive, Scope, Send
+from service.api.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.api.problems import is_inference, render, render_inference, unknown_failure
 from service.api.trace import Trace, start_trace
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
@@ -96,6 +96,8 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, trace: Trace) -> None:
         try:
+            if (refusal := scope.get(REFUSED)) is not None:
+                raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
             if scope["method"] == "OPTIONS":
                 await self._options(scope, answer)
                 return
@@ -146,6 +148,10 @@ class Edge:
         return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
 
     async def _options(self, scope: Scope, answer: _Answer) -> None:
+        if scope["path"] == "*":
+            await answer.send({"type": "http.response.start", "status": 204, "headers": []})
+            await answer.send({"type": "http.response.body", "body": b""})
+            return
         allow = self._allowed(scope)
         if not allow:
             raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
