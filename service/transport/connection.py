@@ -23,16 +23,16 @@ from service.transport.body import ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
 from service.transport.deadline import Deadline
 from service.transport.head import CRLF, END, Head, RequestLine, check_begun, glimpse, read_head
-from service.transport.limits import TransportLimits
+from service.transport.limits import (
+    LINGER_S,
+    MAX_DROPPED_BYTES,
+    MAX_EARLY_BYTES,
+    MAX_LINGER_BYTES,
+    PAUSE_S,
+    TransportLimits,
+)
 from service.transport.scope import common_scope, request_scope
 from service.transport.stage import Stage
-
-# Closing with unread bytes would reset the connection, and the client might never read its answer.
-LINGER_S = 2.0
-MAX_LINGER_BYTES = 64 * 2**20
-# The rest of a body that nobody wants is read and dropped up to here, so that the connection can be used again.
-MAX_DROPPED_BYTES = 64 * 1024
-MAX_EARLY_BYTES = 64 * 1024
 
 
 class Connection(HttpToolsProtocol):
@@ -110,11 +110,8 @@ class Connection(HttpToolsProtocol):
                 data = self._take_head(data)
             elif self._stage is Stage.BODY:
                 data = self._take_body(data)
-            elif self._stage is Stage.EARLY:
-                self._wait(data)
-                return
             else:
-                self._drop(data)
+                self._wait(data) if self._stage is Stage.EARLY else self._drop(data)
                 return
 
     def _take_head(self, data: bytes) -> bytes:
@@ -133,8 +130,8 @@ class Connection(HttpToolsProtocol):
             return begun[end + len(END) :]
         self._begun = begun
         if self._is_resting:
-            self._is_resting = False
             self._reading.set(self._limits.header_timeout_s)
+        self._is_resting = False
         return b""
 
     def _take_body(self, data: bytes) -> bytes:
@@ -152,8 +149,8 @@ class Connection(HttpToolsProtocol):
             if len(cycle.body) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
         if not body.is_complete and rest:
-            self._waiting = rest
-            self.loop.call_soon(self._take_waiting)
+            self._wait(rest)
+            self.loop.call_later(PAUSE_S, self._take_waiting)
             return b""
         if body.is_complete:
             self._stage = Stage.EARLY
@@ -179,8 +176,9 @@ class Connection(HttpToolsProtocol):
     def _read_too_late(self) -> None:
         """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants."""
         if self._stage is Stage.HEAD and self._begun:
-            timeout_s = self._limits.header_timeout_s
-            self._refuse(ClientTimeout(f"the headers did not arrive within {timeout_s:g} s"), self._begun)
+            self._refuse(
+                ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
+            )
         else:
             self.transport.close()
 
@@ -207,8 +205,7 @@ class Connection(HttpToolsProtocol):
         """The last answer of this connection; what still comes is nobody's."""
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
-        method, path = glimpse(begun)
-        cycle = self._start(RequestLine(method, path, b"", b"", "1.1"), [], keeps_alive=False)
+        cycle = self._start(glimpse(begun), [], keeps_alive=False)
         cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # a key of ours
 
     def _start(self, line: RequestLine, fields: list[tuple[bytes, bytes]], *, keeps_alive: bool) -> Cycle:
@@ -245,10 +242,10 @@ class Connection(HttpToolsProtocol):
 
     def _leave(self) -> None:
         """Closes behind the last answer, at once only where the client has nothing more to say."""
-        is_whole = self._stage is Stage.EARLY and not self._waiting
+        is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
         self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
         self._writing.set(self._limits.write_timeout_s)
-        if is_whole or self._has_ended or self.transport.is_closing():
+        if is_silent or self.transport.is_closing():
             self.transport.close()
             return
         self.flow.resume_reading()

@@ -90,12 +90,11 @@ def check_begun(begun: bytes, limits: TransportLimits) -> None:
         raise _too_large(limits)
 
 
-def glimpse(begun: bytes) -> tuple[str, str]:
-    """Method and path that a refused request seems to have, for the form of its refusal; `-` and nothing if none."""
+def glimpse(begun: bytes) -> RequestLine:
+    """What a refused request seems to be, for the form of its refusal and its line in the log; the method may be `-`."""
     found = _GLIMPSE.match(begun)
-    if found is None:
-        return "-", ""
-    return found[1].decode("ascii"), urllib.parse.unquote((found[2] or b"").decode("ascii"))
+    method, path = (b"-", b"") if found is None else found.groups(b"")
+    return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
 
 @functools.lru_cache(NUM_REMEMBERED)

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from service.transport.connection import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES
+from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.transport.wire import LIMITS, Room, turns
 
@@ -176,14 +176,19 @@ async def test_a_body_that_breaks_is_refused_by_whoever_reads_it():
 
 
 @on_the_loop
-async def test_many_small_chunks_take_many_turns_of_the_loop():
+async def test_many_small_chunks_are_read_with_pauses_and_meanwhile_little_is_read_ahead():
     room = Room()
-    whole = chunked(b"/", *[b"0123456789abcdef"] * 5000)
-    room.connection.data_received(whole)
-    await asyncio.sleep(0)
-    assert room.echo.seen == []
-    await turns(100)
-    assert room.echo.seen == [("POST", "/", b"0123456789abcdef" * 5000)]
+    whole, pauses = chunked(b"/", *[b"0123456789abcdef"] * 20_000), 0
+    for start in range(0, len(whole), 2**16):
+        room.connection.data_received(whole[start : start + 2**16])
+        while not room.wire.is_reading:
+            pauses += 1
+            await room.advance(PAUSE_S)
+        assert len(room.connection._waiting) <= 2**17
+    while room.is_pausing:
+        await room.advance(PAUSE_S)
+    assert pauses > 10
+    assert room.echo.seen == [("POST", "/", b"0123456789abcdef" * 20_000)]
 
 
 # Ends

@@ -91,7 +91,7 @@ def test_limits_are_reached_and_not_passed():
     ],
 )
 def test_a_refused_request_is_glimpsed_at(begun, seen):
-    assert glimpse(begun) == seen
+    assert glimpse(begun)[:2] == seen
 
 
 # Two other parsers as oracles. `piece` makes heads that are right, nearly right and wrong.

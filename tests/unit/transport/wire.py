@@ -14,7 +14,8 @@ from uvicorn.server import ServerState
 from service.api.asgi import ClientGone
 from service.api.edge import Edge
 from service.transport.connection import Connection
-from service.transport.limits import TransportLimits
+from service.transport.limits import PAUSE_S, TransportLimits
+from service.transport.stage import Stage
 from tests.doubles import ManualClock
 
 LIMITS = TransportLimits(
@@ -32,8 +33,8 @@ class ManualLoop:
     def create_task(self, coroutine):
         return asyncio.get_running_loop().create_task(coroutine)
 
-    def call_soon(self, callback):
-        return asyncio.get_running_loop().call_soon(callback)
+    def call_later(self, delay, callback):
+        return self.call_at(self.time() + delay, callback)
 
 
 class Wire:
@@ -141,6 +142,13 @@ class Room:
         for part in parts:
             self.connection.data_received(part)
             await turns()
+            while self.is_pausing:
+                await self.advance(PAUSE_S)
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether chunks wait for the loop's next turn."""
+        return self.connection._stage is Stage.BODY and bool(self.connection._waiting)
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
