@@ -32,7 +32,7 @@ _IN_LINE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}"
 _BEGUN = re.compile(_METHOD + rb"(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"(" + _METHOD + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
-_GLIMPSE = re.compile(rb"(" + _METHOD + rb") (/[\x21-\x3e\x40-\x7e]{0,255})?")
+_GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:http)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
 _ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 

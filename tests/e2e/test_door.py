@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import numpy as np
 import pytest
 
 from service.client import Client
@@ -319,7 +320,6 @@ def test_a_client_that_sends_chunks_reads_its_413(port):
 
 
 def test_our_own_client_reads_its_413(service):
-    np = pytest.importorskip("numpy")
     with Client(service.url) as client, pytest.raises(BodyTooLarge):
         client.attend("small", np.ones((400_000, 16), np.float32))
 

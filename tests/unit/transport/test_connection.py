@@ -293,6 +293,7 @@ async def test_H20_headers_that_drip_are_refused_at_the_deadline():
         await room.send(b"G")
         await room.advance(1)
     assert room.statuses == []
+    assert not room.state.tasks
     await room.advance(1)
     assert room.statuses == [408]
     assert room.codes == ["client_timeout"]

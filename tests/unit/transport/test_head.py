@@ -5,7 +5,7 @@ import contextlib
 import h11
 import httptools
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.errors import HeadersTooLarge, Rejected, ServiceError, TargetTooLong
@@ -85,6 +85,7 @@ def test_limits_are_reached_and_not_passed():
     [
         (b"GET /v2/x?y z", ("GET", "/v2/x")),
         (b"FOO /a%20b HTTP/9.9", ("FOO", "/a b")),
+        (b"GET http://x:80/v2/y HTTP", ("GET", "/v2/y")),
         (b"GET \0", ("GET", "")),
         (b"\x16\x03", ("-", "")),
         (b"GET", ("-", "")),
@@ -94,44 +95,53 @@ def test_a_refused_request_is_glimpsed_at(begun, seen):
     assert glimpse(begun)[:2] == seen
 
 
-# Two other parsers as oracles. `piece` makes heads that are right, nearly right and wrong.
+# Two other parsers as oracles, over heads that are right, nearly right and wrong.
 
-BYTES = st.sampled_from([bytes([i]) for i in range(256)])
-NAMES = st.sampled_from(
-    [b"Host", b"Content-Length", b"content-length", b"Transfer-Encoding", b"Connection", b"Expect", b"A", b"X-Y", b""]
-)
-VALUES = st.sampled_from(
-    [
-        b"x",
-        b"5",
-        b"+5",
-        b"5,5",
-        b"chunked",
-        b"gzip, chunked",
-        b"chunked, chunked",
-        b"close",
-        b"a\tb",
-        b"",
-        b"\xff",
-        b"a\0b",
-    ]
-)
-SEPARATORS = st.sampled_from([b": ", b":", b" : ", b":\t", b"", b": \t "])
-ENDS = st.sampled_from([b"\r\n"] * 8 + [b"\n", b"\r", b"\r\n ", b"\r\n\t"])
-LINES = st.sampled_from(
-    [b"GET / HTTP/1.1", b"POST /a?b HTTP/1.1", b"GET / HTTP/1.0", b"OPTIONS * HTTP/1.1", b"PUT http://x/y HTTP/1.1",
-     b"GET /", b"GET  / HTTP/1.1", b"GET / HTTP/1.1 ", b"GET / HTTP/2.0", b"GET /\t HTTP/1.1", b"GET /\xc3 HTTP/1.1"]
+BYTES = st.integers(0, 255).map(lambda byte: bytes([byte]))
+RIGHT_LINES = [
+    b"GET / HTTP/1.1",
+    b"POST /a?b HTTP/1.1",
+    b"OPTIONS * HTTP/1.1",
+    b"PUT http://x/y HTTP/1.1",
+    b"GET / HTTP/1.0",
+]
+WRONG_LINES = [
+    b"GET /",
+    b"GET  / HTTP/1.1",
+    b"GET / HTTP/1.1 ",
+    b"GET / HTTP/2.0",
+    b"GET /\t HTTP/1.1",
+    b"GET /\xc3 HTTP/1.1",
+]
+RIGHT_FIELDS = st.sampled_from(
+    [b"Content-Length: 5", b"content-length:\t0", b"Transfer-Encoding: Chunked", b"Connection: a,close", b"X-Y:a\tb \t",
+     b"Expect: 100-continue", b"A: \xff", b"A:", b"B: c: d"]
 )  # fmt: skip
-FIELDS = st.lists(st.tuples(NAMES, SEPARATORS, VALUES, ENDS).map(b"".join), max_size=4).map(b"".join)
+NAMES = st.sampled_from([b"Host", b"Content-Length", b"Transfer-Encoding", b"Transfer-Encoding\t", b"A", b"", b" A"])
+VALUES = st.sampled_from(
+    [b"x", b"+5", b"5,5", b"5 5", b"gzip, chunked", b"chunked, chunked", b"xchunked", b"", b"a\0b"]
+)
+SEPARATORS = st.sampled_from([b": ", b":", b" : ", b"", b":\x0b"])
+WRONG_FIELDS = st.tuples(NAMES, SEPARATORS, VALUES).map(b"".join)
+WRONG_ENDS = st.sampled_from([b"\n", b"\r", b"\r\n ", b"\r\n\t", b"\r\r\n"])
 
 
 @st.composite
 def heads(draw):
-    raw = draw(LINES) + b"\r\n" + draw(st.sampled_from([b"Host: x\r\n", b""])) + draw(FIELDS)
-    if draw(st.booleans()):
+    """Each with one thing wrong at most, besides what right fields do to each other; a byte changed in some."""
+    wrong = draw(st.sampled_from(["nothing"] * 3 + ["line", "field", "end", "byte", "byte"]))
+    line = draw(st.sampled_from(WRONG_LINES if wrong == "line" else RIGHT_LINES))
+    fields = [b"Host: x", *draw(st.lists(RIGHT_FIELDS, max_size=2, unique=True))]
+    if wrong == "field":
+        fields.insert(draw(st.integers(0, len(fields))), draw(WRONG_FIELDS))
+    ends = [b"\r\n"] * len(fields)
+    if wrong == "end":
+        ends[draw(st.integers(0, len(ends) - 1))] = draw(WRONG_ENDS)
+    raw = line + b"".join(end + field for field, end in zip(fields, ends, strict=True))
+    if wrong == "byte":
         at = draw(st.integers(0, len(raw)))
         raw = raw[:at] + draw(BYTES) + raw[at + draw(st.integers(0, 1)) :]
-    return raw.removesuffix(b"\r\n")
+    return raw
 
 
 @given(heads())
@@ -181,7 +191,10 @@ def test_whatever_we_read_llhttp_reads_in_the_same_way(raw):
         return
     noted = Noted()
     parser = httptools.HttpRequestParser(noted)
-    parser.feed_data(raw.partition(END)[0] + END)
+    try:
+        parser.feed_data(raw.partition(END)[0] + END)
+    except httptools.HttpParserInvalidMethodError:
+        assume(False)  # it knows a list of methods, and CONNECT, which leads elsewhere
     assert (parser.get_method().decode(), parser.get_http_version()) == (ours.line.method, ours.line.version)
     assert noted.fields == ours.fields
     assert noted.is_complete == (ours.length == 0)
