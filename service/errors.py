@@ -6,11 +6,12 @@ ServiceError
 │   │                    BadBinary)
 │   ├── InvalidInput     they parse and are wrong (BadShape, BadDtype, BadMask, MaskKindRequired, CausalAlignRequired,
 │   │                    NonFinite, MaskedRow, UnknownField)
-│   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit)
+│   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit,
+│   │                    TargetTooLong, HeadersTooLarge)
 │   ├── NotServed        nothing answers to that (LayerNotFound, RouteNotFound, MethodNotAllowed, NotAcceptable,
 │   │                    UnsupportedMediaType, UnsupportedContentEncoding)
 │   ├── Denied           not to this caller (Unauthorized, Forbidden)
-│   └── ClientTimeout    the body did not arrive in time
+│   └── ClientTimeout    the headers or the body did not arrive in time
 ├── Refused              not now (QueueFull, RateLimited, NotReady, Draining); each says when to come back
 ├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
 └── LayerError           a checkpoint or a stored layer is not what it must be (command line and start-up, never a request)
@@ -121,6 +122,14 @@ class DecompressedTooLarge(TooLarge):
 
 class CostLimit(TooLarge):
     code = "cost_limit"
+
+
+class TargetTooLong(TooLarge):
+    code = "target_too_long"
+
+
+class HeadersTooLarge(TooLarge):
+    code = "headers_too_large"
 
 
 class NotServed(Rejected):

@@ -13,6 +13,7 @@ from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
 from service.settings import Settings
+from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
 
 STANDING_WAIT_S = 0.1
@@ -77,4 +78,14 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         # A body of the largest size must find room in an empty house, compressed and decompressed.
         intake_bytes=max(settings.queue_bytes, 4 * settings.max_body_bytes),
         take_offers=settings.compress_offers,
+    )
+
+
+def transport_limits(settings: Settings) -> TransportLimits:
+    return TransportLimits(
+        max_header_bytes=settings.max_header_bytes,
+        max_target_bytes=settings.max_target_bytes,
+        max_headers=settings.max_headers,
+        header_timeout_s=settings.header_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -21,10 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.logs import get_logger
 from service.tls import Tls, has_all
+from service.transport.connection import Connection
+from service.transport.limits import TransportLimits
 
 BACKLOG = 2048
 # Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
@@ -67,20 +69,20 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """`run_to_end` serves `application` on `listener` and returns the exit code of the process."""
+    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process."""
 
     def __init__(
         self,
         application: Any,
         listener: socket.socket,
         drain: Drain,
+        limits: TransportLimits,
         *,
-        protocol: type[asyncio.Protocol] = HttpToolsProtocol,
         lifeline: int | None = None,
         tls: Tls | None = None,
         force: Callable[[int], object] = os._exit,
     ) -> None:
-        super().__init__(_config(application, protocol, tls))
+        super().__init__(_config(application, functools.partial(Connection, limits=limits), tls))
         self.exit_code = 0
         self._listener = listener
         self._drain = drain
@@ -253,11 +255,11 @@ def _is_idle(connection: Any) -> bool:
     return connection.cycle is None or connection.cycle.response_complete
 
 
-def _config(application: Any, protocol: type[asyncio.Protocol], tls: Tls | None) -> uvicorn.Config:
+def _config(application: Any, protocol: Callable[..., asyncio.Protocol], tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",
-        http=protocol,
+        http=protocol,  # type: ignore[arg-type]  # called, and nothing else
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -80,6 +80,15 @@ class Settings(BaseSettings):
     )
     tls_key_file: Path | None = Field(None, description="private key of the certificate (PEM, without a passphrase)")
 
+    max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target: path and query (bytes)")
+    max_header_bytes: int = Field(16384, ge=1024, le=MIB, description="all header fields of a request together (bytes)")
+    max_headers: int = Field(100, ge=8, le=10_000, description="header fields of a request")
+    header_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="time for the headers to arrive, from the connection's opening or a later request's first byte (seconds)",
+    )
     max_body_bytes: int = Field(
         16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
     )
@@ -94,6 +103,12 @@ class Settings(BaseSettings):
     )
     max_weights_bytes: int = Field(64 * MIB, ge=1024, description="returned attention weights of one request (bytes)")
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a whole request body to arrive (seconds)")
+    write_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="time for the caller to take what is sent, a long answer piece by piece (seconds)",
+    )
     request_timeout_ms: int = Field(
         10_000, ge=1, le=3_600_000, description="deadline of a request once its body is complete (milliseconds)"
     )

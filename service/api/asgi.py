@@ -15,6 +15,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# In the scope of a request that the transport refuses: the ServiceError that is its answer.
+REFUSED = "attention.refused"
+
 
 BLANKS = b" \t"
 

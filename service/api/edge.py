@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
 from service.api.access import Access
-from service.api.asgi import Application, ClientGone, Message, Receive, Scope, Send
+from service.api.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.api.problems import is_inference, render, render_inference, unknown_failure
 from service.api.trace import Trace, start_trace, trace_of
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
@@ -103,6 +103,8 @@ class Edge:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace = trace_of(scope)
         try:
+            if (refusal := scope.get(REFUSED)) is not None:
+                raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
             self._access.admit(scope)
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send)
@@ -152,6 +154,10 @@ class Edge:
         return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
 
     async def _options(self, scope: Scope, send: Send) -> None:
+        if scope["path"] == "*":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         allow = self._allowed(scope)
         if not allow:
             raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")

@@ -25,11 +25,13 @@ STATUS: dict[type[ServiceError], int] = {
     errors.NotAcceptable: 406,
     errors.ClientTimeout: 408,
     errors.TooLarge: 413,
+    errors.TargetTooLong: 414,
     errors.UnsupportedMediaType: 415,
     errors.UnsupportedContentEncoding: 415,
     errors.InvalidInput: 422,
     errors.QueueFull: 429,
     errors.RateLimited: 429,
+    errors.HeadersTooLarge: 431,
     errors.EngineFailed: 500,
     errors.NotReady: 503,
     errors.Draining: 503,
@@ -41,7 +43,14 @@ INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
 MAX_DETAIL = 2000
 MEDIA_TYPE = b"application/problem+json"
 # Answers after which the rest of a body may still be on its way: the connection cannot be used again.
-_CLOSING = (errors.BodyTooLarge, errors.ClientTimeout, errors.Draining, errors.BadRequest)
+_CLOSING = (
+    errors.BodyTooLarge,
+    errors.TargetTooLong,
+    errors.HeadersTooLarge,
+    errors.ClientTimeout,
+    errors.Draining,
+    errors.BadRequest,
+)
 
 
 class Problem(NamedTuple):

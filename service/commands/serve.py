@@ -129,6 +129,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
         listener.listen(BACKLOG)
     from service.app import build  # torch: only a worker may import it, and only now
+    from service.limits import transport_limits
     from service.telemetry import Telemetry
 
     telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
@@ -146,5 +147,5 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         stop_admitting=service.stop_admitting,
         settle=service.settle,
     )
-    server = Server(edge, listener, drain, lifeline=lifeline, tls=tls_files(settings))
+    server = Server(edge, listener, drain, transport_limits(settings), lifeline=lifeline, tls=tls_files(settings))
     return server.run_to_end()

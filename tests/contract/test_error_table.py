@@ -12,6 +12,7 @@ CONTRACT = {
     "bad_binary": 400, "unauthorized": 401, "forbidden": 403,
     "layer_not_found": 404, "not_found": 404, "method_not_allowed": 405, "not_acceptable": 406, "client_timeout": 408,
     "body_too_large": 413, "decompressed_too_large": 413, "cost_limit": 413,
+    "target_too_long": 414, "headers_too_large": 431,
     "unsupported_media_type": 415, "unsupported_content_encoding": 415,
     "bad_shape": 422, "bad_dtype": 422, "bad_mask": 422, "mask_kind_required": 422, "causal_align_required": 422,
     "non_finite": 422, "masked_row": 422, "unknown_field": 422, "invalid": 422,

@@ -17,6 +17,7 @@ ALLOWED = {
     "layers": {"layers", "attention"} | GROUND,
     "wire": {"wire", "batching", "layers", "attention"} | GROUND,
     "calling": {"calling", "errors"},
+    "transport": {"transport", "errors", "api"},  # of the door only ASGI's words, see below
     "api": {"api", "wire", "batching", "layers", "attention"} | GROUND,
 }
 
@@ -55,12 +56,19 @@ def test_a_room_imports_only_from_rooms_below_it(path):
         ("layers", {"asyncio", "fastapi", "starlette", "pydantic", "uvicorn"}),
         ("wire", {"fastapi", "starlette", "uvicorn"}),
         ("calling", {"fastapi", "starlette", "uvicorn", "pydantic"}),
+        ("transport", {"torch", "numpy", "fastapi", "starlette", "pydantic"}),
     ],
 )
 def test_a_room_does_not_know_what_is_not_its_business(room, forbidden):
     for path in (SERVICE / room).rglob("*.py"):
         known = {name.split(".")[0] for name in imports_of(path)}
         assert not known & forbidden, path
+
+
+def test_the_transport_knows_of_the_door_only_the_words_of_asgi():
+    for path in (SERVICE / "transport").rglob("*.py"):
+        known = {name for name in imports_of(path) if name.startswith("service.api.")}
+        assert all(name.startswith("service.api.asgi") for name in known), path
 
 
 def test_only_settings_reads_the_environment():

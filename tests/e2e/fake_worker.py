@@ -116,6 +116,7 @@ def work(options):
     from service.logs import configure_logs
     from service.metrics import Metrics, Shared
     from service.server import Drain, Server, listen
+    from service.transport.limits import TransportLimits
 
     if options.refuse:
         say_once(options.run_dir, "the layer directory is empty")
@@ -127,7 +128,10 @@ def work(options):
     metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
     app = App(board, metrics, options.ready_after)
     drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
-    return Server(app, listen("127.0.0.1", options.port), drain, lifeline=options.lifeline).run_to_end()
+    limits = TransportLimits(
+        max_header_bytes=16384, max_target_bytes=8192, max_headers=100, header_timeout_s=10, write_timeout_s=30
+    )
+    return Server(app, listen("127.0.0.1", options.port), drain, limits, lifeline=options.lifeline).run_to_end()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import json
 import pytest
 from starlette.routing import Route
 
-from service.api.asgi import ClientGone
+from service.api.asgi import REFUSED, ClientGone
 from service.api.edge import Edge
-from service.errors import BadShape, QueueFull
+from service.errors import BadShape, HeadersTooLarge, QueueFull
 
 
 class Ledger:
@@ -44,7 +44,7 @@ def failing(error: BaseException):
     return inner
 
 
-def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None):
+def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None, more=None):
     ledger, sent = Ledger(), []
 
     async def send(message):
@@ -52,7 +52,7 @@ def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None 
 
     routes = [Route("/x", ok, methods=["POST"]), Route("/x", ok, methods=["GET"])]
     edge = Edge(inner, lambda: list(routes), ledger, lambda: 0.0)
-    scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": ""}
+    scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": "", **(more or {})}
 
     asyncio.run(edge(scope, nothing_comes, send))
     return sent, ledger.events
@@ -83,6 +83,15 @@ def test_a_refusal_is_counted_like_any_answer():
     sent, events = serve(failing(QueueFull("full", retry_after_s=3)))
     assert problem(sent)[0] == 429
     assert events[-1] == ("answered", 429)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "-"])
+def test_what_the_transport_refuses_is_answered_counted_and_logged_like_any_failure(method):
+    sent, events = serve(failing(AssertionError()), method, more={REFUSED: HeadersTooLarge("at most 16 KiB")})
+    status, body = problem(sent)
+    assert (status, body["code"], body["detail"]) == (431, "headers_too_large", "at most 16 KiB")
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert events == [("received", method), ("answered", 431)]
 
 
 def test_a_foreign_error_is_a_500_without_its_text_and_its_trace_is_kept():
@@ -142,6 +151,12 @@ def test_an_answer_that_breaks_off_is_counted_as_abandoned():
     with pytest.raises(Exception, match="internal fault"):
         asyncio.run(Edge(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
     assert [event for event, _ in ledger.events] == ["received", "faulted", "abandoned"]
+
+
+def test_options_of_everything_is_answered():
+    sent, events = serve(failing(AssertionError()), "OPTIONS", more={"path": "*"})
+    assert sent[0]["status"] == 204
+    assert events[-1] == ("answered", 204)
 
 
 def test_options_answers_204_with_what_is_allowed():

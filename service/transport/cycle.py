@@ -1,0 +1,97 @@
+"""Cycle: one request between the application and its connection.
+
+Laws: a request that turns out broken half-way is answered by whoever reads it; an answer that its caller did not wait for is
+never called sent; closing is the connection's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
+
+from service.api.asgi import ClientGone
+from service.errors import ServiceError
+
+
+class Outlet:
+    """What a cycle sees of its connection instead of the transport."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(
+        self, write: Callable[[bytes], None], close: Callable[[], None], is_closing: Callable[[], bool]
+    ) -> None:
+        self.write = write
+        self.close = close
+        self.is_closing = is_closing
+
+
+class Flow(FlowControl):
+    """uvicorn's, but while `is_full` nobody makes the connection read on."""
+
+    is_full = False
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.is_full:
+            super().resume_reading()
+
+
+class Owner(Protocol):
+    """The connection, as far as a cycle needs it."""
+
+    flow: FlowControl
+    logger: logging.Logger
+    access_logger: logging.Logger
+    access_log: bool
+    server_state: ServerState
+
+    def goes_on(self) -> bool:
+        """Whether it can be used again after an answer that begins while the body is still coming."""
+
+    def on_response_complete(self) -> None: ...
+
+
+class Cycle(RequestResponseCycle):
+    """uvicorn's, with three differences: `fail`, ClientGone, and a body that may be left behind."""
+
+    def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
+        super().__init__(
+            scope=scope,
+            transport=outlet,  # type: ignore[arg-type]
+            flow=owner.flow,
+            logger=owner.logger,
+            access_logger=owner.access_logger,
+            access_log=owner.access_log,
+            default_headers=owner.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=keeps_alive,
+            on_response=owner.on_response_complete,
+        )
+        self._goes_on = owner.goes_on
+        self._failure: ServiceError | None = None
+
+    def fail(self, failure: ServiceError) -> None:
+        """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
+        self._failure = failure
+        self.keep_alive = False
+        self.message_event.set()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._failure is not None and message["type"] == "http.request":
+            raise self._failure
+        return message
+
+    async def send(self, message: Any) -> None:
+        if self.more_body and not self.response_started:
+            self.keep_alive = self.keep_alive and self._goes_on()
+        await super().send(message)
+        if self.disconnected and not self.response_complete:
+            raise ClientGone

@@ -1,0 +1,36 @@
+"""Scopes: what ASGI tells the application of a connection and of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.transport.head import RequestLine
+
+
+def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
+    """What all requests of a connection share."""
+    return {
+        "type": "http",
+        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
+        "scheme": connection.scheme,
+        "root_path": connection.root_path,
+        "server": connection.server,
+        "client": connection.client,
+    }
+
+
+def request_scope(
+    common: dict[str, Any], line: RequestLine, fields: list[tuple[bytes, bytes]], state: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        **common,
+        "http_version": line.version,
+        "method": line.method,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "headers": fields,
+        "state": state.copy(),
+    }

@@ -1,0 +1,401 @@
+"""One connection: one answer for each request, in order; deadlines, early bytes, and an end that the client survives."""
+
+import asyncio
+import functools
+
+import pytest
+
+from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S
+from tests.raw_inputs import BAD_REQUESTS
+from tests.unit.transport.wire import LIMITS, Room, turns
+
+HOST = b"Host: x\r\n"
+
+
+def post(path: bytes = b"/", body: bytes = b"hello", *fields: bytes) -> bytes:
+    lines = [*fields, b"Content-Length: %d" % len(body)]
+    return b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+
+
+def chunked(path: bytes, *chunks: bytes) -> bytes:
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+
+
+def on_the_loop(test):
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+# Requests
+
+
+@on_the_loop
+async def test_a_request_is_answered_and_the_connection_is_free_for_the_next():
+    room = Room()
+    await room.send(post(), post(b"/2", b"again"))
+    assert room.statuses == [200, 200]
+    assert room.echo.seen == [("POST", "/", b"hello"), ("POST", "/2", b"again")]
+    assert room.wire.events == []
+
+
+@pytest.mark.parametrize("raw", [post(), chunked(b"/", b"he", b"llo")], ids=["counted", "chunked"])
+@on_the_loop
+async def test_a_request_may_come_byte_by_byte(raw):
+    room = Room()
+    await room.send(b"\r\n", *[raw[i : i + 1] for i in range(len(raw))])
+    assert room.echo.seen == [("POST", "/", b"hello")]
+    assert room.statuses == [200]
+
+
+@on_the_loop
+async def test_requests_that_come_early_are_answered_one_after_another():
+    room = Room()
+    await room.send(post(b"/held", b"1") + chunked(b"/2", b"2") + post(b"/3", b"3") + post(b"/4", b"4")[:30])
+    assert room.echo.seen == [("POST", "/held", b"1")]
+    room.echo.gate.set()
+    await turns(60)
+    assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/3"]
+    assert [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")] == sorted(
+        room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")
+    )
+    await room.send(post(b"/4", b"4")[30:])
+    assert room.statuses == [200] * 4
+
+
+@on_the_loop
+async def test_early_bytes_are_not_read_without_end():
+    room = Room()
+    await room.send(post(b"/held"), b"x" * 50_000, b"x" * 50_000)
+    assert not room.wire.is_reading
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200, 400]
+
+
+@on_the_loop
+async def test_an_early_request_that_is_none_is_refused_in_its_turn():
+    room = Room()
+    await room.send(post(b"/held") + b"nonsense\r\n\r\n")
+    assert room.statuses == []
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200, 400]
+    assert room.ledger.ends == [200, "bad_request"]
+
+
+@on_the_loop
+async def test_a_caller_who_leaves_is_noticed_at_every_stage():
+    for raw in (post(b"/", b"hello")[:-1], post(b"/held"), post(b"/held") + post(b"/2")):
+        room = Room()
+        await room.send(raw)
+        await room.lose()
+        room.echo.gate.set()
+        await turns()
+        assert room.ledger.num_received == len(room.ledger.ends) == 1
+        assert room.ledger.ends == ["gone"]
+        assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_a_head_that_was_never_complete_is_no_request():
+    room = Room()
+    await room.send(b"POST / HT")
+    assert not room.connection.eof_received()
+    await room.lose()
+    assert room.ledger.num_received == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+@on_the_loop
+async def test_what_is_no_request_is_refused_once_and_the_connection_ends(raw):
+    room = Room()
+    await room.send(raw[:1], raw[1:])
+    assert room.statuses == [400]
+    assert (room.ledger.ends, room.ledger.num_received) == (["bad_request"], 1)
+    assert b"connection: close" in room.wire.written
+    await room.send(post())
+    assert len(room.statuses) == 1
+    assert room.wire.events == ["eof"]
+    await room.advance(LINGER_S)
+    assert room.wire.events == ["eof", "close"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"GET /" + b"a" * 256 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "target_too_long"),
+        (b"GET /" + b"a" * 400, "target_too_long"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 1024 + b"\r\n\r\n", "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 1100, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20 + b"\r\n", "headers_too_large"),
+    ],
+    ids=["H11-target", "H11-target-that-never-ends", "header-block", "header-that-never-ends", "many-fields"],
+)
+@on_the_loop
+async def test_what_is_too_much_is_refused_by_its_name(raw, code):
+    room = Room()
+    await room.send(raw)
+    assert room.codes == [code]
+    assert room.statuses == [414 if code == "target_too_long" else 431]
+
+
+@pytest.mark.parametrize(("path", "form"), [(b"/v2/models", b'{"error":'), (b"/v1/layers", b'"code":"bad_request"')])
+@on_the_loop
+async def test_a_refusal_has_the_form_of_the_path_it_came_to(path, form):
+    room = Room()
+    await room.send(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+    assert form in room.wire.written
+    for header in (b"x-request-id: ", b"cache-control: no-store", b"x-content-type-options: nosniff"):
+        assert header in room.wire.written
+
+
+@on_the_loop
+async def test_a_refusal_is_sent_to_a_client_that_has_said_its_last():
+    room = Room()
+    room.connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    assert room.connection.eof_received()
+    await turns()
+    assert room.statuses == [400]
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_a_body_that_breaks_is_refused_by_whoever_reads_it():
+    room = Room()
+    await room.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"nonsense\r\n")
+    assert room.statuses == [400]
+    assert room.ledger.ends == ["bad_request"]
+    assert room.wire.events == ["eof"]
+
+
+@on_the_loop
+async def test_many_small_chunks_are_read_with_pauses_and_meanwhile_little_is_read_ahead():
+    room = Room()
+    whole, pauses = chunked(b"/", *[b"0123456789abcdef"] * 20_000), 0
+    for start in range(0, len(whole), 2**16):
+        room.connection.data_received(whole[start : start + 2**16])
+        while not room.wire.is_reading:
+            pauses += 1
+            await room.advance(PAUSE_S)
+        assert len(room.connection._waiting) <= 2**17
+    while room.is_pausing:
+        await room.advance(PAUSE_S)
+    assert pauses > 10
+    assert room.echo.seen == [("POST", "/", b"0123456789abcdef" * 20_000)]
+
+
+# Ends
+
+
+@on_the_loop
+async def test_an_answer_before_a_small_rest_of_the_body_leaves_the_connection_usable():
+    room = Room()
+    raw = post(b"/early", b"x" * MAX_DROPPED_BYTES)
+    head, body = raw[:-MAX_DROPPED_BYTES], raw[-MAX_DROPPED_BYTES:]
+    await room.send(head, body[:10])
+    assert room.statuses == [404]
+    assert b"connection: close" not in room.wire.written
+    await room.send(body[10:] + post(b"/2"))
+    assert room.statuses == [404, 200]
+
+
+@on_the_loop
+async def test_the_rest_that_never_comes_ends_the_connection():
+    room = Room()
+    await room.send(post(b"/early", b"x" * 100)[:-1])
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.wire.events == ["close"]
+    assert room.ledger.ends == [404]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1))[: -MAX_DROPPED_BYTES - 1],
+        post(b"/early", b"x", b"Expect: 100-continue")[:-1],
+        chunked(b"/early", b"x")[:-5],
+    ],
+    ids=["large", "H25-expected", "chunked"],
+)
+@on_the_loop
+async def test_an_answer_before_any_other_rest_is_the_last_and_the_client_may_read_it(raw):
+    room = Room()
+    await room.send(raw)
+    assert room.statuses == [404]
+    assert b"connection: close" in room.wire.written
+    assert room.wire.events == ["eof"]
+    await room.send(b"x" * 100_000)
+    await room.advance(LINGER_S - 0.1)
+    assert room.wire.events == ["eof"]
+    await room.advance(0.2)
+    assert room.wire.events == ["eof", "close"]
+
+
+@on_the_loop
+async def test_lingering_is_bounded_in_bytes():
+    room = Room()
+    await room.send(post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1))[: -MAX_DROPPED_BYTES - 1])
+    piece = b"x" * 2**20
+    for _ in range(MAX_LINGER_BYTES // len(piece)):
+        room.connection.data_received(piece)
+    assert room.wire.events == ["eof"]
+    room.connection.data_received(b"x")
+    assert room.wire.events == ["eof", "abort"]
+
+
+@on_the_loop
+async def test_a_whole_request_that_asks_for_the_end_gets_it_at_once():
+    room = Room()
+    await room.send(post(b"/", b"hello", b"Connection: Keep-Alive, Close"))
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("expected", [True, False])
+@on_the_loop
+async def test_100_continue_is_said_when_the_body_is_wanted(expected):
+    room = Room()
+    raw = post(b"/", b"hello", *[b"Expect: 100-continue"] * expected)
+    await room.send(raw[:-5])
+    assert room.wire.written.startswith(b"HTTP/1.1 100") == expected
+    await room.send(raw[-5:])
+    assert room.statuses == [100] * expected + [200]
+
+
+@on_the_loop
+async def test_shutdown_ends_an_idle_connection_and_waits_for_one_at_work():
+    idle, working = Room(), Room()
+    await idle.send(post())
+    await working.send(post(b"/held"))
+    for room in (idle, working):
+        room.connection.shutdown()
+    assert (idle.wire.events, working.wire.events) == (["close"], [])
+    working.echo.gate.set()
+    await turns()
+    assert working.statuses == [200]
+    assert b"connection: close" in working.wire.written
+    assert working.wire.events == ["close"]
+
+
+# Deadlines
+
+
+@on_the_loop
+async def test_H20_headers_that_drip_are_refused_at_the_deadline():
+    room = Room()
+    for _ in range(9):
+        await room.send(b"G")
+        await room.advance(1)
+    assert room.statuses == []
+    assert not room.state.tasks
+    await room.advance(1)
+    assert room.statuses == [408]
+    assert room.codes == ["client_timeout"]
+    assert room.wire.events == ["eof"]
+
+
+@on_the_loop
+async def test_H20_empty_lines_do_not_put_the_deadline_off():
+    room = Room()
+    await room.send(post())
+    await room.advance(50)
+    for _ in range(9):
+        await room.send(b"\r\n")
+        await room.advance(1)
+    await room.send(b"GET")
+    await room.advance(1)
+    assert room.statuses == [200, 408]
+
+
+@on_the_loop
+async def test_a_connection_that_says_nothing_is_closed_and_is_no_request():
+    room = Room()
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.wire.events == ["close"]
+    assert room.ledger.num_received == 0
+
+
+@on_the_loop
+async def test_a_kept_connection_has_the_keep_alive_time_and_then_the_header_time_from_its_first_byte():
+    room = Room()
+    await room.send(post())
+    await room.advance(74)
+    await room.send(b"POST")
+    await room.advance(9.9)
+    assert room.wire.events == []
+    await room.advance(0.2)
+    assert room.statuses == [200, 408]
+    other = Room()
+    await other.send(post())
+    await other.advance(75)
+    assert other.wire.events == ["close"]
+    assert other.statuses == [200]
+
+
+@on_the_loop
+async def test_a_request_at_work_has_no_deadline_here():
+    room = Room()
+    await room.send(post(b"/held"))
+    await room.advance(1000)
+    assert room.wire.events == []
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200]
+
+
+@on_the_loop
+async def test_a_thousand_requests_cost_a_timer_or_two():
+    room = Room()
+    for _ in range(1000):
+        await room.send(post())
+    assert room.clock.num_calls <= 2
+    await room.lose()
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_an_answer_that_is_not_taken_is_cut_off_and_counted_once():
+    room = Room()
+    await room.send(post(b"/long")[:-1])
+    room.wire.is_stuck = True
+    room.connection.pause_writing()
+    await room.send(b"o")
+    await room.advance(LIMITS.write_timeout_s - 0.1)
+    assert room.wire.events == []
+    await room.advance(0.2)
+    assert room.wire.events == ["abort"]
+    await room.lose()
+    assert room.ledger.ends == ["gone"]
+
+
+@on_the_loop
+async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
+    room = Room()
+    await room.send(post(b"/held"))
+    room.wire.is_stuck = True
+    for _ in range(5):
+        room.connection.pause_writing()
+        await room.advance(LIMITS.write_timeout_s - 1)
+        room.connection.resume_writing()
+    room.echo.gate.set()
+    await turns()
+    assert room.wire.events == []
+
+
+@pytest.mark.parametrize("last", [[], [b"Connection: close"]], ids=["kept", "closed"])
+@on_the_loop
+async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
+    room = Room()
+    room.wire.is_stuck = True
+    await room.send(post(b"/", b"hello", *last))
+    room.connection.pause_writing()
+    room.connection.resume_writing()
+    await room.advance(LIMITS.write_timeout_s)
+    assert room.wire.events[-1] == "abort"
+    assert room.ledger.ends == [200]
