@@ -38,6 +38,7 @@ class Vitals:
     pids: tuple[int, ...]
     resident_bytes: int
     num_descriptors: int
+    num_files: int
     num_threads: int
     num_series: int
 
@@ -49,6 +50,7 @@ class Subject:
         self, directory: Path, *, layers=LAYERS, plants: dict | None = None, cpus=None, **settings: Any
     ) -> None:
         self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
         prepare(directory, layers)
         named = {name: value for name, value in settings.items() if name in Settings.model_fields}
         given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -128,9 +130,14 @@ class Subject:
         """Of the workers together; the gauges' own connection is closed by then."""
         num_series = len(self.samples())
         pids = tuple(process_tree.children(self.process.pid))
-        kinds = (process_tree.resident_bytes, process_tree.num_descriptors, process_tree.num_threads)
-        resident, descriptors, threads = (sum(map(kind, pids)) for kind in kinds)
-        return Vitals(pids, resident, descriptors, threads, num_series)
+        kinds = (
+            process_tree.resident_bytes,
+            process_tree.num_descriptors,
+            process_tree.num_files,
+            process_tree.num_threads,
+        )
+        resident, descriptors, files, threads = (sum(map(kind, pids)) for kind in kinds)
+        return Vitals(pids, resident, descriptors, files, threads, num_series)
 
     def baseline(self) -> Vitals:
         """The vitals of a service that has worked: files that it opens once, with its first answer, are open by now."""

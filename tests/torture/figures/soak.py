@@ -41,7 +41,7 @@ def measure(form: Form) -> Iterator[Row]:
         told = f"{form.soak_s:.0f} s at {LOAD:.0%} ({soak.per_second:.0f}/s)"
         yield none_of(4, f"soak of {told}: wrong answers, hangs", soak.wrong)
         yield at_most(4, "memory growth after the warm-up", soak.growth_mib, MAX_GROWTH_MIB, " MiB")
-        yield none_of(4, "descriptors and threads that grew, series that callers made", soak.grown)
+        yield none_of(4, "files and threads that grew, series that callers made", soak.grown)
         yield from at_rest.rows(4, subject, soak.before)
         per_second = soak.per_second
     seconds = min(form.soak_s, 600)
@@ -49,7 +49,7 @@ def measure(form: Form) -> Iterator[Row]:
     with Subject(form.room("leak"), plants={"leak_bytes": leak_bytes, "leak_descriptors": True}, workers=1) as subject:
         soak = _Soak(subject, form, per_second)
         soak.run(seconds)
-        is_found = soak.growth_mib > MAX_GROWTH_MIB and any("descriptors" in told for told in soak.grown)
+        is_found = soak.growth_mib > MAX_GROWTH_MIB and any("files" in told for told in soak.grown)
         told = f"{soak.growth_mib:.1f} MiB; {'; '.join(soak.grown)}"
         yield Row(
             4,
@@ -85,13 +85,13 @@ class _Soak:
 
     @property
     def grown(self) -> list[str]:
-        """What is counted, not weighed, must not grow at all; connections come and go, so their least number tells.
+        """What is counted, not weighed, must not grow at all; it comes and goes, so its least number tells.
 
         A status that a route had not answered with before is a new series, and no growth: there are only so many.
         """
         half = len(self._measured) // 2
         told = []
-        for name in ("num_descriptors", "num_threads"):
+        for name in ("num_files", "num_threads"):
             first, last = (
                 min(getattr(v, name) for v in part) for part in (self._measured[:half], self._measured[half:])
             )
