@@ -11,7 +11,17 @@ import time
 import pytest
 
 from tests.torture.figure import Form
-from tests.torture.figures import bombs, checkpoints, disconnects, fuzz, isolation
+from tests.torture.figures import (
+    bombs,
+    checkpoints,
+    disconnects,
+    fuzz,
+    isolation,
+    large_bodies,
+    overload,
+    sigterm,
+    trickle,
+)
 from tests.torture.line import attend
 from tests.torture.subject import Subject
 
@@ -28,8 +38,8 @@ def form(directory, share) -> Form:
 @pytest.mark.parametrize(
     ("figure", "share"),
     [
-        pytest.param(fuzz, 0.015, id="fuzz-F1-J-T-M-B-H"),
-        pytest.param(isolation, 0.01, id="isolation-T19-T20-T14-X1"),
+        pytest.param(fuzz, 0.015, id="fuzz"),
+        pytest.param(isolation, 0.01, id="isolation-T14-T19-T20-X1"),
         pytest.param(disconnects, 0.04, id="disconnects-X12"),
         pytest.param(checkpoints, 0.02, id="checkpoints-F1-F3-F5-F6-F7-F15"),
     ],
@@ -38,6 +48,23 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
     rows = [row for row in figure.measure(form(tmp_path, share)) if row.what != FAULTS]
     assert [row for row in rows if row.is_met is False] == []
     assert any(row.is_met for row in rows)
+
+
+@pytest.mark.timed
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(sigterm, id="sigterm-L4"),
+        pytest.param(overload, id="overload-Q3-Q10"),
+        pytest.param(trickle, id="trickle-H20-H21"),
+        pytest.param(bombs, id="bombs-H2-H15"),
+        pytest.param(large_bodies, id="large-bodies"),
+    ],
+)
+def test_a_figure_with_times_misses_no_target(tmp_path, figure):
+    rows = list(figure.measure(form(tmp_path, 0.05)))
+    assert [row for row in rows if row.is_met is False] == []
 
 
 def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):

@@ -139,6 +139,8 @@ def test_what_is_wrong_is_one_sentence_in_the_form_of_the_protocol(served, input
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0"])
 def test_a_length_of_the_json_that_cannot_be_is_refused(served, length):
+    """B2."""
+
     async def story(service):
         headers = {"inference-header-content-length": length}
         answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)
