@@ -26,6 +26,8 @@ from tests.torture.planted import VARIABLE
 
 READY_S = 60
 REST_S = 2.0
+# Large enough for the decoding thread.
+_LARGE_BYTES = Settings.model_fields["decode_off_loop_bytes"].default + 1
 _JSON = {"Content-Type": "application/json"}
 # Told with the first heartbeat after the first answer.
 _HEARTBEAT_SERIES = "attention_layer_last_answer"
@@ -140,10 +142,11 @@ class Subject:
         return Vitals(pids, resident, descriptors, files, threads, num_series)
 
     def baseline(self) -> Vitals:
-        """The vitals of a service that has worked: files that it opens once, with its first answer, are open by now."""
+        """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request("POST", "/v1/layers/small/attend", json.dumps({"query": [[0.5] * 16]}), _JSON)
-        connection.getresponse().read()
+        for body in (json.dumps({"query": [[0.5] * 16]}), " " * _LARGE_BYTES):
+            connection.request("POST", "/v1/layers/small/attend", body, _JSON)
+            connection.getresponse().read()
         connection.close()
         end = time.monotonic() + READY_S
         while not any(name.startswith(_HEARTBEAT_SERIES) for name in self.samples()) and time.monotonic() < end:
