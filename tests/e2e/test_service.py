@@ -84,6 +84,7 @@ def test_a_device_that_is_not_there_is_one_line_and_an_exit_code(serve):
 
 
 def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
+    """X5."""
     service = serve(workers=2)
     service.wait_ready()
     before = service.attend().text.split('"weights"')[0]
@@ -99,6 +100,7 @@ def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
 
 
 def test_sigterm_under_load_loses_nothing_that_was_accepted(serve):
+    """L4, in little (`make torture` is the long form)."""
     service = serve(workers=2)
     service.wait_ready()
     stopping = threading.Event()
@@ -139,6 +141,7 @@ def test_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, t
 
 
 def test_a_busy_port_is_one_line_and_an_exit_code(serve, tmp_path):
+    """L11."""
     first = serve(workers=1)
     port = first.line(event="serving", host="127.0.0.1")["port"]
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--layers-dir", str(tmp_path / "layers")]

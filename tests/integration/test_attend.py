@@ -146,6 +146,8 @@ CAUSAL = np.tril(np.ones((5, 5), bool))
     ],
 )
 def test_every_mask_kind_blocks_what_it_says(served, mask, blocked):
+    """M7 for every kind."""
+
     async def story(service):
         answer = await service.attend({"query": X.tolist(), "masks": [mask], "weights": {"form": "heads"}})
         assert answer.status_code == 200, answer.text
@@ -158,6 +160,7 @@ def test_every_mask_kind_blocks_what_it_says(served, mask, blocked):
 
 
 def test_a_row_that_may_attend_to_nothing_is_zeros_or_an_error_as_asked(served):
+    """M1, M9."""
     masks = [{"kind": "lengths", "values": [5, 0, 5, 0, 5]}]
 
     async def story(service):
@@ -208,6 +211,7 @@ def test_a_selection_of_weights_is_the_slice_of_all_of_them(served):
 
 
 def test_requests_of_every_kind_at_once_answer_as_they_do_alone(served):
+    """T18, M12."""
     kinds: list[tuple[int, dict]] = [
         (1, {}),
         (7, {"weights": {"form": "heads"}}),

@@ -210,6 +210,8 @@ def test_many_wrong_elements_are_one_short_error(served, count):
     ],
 )
 def test_a_layer_that_is_not_served_is_not_found_and_never_a_label(served, layer, status):
+    """T25, J10."""
+
     async def story(service):
         answer = await service.client.post(f"/v1/layers/{layer}/attend", json={"query": X})
         assert answer.status_code == status

@@ -13,6 +13,8 @@ X = [[0.5] * 16]
 
 
 def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
+    """L1."""
+
     async def story(service):
         ready = await service.client.get("/readyz")
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -41,6 +43,7 @@ def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
 
 
 def test_with_lenient_layers_the_others_are_served(tmp_path):
+    """F13."""
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 

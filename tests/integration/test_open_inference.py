@@ -177,6 +177,8 @@ def test_an_id_of_any_text_comes_back(served):
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0"])
 def test_a_length_of_the_json_that_cannot_be_is_refused(served, length):
+    """B2."""
+
     async def story(service):
         headers = {"inference-header-content-length": length}
         answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)

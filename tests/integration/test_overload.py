@@ -17,6 +17,8 @@ async def blocked(service):
 
 
 def test_exactly_what_the_queue_holds_is_taken_and_the_rest_is_told_when_to_come_back(served):
+    """Q1, Q2."""
+
     async def story(service):
         running = await blocked(service)
         tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
@@ -39,6 +41,8 @@ def test_exactly_what_the_queue_holds_is_taken_and_the_rest_is_told_when_to_come
 
 
 def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served):
+    """Q4."""
+
     async def story(service):
         running = await blocked(service)
         late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": "20"})
@@ -96,6 +100,8 @@ async def leave_while_queued(service) -> list:
 
 
 def test_one_failing_member_of_a_batch_fails_alone(served):
+    """X1."""
+
     async def story(service):
         service.engine.wrong = lambda call: call.query.shape[1] == 7
         running = await blocked(service)
@@ -113,6 +119,8 @@ def test_one_failing_member_of_a_batch_fails_alone(served):
 
 
 def test_thousands_at_once_each_get_their_own_answer(served):
+    """T20."""
+
     async def story(service):
         expected = {}
         for n in range(20):
@@ -230,6 +238,8 @@ def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
 
 
 def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
+    """X3."""
+
     async def story(service):
         layer = service.engine._layers[next(key for key in service.engine._layers if key[0] == "small")]
         forward = layer.forward

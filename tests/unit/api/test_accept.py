@@ -55,6 +55,7 @@ def test_the_favourite_of_the_caller_is_taken(value):
     [b"text/html", b"*/*;q=0", b"application/json;q=nope", b"x" * 10_000, b"application/json;q=nan", b"image/*"],
 )
 def test_a_caller_who_takes_nothing_that_is_written_is_told_so(value):
+    """B15."""
     with pytest.raises(NotAcceptable, match=r"application/json or application/vnd\.safetensors"):
         type_for(value)
 

@@ -60,6 +60,7 @@ def test_parts_are_joined():
 
 
 def test_a_body_of_exactly_the_limit_passes_and_one_byte_more_does_not():
+    """H17."""
     assert len(read(Parts(b"x" * 600, b"x" * 400))) == 1000
     with pytest.raises(BodyTooLarge, match="1,000"):
         read(Parts(b"x" * 600, b"x" * 401))
@@ -67,6 +68,7 @@ def test_a_body_of_exactly_the_limit_passes_and_one_byte_more_does_not():
 
 @pytest.mark.parametrize("announced", [b"1001", b"9" * 40, b"%d" % 2**63])
 def test_a_length_announced_too_large_is_refused_before_a_byte_is_read(announced):
+    """H3."""
     parts = Parts(b"x")
     with pytest.raises(BodyTooLarge):
         read(parts, (b"content-length", announced))
@@ -75,6 +77,7 @@ def test_a_length_announced_too_large_is_refused_before_a_byte_is_read(announced
 
 @pytest.mark.parametrize("announced", [b"-1", b"+5", b"0x10", b"5,5", b"", b"5 5"])
 def test_a_length_that_is_no_number_is_a_bad_request(announced):
+    """H4."""
     with pytest.raises(BadRequest):
         read(Parts(b"x"), (b"content-length", announced))
 
@@ -117,6 +120,7 @@ def test_a_bomb_is_refused_at_the_limit(name):
     "damage", [lambda b: b[:-3], lambda b: b + b"tail", lambda b: b"", lambda b: b[: len(b) // 2] + b"\0" * 9]
 )
 def test_a_damaged_compressed_body_is_bad_encoding(name, damage):
+    """H16."""
     body = damage(PACKERS[name](bytes(range(200))))
     with pytest.raises(BadEncoding):
         read(Parts(body), (b"content-encoding", name))
@@ -176,6 +180,7 @@ def test_members_of_any_size_are_joined(size):
 
 @pytest.mark.parametrize("name", [b"br", b"compress", b"zzz", b"gzip, gzip", b"deflate"])
 def test_other_content_encodings_are_unsupported(name):
+    """H14."""
     with pytest.raises(UnsupportedContentEncoding):
         read(Parts(zlib.compress(b"x")), (b"content-encoding", name), codings=(b"gzip", b"zstd"))
 

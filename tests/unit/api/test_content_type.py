@@ -48,5 +48,6 @@ def test_safetensors_is_taken():
     ],
 )
 def test_anything_else_is_an_unsupported_media_type(values):
+    """H12, H13."""
     with pytest.raises(UnsupportedMediaType, match=r"application/json or application/vnd\.safetensors"):
         said(*values)

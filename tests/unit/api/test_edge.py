@@ -173,6 +173,7 @@ def test_a_sane_request_id_is_taken(asked):
 
 @pytest.mark.parametrize("asked", [b"", b"a" * 129, b"a\r\nb", b"caf\xc3\xa9", b'"x"', b"a b"])
 def test_any_other_request_id_is_replaced(asked):
+    """H30."""
     sent, _ = serve(ok, headers=[(b"x-request-id", asked)])
     given = dict(sent[0]["headers"])[b"x-request-id"]
     assert given != asked

@@ -32,6 +32,8 @@ def test_q2_exactly_what_exceeds_the_capacity_is_refused(running, over):
 
 
 def test_a_burst_of_the_queues_size_from_idle_is_not_refused():
+    """Q11."""
+
     async def main():
         async with Room(capacity=50, max_requests=4) as room:
             room.engine.open()

@@ -95,6 +95,7 @@ def test_no_lane_starves(arrivals, max_requests):
 
 @given(st.integers(1, 30), st.integers(1, 10**9))
 def test_a_new_lane_waits_for_at_most_one_batch_of_each_other_lane(num_batches, flops):
+    """Q12."""
     lanes: Lanes[Item] = Lanes()
     for lane in "abc":
         for _ in range(num_batches + 2):

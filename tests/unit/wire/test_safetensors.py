@@ -56,6 +56,7 @@ def test_what_the_library_writes_is_the_document_of_the_same_fields():
     ids=lambda dtype: str(dtype).removeprefix("torch."),
 )
 def test_a_tensor_is_a_view_of_the_body_where_it_is_aligned_and_equal_where_it_is_not(dtype):
+    """B8."""
     for pad in range(9):
         whole = load(save({"query": X.to(dtype)}))["query"]
         size = whole.numel() * whole.element_size()
@@ -124,6 +125,7 @@ def test_a_tensor_is_a_view_of_the_body_where_it_is_aligned_and_equal_where_it_i
     ],
 )
 def test_what_is_wrong_is_refused_with_its_code(body, error):
+    """B1, B2, B3, B6, B13."""
     with pytest.raises(error) as caught:
         parse(body)
     assert len(caught.value.message) < 400

@@ -1,0 +1,235 @@
+"""Cases of the catalogue (groups J, T, B) that need a whole service: each with the other values that the same rule covers."""
+
+import asyncio
+import base64
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.integration.forms import BINARY, Request, as_inference, as_safetensors
+
+X = [[0.5] * 16, [0.25] * 16]
+ATTEND, INFER = "/v1/layers/small/attend", "/v2/models/small/infer"
+STATUS = {"bad_json": 400, "cost_limit": 413}
+
+
+def nan_at(place: int, rows: int = 2) -> dict:
+    values = np.full((rows, 16), 0.5, np.float32)
+    values.ravel()[place] = np.nan
+    return {"dtype": "float32", "shape": [rows, 16], "data": base64.b64encode(values.tobytes()).decode()}
+
+
+CASES = {
+    "J10": [
+        ({"query": X, "\0": 1}, "unknown_field"),
+        ({"query": X, "que\x1bry": 1}, "unknown_field"),
+        ({"query": X, "weights": {"form": "heads\0"}}, "invalid"),
+        ({"query": X, "encoding": "\0list"}, "invalid"),
+        ({"query": X, "masks": [{"kind": "causal\x7f"}]}, "bad_mask"),
+    ],
+    "J13": [
+        ({"query": X, "mask": []}, "unknown_field"),
+        ({"query": X, "Query": X}, "unknown_field"),
+        ({"query": X, "": 1}, "unknown_field"),
+        ({"query": X, "weights": {"form": "mean", "head": [1]}}, "unknown_field"),
+        ({"query": X, "masks": [{"kind": "window", "lef": 1}]}, "unknown_field"),
+    ],
+    "T6": [
+        ({"query": [[0.5] * 15]}, "bad_shape"),
+        ({"query": [[0.5] * 17]}, "bad_shape"),
+        ({"query": X, "key": [[0.5] * 12], "value": [[0.5] * 16]}, "bad_shape"),
+        ({"query": [[[0.5] * 8]]}, "bad_shape"),
+    ],
+    "T7": [
+        ({"query": [X], "key": [X, X]}, "bad_shape"),
+        ({"query": [X, X], "key": [X]}, "bad_shape"),
+        ({"query": X, "key": [X]}, "bad_shape"),
+        ({"query": [X], "key": X}, "bad_shape"),
+        ({"query": X, "key": X, "value": X[:1]}, "bad_shape"),
+        ({"query": X, "value": [*X, *X]}, "bad_shape"),
+    ],
+    "T22": [
+        *[({"query": X, "scale": scale}, "unknown_field") for scale in (0, 1e40, -1, None, "1", [1])],
+        ({"query": X, "dropout": 0.5}, "unknown_field"),
+        ({"query": X, "num_heads": 3}, "unknown_field"),
+        ({"query": X, "weights": {"form": "heads", "heads": [0, 4]}}, "invalid"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_body_gets_its_code(served, case):
+    async def story(service):
+        for body, code in CASES[case]:
+            answer = await service.attend(body)
+            assert (answer.status_code, answer.json()["code"]) == (STATUS.get(code, 422), code), body
+            if case == "T6":
+                assert "16" in answer.json()["detail"]
+
+    served(story)
+
+
+@pytest.mark.parametrize("field", ["query", "key", "value"])
+def test_one_nan_is_refused_wherever_it_stands_and_its_mates_keep_their_bits_T14(served, field):
+    async def story(service):
+        good = [(await service.attend({"query": [[n / 8] * 16] * (n + 1)})).json()["output"] for n in range(6)]
+        for place in (0, 7, 31):
+            bad = service.attend({"query": X, "key": X, "value": X, field: nan_at(place)})
+            beside = [service.attend({"query": [[n / 8] * 16] * (n + 1)}) for n in range(6)]
+            refused, *answers = await asyncio.gather(bad, *beside)
+            assert (refused.status_code, refused.json()["code"]) == (422, "non_finite")
+            assert refused.json()["param"].startswith(f"/{field}")
+            assert [answer.json()["output"] for answer in answers] == good
+
+    served(story)
+
+
+def test_what_costs_too_much_with_its_weights_is_answered_without_T11(served):
+    async def story(service):
+        body = {"query": X * 8}
+        refused = await service.attend({**body, "weights": {"form": "heads"}})
+        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+        assert (await service.attend(body)).status_code == 200
+        assert (await service.attend({**body, "weights": None})).status_code == 200
+
+    served(story, max_weights_bytes=1024)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+def test_as_many_sequences_as_the_limit_are_answered_and_one_more_is_not_T13(served, limit):
+    async def story(service):
+        row = [[0.5] * 16]
+        answer = await service.attend({"query": [row] * limit})
+        assert (answer.status_code, answer.json()["batch"]["sequences"]) == (200, limit)
+        refused = await service.attend({"query": [row] * (limit + 1)})
+        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+        assert f"{limit + 1:,}" in refused.json()["detail"]
+
+    served(story, max_sequences=limit)
+
+
+NAMES = [
+    "..%2Fetc",
+    "a%2F..%2Fb",
+    "%2Fetc%2Fpasswd",
+    "small%2F",
+    "%20..",
+    "%09",
+    "x" * 10_000,
+    "%E2%80%AEsmall",
+    "small%00",
+    "~",
+]
+
+
+class Opened:
+    """The files that Python opens while it listens; an audit hook cannot be taken away again, only told to be quiet."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.listens = False
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple) -> None:
+        if self.listens and event == "open":
+            self.paths.append(str(args[0]))
+
+
+def test_no_name_of_a_layer_reaches_the_file_system_T25(served):
+    opened = Opened()
+
+    async def story(service):
+        opened.listens = True
+        for name in NAMES:
+            for path in (f"/v1/layers/{name}/attend", f"/v2/models/{name}/infer"):
+                answer = await service.client.post(path, json={"query": X})
+                assert answer.status_code in (400, 404, 422), name
+            assert (await service.client.get(f"/v1/layers/{name}")).status_code in (404, 422), name
+        opened.listens = False
+        assert [path for path in opened.paths if "layers" in path or "etc" in path] == []
+
+    served(story)
+
+
+def binary(query) -> bytes:
+    return as_safetensors(Request(np.asarray(query, np.float32)))
+
+
+async def send(service, body: bytes, path: str = ATTEND, **headers: str):
+    told = {"content-type": BINARY, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return await service.client.post(path, content=body, headers=told)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"OIP1" + binary(X),
+        json.dumps({"query": X}).encode(),
+        b"\x93NUMPY\x01\x00" + bytes(100),
+        b"PK\x03\x04" + binary(X),
+        b"\x80\x04\x95" + bytes(100),
+    ],
+    ids=["B1-magic", "B1-json", "B1-npy", "B1-zip", "B1-pickle"],
+)
+def test_another_format_under_the_name_of_ours_is_bad_binary(served, body):
+    async def story(service):
+        answer = await send(service, body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_binary")
+
+    served(story)
+
+
+def test_big_endian_bytes_cannot_be_announced_B7(served):
+    """Neither protocol has a flag for them; whoever invents one is refused, and whoever sends them gets what they say."""
+
+    async def story(service):
+        for changes in ({"byteorder": "big"}, {"endian": ">"}):
+            answer = await service.attend(
+                {"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **changes}}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (422, "unknown_field")
+        for dtype in (">f4", "float32be", "F32BE"):
+            answer = await service.attend({"query": {"dtype": dtype, "shape": [2, 16], "data": [0.5] * 32}})
+            assert (answer.status_code, answer.json()["code"]) == (422, "bad_dtype")
+
+    served(story)
+
+
+def inference(*names: str, data_of: int | None = None, outputs: list | None = None) -> tuple[bytes, dict[str, str]]:
+    """A binary request with these inputs and the data of the first `data_of` of them."""
+    values = np.full((1, 2, 16), 0.5, np.float32)
+    size = {"binary_data_size": values.nbytes}
+    inputs = [{"name": name, "shape": [1, 2, 16], "datatype": "FP32", "parameters": size} for name in names]
+    head = json.dumps({"inputs": inputs, **({} if outputs is None else {"outputs": outputs})}).encode()
+    data = values.tobytes() * (len(names) if data_of is None else data_of)
+    return head + data, {"content-type": "application/octet-stream", "inference-header-content-length": str(len(head))}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(inference("query", "key", data_of=1), id="B12-one-of-two"),
+        pytest.param(inference("query", data_of=2), id="B12-two-of-one"),
+        pytest.param(inference("query", data_of=0), id="B12-none"),
+        pytest.param(inference("query", "query"), id="B13-twice"),
+        pytest.param(inference("query", "other"), id="B13-extra"),
+        pytest.param(inference("query", outputs=[{"name": f"o{i}"} for i in range(100_000)]), id="B14-many"),
+        pytest.param(inference("query", outputs=[{"name": "output"}] * 2), id="B14-twice"),
+        pytest.param(inference("query", outputs=[{"name": "other"}]), id="B14-unknown"),
+    ],
+)
+def test_inputs_and_outputs_that_do_not_add_up_are_refused(served, given):
+    body, headers = given
+
+    async def story(service):
+        answer = await service.client.post(INFER, content=body, headers=headers)
+        assert answer.status_code in (400, 413), answer.text
+        assert list(answer.json()) == ["error"]
+        assert len(answer.content) <= 4096
+        good, told = as_inference(Request(np.full((1, 2, 16), 0.5, np.float32)), binary=True)
+        again = await service.client.post(INFER, content=good, headers={"inference-header-content-length": str(told)})
+        assert again.status_code == 200
+
+    served(story)

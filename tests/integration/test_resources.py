@@ -1,0 +1,60 @@
+"""What callers cannot make grow: metric series, the page of metrics, files left behind (group R of the catalogue)."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+X = [[0.5] * 16]
+NUM_CALLERS = 200
+MAX_PAGE_BYTES = 256 * 1024
+
+
+def test_names_that_callers_make_up_make_no_series_R5(served):
+    async def one(service, i: int) -> None:
+        await service.client.get(f"/nowhere/{i}")
+        await service.client.get(f"/v1/layers/nobody-{i}")
+        await service.attend({"query": X}, f"nobody-{i}", headers={"x-request-id": f"caller-{i}"})
+        await service.client.post(f"/v2/models/nobody-{i}/infer", json={"id": f"id-{i}"}, headers={"x-api-key": f"{i}"})
+        await service.attend({"query": X, f"field-{i}": i})
+
+    async def story(service):
+        await one(service, -1)
+        before = (await service.samples()).keys()
+        for i in range(NUM_CALLERS):
+            await one(service, i)
+        assert (await service.samples()).keys() == before
+
+    served(story)
+
+
+def test_the_page_of_metrics_is_small_and_can_be_read_R11(served):
+    async def story(service):
+        for body in ({"query": X}, {}, {"query": 1}, {"query": X, "more": 1}, {"query": [X[0][:3]]}):
+            await service.attend(body)
+        answer = await service.client.get("/metrics")
+        assert len(answer.content) <= MAX_PAGE_BYTES
+        families = list(text_string_to_metric_families(answer.text))
+        assert len(families) > 10
+        assert all(family.name.startswith("attention_") for family in families)
+
+    served(story)
+
+
+def test_a_thousand_failures_leave_no_file_behind_R7(served, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def found() -> list[str]:
+        return sorted(str(path) for path in tmp_path.rglob("*") if path.is_file())
+
+    async def story(service):
+        await service.attend({})
+        before = found()
+        for i in range(250):
+            for body in (
+                {},
+                {"query": "x"},
+                {"query": X, "masks": [{"kind": "causal", "offset": "1"}]},
+                {"query": [[i]]},
+            ):
+                assert (await service.attend(body)).status_code == 422
+        assert found() == before
+
+    served(story)

@@ -1,0 +1,69 @@
+"""At rest: what must hold after every figure, whatever it did (rules 4 and 5).
+
+Laws: every request that came was answered or cancelled, exactly once; gauges, tasks, threads, descriptors and processes
+are back within two seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+from tests.torture.report import Row, at_most, none_of
+from tests.torture.subject import REST_S, Subject, Vitals
+
+MIB = 2**20
+GAUGES = ("in_flight_requests", "queued_requests", "queued_bytes")
+
+
+def total(samples: dict[str, float], name: str) -> float:
+    """The sum of a series over its labels."""
+    return sum(value for key, value in samples.items() if key.split("{")[0] == f"attention_{name}")
+
+
+def unbalanced(samples: dict[str, float]) -> list[str]:
+    """What rule 4 says must be equal and is not."""
+    received, answered, cancelled = (total(samples, f"{n}_total") for n in ("received", "requests", "cancelled"))
+    refused = sum(
+        value
+        for key, value in samples.items()
+        if key.startswith("attention_requests_total{") and re.search('status="[45]', key)
+    )
+    rejected = total(samples, "rejected_total")
+    told = [f"{name} is {value:g}" for name in GAUGES if (value := total(samples, name))]
+    if received != answered + cancelled:
+        told.append(f"{received:g} received, {answered:g} answered, {cancelled:g} cancelled")
+    if rejected != refused:
+        told.append(f"{refused:g} answers of 4xx and 5xx, {rejected:g} rejections counted")
+    return told
+
+
+def not_back(subject: Subject, before: Vitals) -> list[str]:
+    """What rule 5 says must be back and is not after two seconds."""
+    end = time.monotonic() + REST_S
+    while True:
+        now = subject.vitals()
+        told = [] if now.pids == before.pids else ["a process died"]
+        told += [
+            f"{name.removeprefix('num_')}: {getattr(before, name)} before, {getattr(now, name)} after"
+            for name in ("num_descriptors", "num_threads")
+            if getattr(now, name) > getattr(before, name)
+        ]
+        told += unbalanced(subject.samples())
+        if not told or time.monotonic() > end:
+            return told
+        time.sleep(0.05)
+
+
+def rows(figure: int, subject: Subject, before: Vitals, max_growth_mib: float | None = None) -> Iterator[Row]:
+    """The rows that every figure ends with."""
+    yield none_of(
+        figure,
+        "at rest: counts conserve; gauges, tasks, threads, descriptors, processes are back",
+        not_back(subject, before),
+    )
+    yield none_of(figure, "faults in the log", subject.faults())
+    if max_growth_mib is not None:
+        growth = (subject.vitals().resident_bytes - before.resident_bytes) / MIB
+        yield at_most(figure, "memory growth", growth, max_growth_mib, " MiB")

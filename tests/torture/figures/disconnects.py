@@ -1,0 +1,139 @@
+"""Figure 6: callers who leave, at every stage: within headers, within a body, while queued, while running, while reading.
+
+Laws: whether an engine ran a request is read from what the planted engine wrote, never guessed; cancelled while queued =
+no batch with it had begun when its caller left; afterwards the counts by stage add up and nothing is stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.torture import at_rest
+from tests.torture.at_rest import total
+from tests.torture.canary import Song, singing
+from tests.torture.figure import Form
+from tests.torture.health import Health
+from tests.torture.line import HANG_S, Line, Silence, post
+from tests.torture.report import Row, at_least, none_of
+from tests.torture.subject import Subject
+
+LEAVERS = 5000
+# Slow enough that most callers leave while they are queued, and news of it comes in time.
+COST_S = 0.02
+NUM_LINES = 48
+# The end of a connection is news after the lag of the loop, which the health route tells; who left later than that before
+# a batch began was not known to have left.
+LEAST_NEWS_S = 0.01
+START_S = 1.0
+FIRST_MARK = 1000
+STAGES = ("headers", "body", "queued", "queued", "queued", "queued", "running", "running", "reading")
+
+
+def measure(form: Form) -> Iterator[Row]:
+    songs: list[Song] = []
+    room = form.room("disconnects")
+    executed = room / "executed.txt"
+    num = form.count(LEAVERS, 200)
+    with Subject(room, plants={"cost_s": COST_S, "executed": str(executed)}, workers=1) as subject:
+        asyncio.run(_leave_all(subject, form, range(FIRST_MARK)[-200:]))
+        before, counted = subject.baseline(), subject.samples()
+        with singing(subject.port, songs, per_second=10), Health(subject.port) as health:
+            time.sleep(START_S)  # the start of two interpreters is a lag of its own
+            left_at = asyncio.run(_leave_all(subject, form, range(FIRST_MARK, FIRST_MARK + num)))
+            stuck = asyncio.run(_stuck(subject))
+        yield none_of(6, f"{num:,} disconnects: callers afterwards who are stuck", stuck)
+        news_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
+        yield _cancelled_in_queue(executed, left_at, news_s)
+        yield Row(6, "cancelled, by the service's own stages", "", _by_stage(counted, subject.samples()), is_met=True)
+        yield none_of(6, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
+        yield from at_rest.rows(6, subject, before)
+
+
+async def _leave_all(subject: Subject, form: Form, marks: range) -> dict[int, float]:
+    """When the caller with each mark left, for those who had sent their request whole."""
+    left_at: dict[int, float] = {}
+    numbers = iter(marks)
+
+    async def work() -> None:
+        for mark in numbers:
+            when = await _leave(subject.port, mark, form.random(f"leaver {mark}"))
+            if when is not None:
+                left_at[mark] = when
+
+    await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+    return left_at
+
+
+async def _leave(port: int, mark: int, rng: random.Random) -> float | None:
+    """One caller from its first byte to its leaving; when it left, if its request was whole by then."""
+    stage = rng.choice(STAGES)
+    wire = _request(mark, rng, is_large=stage == "reading")
+    head = wire.index(b"\r\n\r\n")
+    line = Line(port)
+    try:
+        if stage == "headers":
+            await line.send(wire[: rng.randint(1, head)])
+        elif stage == "body":
+            await line.send(wire[: rng.randint(head + 4, len(wire) - 1)])
+        else:
+            await line.send(wire)
+        if stage == "reading":
+            await line.read_some(rng.randint(1, 2000))
+        elif stage == "running":
+            await asyncio.sleep(rng.uniform(0, 0.6))
+        else:
+            await asyncio.sleep(rng.uniform(0, 0.15))
+    except OSError:
+        return None
+    finally:
+        line.close()
+    # The transport closes its socket in a later turn of this loop: before that nobody has left.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return time.monotonic() if stage in ("queued", "running", "reading") else None
+
+
+def _request(mark: int, rng: random.Random, *, is_large: bool) -> bytes:
+    rows = 200 if is_large else rng.randint(1, 6)
+    body: dict = {"query": [[float(mark), *[0.5] * 15]] * rows}
+    if is_large:
+        body["weights"] = {"form": "heads"}
+    return post("/v1/layers/small/attend", json.dumps(body).encode())
+
+
+async def _stuck(subject: Subject) -> list[str]:
+    """As many callers as left at once, who stay."""
+
+    async def stay(number: int) -> str | None:
+        line = Line(subject.port)
+        try:
+            reply = await line.ask(_request(number, random.Random(number), is_large=False), HANG_S)
+        except Silence:
+            return "no answer"
+        finally:
+            line.close()
+        return None if reply.status == 200 else f"status {reply.status}"
+
+    return [told for told in await asyncio.gather(*(stay(number) for number in range(NUM_LINES))) if told]
+
+
+def _cancelled_in_queue(executed: Path, left_at: dict[int, float], news_s: float) -> Row:
+    begun: dict[int, float] = {}
+    for line in executed.read_text(encoding="ascii").splitlines():
+        mark, at = line.split()
+        begun.setdefault(int(float(mark)), float(at))
+    queued = [mark for mark, left in left_at.items() if begun.get(mark, float("inf")) > left + news_s]
+    never = [mark for mark in queued if mark not in begun]
+    share = 100 * len(never) / len(queued) if queued else float("nan")
+    return at_least(6, f"of {len(queued):,} who left before their batch began, never executed", share, 95, " %")
+
+
+def _by_stage(before: dict[str, float], after: dict[str, float]) -> str:
+    stages = {key: after[key] - before.get(key, 0) for key in after if key.startswith("attention_cancelled_total{")}
+    told = ", ".join(f"{key.split(chr(34))[1]} {value:.0f}" for key, value in sorted(stages.items()))
+    return f"{told}; received {total(after, 'received_total') - total(before, 'received_total'):.0f}"

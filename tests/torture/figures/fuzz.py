@@ -1,0 +1,139 @@
+"""Figure 1: structured inputs, raw bytes on sockets, and what schemathesis makes of our OpenAPI page.
+
+Laws: an input is known by seed and number, and what broke a rule is kept as a file; no input may get a 5xx other than 503 and
+504 with their meaning, silence over five seconds, or an answer that breaks `law.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from tests.torture import at_rest, law
+from tests.torture.canary import Song, singing
+from tests.torture.figure import Form
+from tests.torture.figures import schema
+from tests.torture.inputs import mutations, streams
+from tests.torture.line import HANG_S, HOST, Cut, Line, Silence, read_reply
+from tests.torture.report import Row, none_of
+from tests.torture.subject import Subject
+
+STRUCTURED, RAW, WARM_UP = 200_000, 20_000, 1000
+NUM_LINES, NUM_SOCKETS = 16, 64
+QUIET_S = 0.15
+MAX_GROWTH_MIB = 32
+SETTINGS: dict[str, Any] = dict(workers=1, body_timeout_s=2, header_timeout_s=2, write_timeout_s=5)
+
+Attempt = Callable[[int], Awaitable[str | None]]
+
+
+def measure(form: Form) -> Iterator[Row]:
+    songs: list[Song] = []
+    with Subject(form.room("fuzz"), **SETTINGS) as subject:
+        asyncio.run(_structured(subject, form, -WARM_UP, 0))
+        before = subject.baseline()
+        with singing(subject.port, songs, per_second=20):
+            num = form.count(STRUCTURED, 500)
+            found = asyncio.run(_structured(subject, form, 0, num))
+            yield none_of(1, f"{num:,} structured inputs: wrong answers, hangs, deaths", found)
+            num = form.count(RAW, 100)
+            found = asyncio.run(_raw(subject, form, num))
+            yield none_of(1, f"{num:,} raw-socket inputs: wrong answers, hangs, deaths", found)
+        yield from schema.rows(subject, form)
+        yield none_of(1, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
+        yield from at_rest.rows(1, subject, before, MAX_GROWTH_MIB)
+
+
+async def _structured(subject: Subject, form: Form, first: int, end: int) -> list[str]:
+    lines = [Line(subject.port) for _ in range(NUM_LINES)]
+    free = list(lines)
+
+    async def attempt(number: int) -> str | None:
+        given = mutations.draw(form.random(f"structured {number}"))
+        line = free.pop()
+        try:
+            reply = await line.ask(given.wire(), HANG_S)
+        except Silence:
+            return "a hang"
+        except (Cut, OSError) as cut:
+            return f"no answer: {cut}"
+        finally:
+            free.append(line)
+        return law.broken(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
+
+    def kept(number: int) -> bytes:
+        return mutations.draw(form.random(f"structured {number}")).wire()
+
+    found = await _all(attempt, range(first, end), NUM_LINES, lambda n: _keep(subject, f"structured-{n}", kept(n)))
+    for line in lines:
+        line.close()
+    return found
+
+
+async def _raw(subject: Subject, form: Form, num: int) -> list[str]:
+    async def attempt(number: int) -> str | None:
+        return await converse(subject.port, streams.draw(form.random(f"raw {number}")))
+
+    def kept(number: int) -> bytes:
+        return streams.draw(form.random(f"raw {number}"))
+
+    return await _all(attempt, range(num), NUM_SOCKETS, lambda n: _keep(subject, f"raw-{n}", kept(n)))
+
+
+async def _all(attempt: Attempt, numbers: range, num_tasks: int, keep: Callable[[int], None]) -> list[str]:
+    """Every number once, so many at a time; what broke, with its number."""
+    found: list[str] = []
+    left = iter(numbers)
+
+    async def work() -> None:
+        for number in left:
+            if (why := await attempt(number)) is not None:
+                found.append(f"#{number} {why}")
+                keep(number)
+
+    await asyncio.gather(*(work() for _ in range(num_tasks)))
+    return found
+
+
+def _keep(subject: Subject, name: str, content: bytes) -> None:
+    (subject.directory / f"{name}.bin").write_bytes(content)
+
+
+async def converse(port: int, data: bytes) -> str | None:
+    """Says it all, hears what comes until it is quiet, ends its side, and waits for the other end; what was wrong."""
+    reader, writer = await asyncio.open_connection(HOST, port, limit=2**20)
+    try:
+        with contextlib.suppress(OSError):
+            writer.write(data)
+            await asyncio.wait_for(writer.drain(), HANG_S)
+        wrong = await _heard(reader, is_head=data.startswith(b"HEAD"))
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+        try:
+            async with asyncio.timeout(HANG_S):
+                while await reader.read(2**16):
+                    pass
+        except TimeoutError:
+            return "a hang: neither an answer nor an end after the caller's end"
+        except OSError:
+            pass
+        return wrong
+    finally:
+        writer.transport.abort()
+
+
+async def _heard(reader: asyncio.StreamReader, *, is_head: bool) -> str | None:
+    while True:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                reply = await read_reply(reader, is_head=is_head)
+        except (TimeoutError, Cut):
+            return None
+        except (ValueError, AssertionError) as error:
+            return f"an answer that is no HTTP: {error}"
+        # Which protocol was asked for cannot be told from broken bytes: either form of an error will do.
+        wrong = law.broken(reply)
+        if wrong is not None and law.broken(reply, is_inference=True) is not None:
+            return wrong

@@ -1,0 +1,84 @@
+"""Figure 7: a thousand connections that send a byte a second, within their headers or within their body, beside a canary.
+
+Laws: each is closed, or told 408, by its deadline and a second; nobody else notices; no place in the queue is held meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from service.settings import Settings
+from tests.torture import at_rest
+from tests.torture.at_rest import total
+from tests.torture.canary import Song, singing
+from tests.torture.figure import Form
+from tests.torture.line import HOST, post
+from tests.torture.report import Row, at_most, none_of, not_yet
+from tests.torture.subject import Subject
+
+CONNECTIONS = 1000
+DEADLINE_S = 5.0
+QUIET_S = 5.0
+MOST_S = DEADLINE_S + 1.0
+PATIENCE_S = 10.0
+HEAD = post("/v1/layers/small/attend", b"", {"Content-Length": "1000000"})
+
+
+def measure(form: Form) -> Iterator[Row]:
+    yield from _part(form, "bodies", "body_timeout_s", whole=HEAD)
+    if "header_timeout_s" in Settings.model_fields:
+        yield from _part(form, "headers", "header_timeout_s", whole=b"")
+    else:
+        yield not_yet(7, "1,000 connections trickle their headers", "needs the setting header_timeout_s")
+
+
+def _part(form: Form, what: str, setting: str, whole: bytes) -> Iterator[Row]:
+    num = form.count(CONNECTIONS, 100)
+    settings: dict[str, Any] = {setting: DEADLINE_S}
+    quiet: list[Song] = []
+    loud: list[Song] = []
+    with Subject(form.room(f"trickle-{what}"), workers=1, **settings) as subject:
+        before = subject.baseline()
+        with singing(subject.port, quiet):
+            time.sleep(QUIET_S)
+        with singing(subject.port, loud):
+            lives_s, queued = asyncio.run(_trickle_all(subject, num, whole))
+        ratio = loud[0].quantile(0.99) / quiet[0].quantile(0.99)
+        yield at_most(7, f"{num:,} connections trickle their {what}: the longest lived", max(lives_s), MOST_S, " s")
+        yield at_most(7, f"p99 of others beside trickled {what}, times the quiet one", ratio, 2)
+        yield at_most(7, f"places in the queue held by trickled {what}", queued, 0)
+        yield none_of(
+            7, f"the canary beside trickled {what}: other answers than 200 with the right bits", loud[0].wrong
+        )
+        yield from at_rest.rows(7, subject, before, 32)
+
+
+async def _trickle_all(subject: Subject, num: int, whole: bytes) -> tuple[list[float], float]:
+    """How long each connection lived from its first byte on, and how many requests were queued in the middle."""
+    lives = [asyncio.ensure_future(_trickle(subject.port, whole)) for _ in range(num)]
+    await asyncio.sleep(DEADLINE_S / 2)
+    samples = await asyncio.to_thread(subject.samples)
+    return await asyncio.gather(*lives), max(0.0, total(samples, "queued_requests") - 1)
+
+
+async def _trickle(port: int, whole: bytes) -> float:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    started = time.monotonic()
+    rest = iter(HEAD[len(whole) :] if not whole else b" " * 1000)
+    writer.write(whole)
+    reading = asyncio.ensure_future(reader.read())
+    try:
+        while time.monotonic() - started < DEADLINE_S + PATIENCE_S:
+            writer.write(bytes([next(rest)]))
+            done, _ = await asyncio.wait([reading], timeout=1.0)
+            if done:
+                break
+        return time.monotonic() - started
+    finally:
+        if reading.done():
+            reading.exception()
+        reading.cancel()
+        writer.transport.abort()

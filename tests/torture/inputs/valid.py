@@ -1,0 +1,109 @@
+"""Valid requests of every form, drawn at random: what mutations start from, and what a soak is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+
+from tests.integration.forms import (
+    BINARY,
+    HEADS,
+    WIDTH,
+    Request,
+    as_base64,
+    as_inference,
+    as_list,
+    as_nested,
+    as_safetensors,
+)
+from tests.torture.line import post
+
+FORMS = ("nested", "list", "base64", "safetensors", "inference", "inference_binary")
+DTYPES = ("float32", "float32", "float16", "float64")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """One request before it becomes bytes."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    method: str = "POST"
+
+    @property
+    def is_inference(self) -> bool:
+        path = self.path.split("?")[0]
+        return path == "/v2" or path.startswith("/v2/")
+
+    def wire(self) -> bytes:
+        return post(self.path, self.body, self.headers, self.method)
+
+
+def draw_request(rng: random.Random, max_rows: int = 12) -> Request:
+    """For a layer that is WIDTH wide and has HEADS heads."""
+    dtype = rng.choice(DTYPES)
+    batch = rng.choice([None, None, 1, 2, 3])
+    lead = () if batch is None else (batch,)
+    num_rows = rng.randint(1, max_rows)
+    num_keys = num_rows if rng.random() < 0.6 else rng.randint(1, max_rows)
+
+    def tensor(rows: int) -> np.ndarray:
+        count = int(np.prod(lead)) * rows * WIDTH
+        values = [round(rng.uniform(-2, 2), 3) for _ in range(count)]
+        return np.array(values, dtype).reshape(*lead, rows, WIDTH)
+
+    request = Request(tensor(num_rows))
+    if num_keys != num_rows or rng.random() < 0.3:
+        request.key = tensor(num_keys)
+        if rng.random() < 0.5:
+            request.value = tensor(num_keys)
+    request.masks = [draw_mask(rng, lead, num_rows, num_keys) for _ in range(rng.choice([0, 0, 1, 1, 2]))]
+    if rng.random() < 0.3:
+        request.weights = draw_weights(rng, num_keys)
+    return request
+
+
+def draw_mask(
+    rng: random.Random, lead: tuple[int, ...], num_rows: int, num_keys: int
+) -> tuple[dict[str, object], np.ndarray | None]:
+    kind = rng.choice(["attend", "ignore", "bias", "lengths", "causal", "window"])
+    if kind == "causal":
+        return {"kind": kind, **rng.choice([{"align": "top_left"}, {"align": "bottom_right"}, {"offset": 1}])}, None
+    if kind == "window":
+        return {"kind": kind, "left": rng.randint(0, 3), "right": rng.choice([None, 0, 2]), "offset": 0}, None
+    if kind == "lengths":
+        return {"kind": kind}, np.array([rng.randint(0, num_keys) for _ in range(*lead or (1,))], "int64").reshape(lead)
+    shape = (*lead, *rng.choice([(num_keys,), (num_rows, num_keys), (1, num_rows, num_keys), (HEADS, 1, num_keys)]))
+    count = int(np.prod(shape))
+    if kind == "bias":
+        return {"kind": kind}, np.array([rng.uniform(-1, 1) for _ in range(count)], "float32").reshape(shape)
+    return {"kind": kind}, np.array([rng.random() < 0.8 for _ in range(count)], "bool").reshape(shape)
+
+
+def draw_weights(rng: random.Random, num_keys: int) -> dict:
+    form = rng.choice(["heads", "mean", "top_k"])
+    more: dict = {"k": rng.randint(1, num_keys)} if form == "top_k" else {}
+    return {"form": form, **more}
+
+
+def write(request: Request, form: str, layer: str = "small") -> Input:
+    """The request in one of FORMS; what the Open Inference Protocol cannot say becomes JSON."""
+    path = f"/v1/layers/{layer}/attend"
+    if form == "safetensors":
+        return Input(path, as_safetensors(request), {"Content-Type": BINARY})
+    if form.startswith("inference") and request.has_inference_form:
+        if form == "inference" and any(x.dtype.name in ("float16", "bfloat16") for x in request.tensors.values()):
+            form = "inference_binary"
+        body, length = as_inference(request, binary=form == "inference_binary")
+        headers = {"Inference-Header-Content-Length": str(length)} if form == "inference_binary" else {}
+        return Input(f"/v2/models/{layer}/infer", body, headers)
+    how = {"nested": as_nested, "list": as_list}.get(form, as_base64)
+    return Input(path, json.dumps(request.fields(how)).encode())
+
+
+def draw(rng: random.Random, max_rows: int = 12) -> Input:
+    return write(draw_request(rng, max_rows), rng.choice(FORMS))

@@ -1,0 +1,76 @@
+"""The service with faults planted in it, for what cannot be made from outside: `python -m tests.torture.planted serve …`.
+
+Laws: the service itself has no hook for any of this; what is planted is told in one variable, as JSON, and read here only:
+`cost_s` (each request costs this much engine time), `executed` (a file that gets a line for every request that an engine
+runs: its mark and when), `raising` (requests with this mark raise), `leak_bytes` and `leak_descriptors` (kept forever, a
+request).
+A request's mark is the first number of its query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "TORTURE_PLANTS"
+_KEPT: list[object] = []
+
+
+def main() -> None:
+    from service import supervisor
+    from service.cli import main as command_line
+
+    supervise = supervisor.supervise
+
+    def supervise_planted(plan: supervisor.Plan, **kwargs: Any) -> int:
+        python, _, _, *rest = plan.command
+        return supervise(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)), **kwargs)
+
+    supervisor.supervise = supervise_planted  # type: ignore[assignment]
+    if "worker" in sys.argv[1:2]:
+        _plant(json.loads(os.environ[VARIABLE]))
+    command_line()
+
+
+def _plant(plants: dict[str, Any]) -> None:
+    from service.attention.engine import Engine
+
+    run = Engine._run
+    write = _writer(plants.get("executed"))
+
+    def run_planted(engine: Engine, batch: Any) -> Any:
+        marks = [float(call.query[0, 0, 0]) for call in batch]
+        write(marks)
+        if any(mark == plants.get("raising") for mark in marks):
+            raise RuntimeError("a planted fault")
+        time.sleep(plants.get("cost_s", 0.0) * len(batch))
+        for _ in batch:
+            if plants.get("leak_bytes"):
+                _KEPT.append(bytearray(os.urandom(16) * (plants["leak_bytes"] // 16)))
+            if plants.get("leak_descriptors"):
+                _KEPT.append(Path("/dev/null").open("rb"))  # noqa: SIM115 (that is the leak)
+        return run(engine, batch)
+
+    Engine._run = run_planted  # type: ignore[method-assign, assignment]
+
+
+def _writer(path: str | None) -> Callable[[list[float]], None]:
+    if path is None:
+        return lambda _: None
+    file = Path(path).open("a", encoding="ascii", buffering=1)  # noqa: SIM115 (as long as the process)
+
+    def write(marks: list[float]) -> None:
+        now = time.monotonic()
+        file.write("".join(f"{mark:g} {now:.6f}\n" for mark in marks))
+
+    return write
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What the kernel tells of a process: memory, its peak, descriptors, threads, children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+
+
+def forget_peak(pid: int) -> None:
+    """From here on `peak_bytes` tells the largest resident size since now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes(pid: int) -> int:
+    return _status_kib(pid, "VmHWM:") * 1024
+
+
+def num_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def num_files(pid: int) -> int:
+    """Descriptors that are no sockets, whose number is the callers' business."""
+    count = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += not str(path.readlink()).startswith("socket:")
+    return count
+
+
+def num_threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in found.split()]
+
+
+def _status_kib(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise AssertionError(f"the kernel does not tell {field}")

@@ -1,0 +1,184 @@
+"""Subject: the real service as a process tree, its log in a file, and what is measured of it from outside.
+
+Laws: black box: HTTP, signals and what the kernel tells of the processes; settings that this version does not have are
+left out, so that one harness measures several versions; `end` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from service.settings import Settings
+from tests.integration.running import LAYERS, prepare
+from tests.torture import process_tree
+from tests.torture.planted import VARIABLE
+
+READY_S = 60
+REST_S = 2.0
+# Large enough for the decoding thread.
+_LARGE_BYTES = Settings.model_fields["decode_off_loop_bytes"].default + 1
+_JSON = {"Content-Type": "application/json"}
+# Told with the first heartbeat after the first answer.
+_HEARTBEAT_SERIES = "attention_layer_last_answer"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Vitals:
+    """What must be back where it was when nothing is going on."""
+
+    pids: tuple[int, ...]
+    resident_bytes: int
+    num_descriptors: int
+    num_files: int
+    num_threads: int
+    num_series: int
+
+
+class Subject:
+    """`plants` are faults for `planted.py`; `cpus` pins all processes; settings by their names."""
+
+    def __init__(
+        self, directory: Path, *, layers=LAYERS, plants: dict | None = None, cpus=None, **settings: Any
+    ) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        prepare(directory, layers)
+        named = {name: value for name, value in settings.items() if name in Settings.model_fields}
+        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+        module = "service" if plants is None else "tests.torture.planted"
+        named = {"run_dir": directory / "run", **named}
+        (directory / "run").mkdir()
+        self._out, self._err = (directory / "out.log").open("wb"), (directory / "err.log").open("wb")
+        with _pinned(cpus):
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, "serve", "--port", "0", "--layers-dir", str(directory / "layers")],
+                env={
+                    **given,
+                    VARIABLE: json.dumps(plants),
+                    **{f"ATTENTION_{name.upper()}": str(value) for name, value in named.items()},
+                },
+                stdout=self._out,
+                stderr=self._err,
+            )
+        self.port = 0
+        self.pids: tuple[int, ...] = ()
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def lines(self) -> Iterator[dict]:
+        """The log so far."""
+        with (self.directory / "out.log").open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def faults(self) -> list[str]:
+        """What a log may not hold: our own faults, libraries' complaints, traces."""
+        loud = [line for line in self.lines() if line["level"] in ("error", "critical")]
+        told = [f"{line['event']} {str(line)[-200:]}" for line in loud if line["event"] != "worker_left"]
+        errors = (self.directory / "err.log").read_text(encoding="utf-8", errors="replace")
+        return told + ([f"stderr: {errors[:200]}"] if errors else [])
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + READY_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise AssertionError((self.directory / "err.log").read_text(encoding="utf-8"))
+            if not self.port:
+                self.port = next((line["port"] for line in self.lines() if "port" in line), 0)
+            elif self.get("/readyz")[0] == http.HTTPStatus.OK:
+                self.pids = tuple(process_tree.children(self.process.pid))
+                return
+            time.sleep(0.05)
+        raise AssertionError("the service did not become ready")
+
+    def get(self, path: str, timeout_s: float = 10) -> tuple[int, bytes]:
+        """Status and body; (0, b"") where nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+    def samples(self) -> dict[str, float]:
+        text = self.get("/metrics")[1].decode()
+        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+
+    def vitals(self) -> Vitals:
+        """Of the workers together; the gauges' own connection is closed by then."""
+        num_series = len(self.samples())
+        pids = tuple(process_tree.children(self.process.pid))
+        kinds = (
+            process_tree.resident_bytes,
+            process_tree.num_descriptors,
+            process_tree.num_files,
+            process_tree.num_threads,
+        )
+        resident, descriptors, files, threads = (sum(map(kind, pids)) for kind in kinds)
+        return Vitals(pids, resident, descriptors, files, threads, num_series)
+
+    def baseline(self) -> Vitals:
+        """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        for body in (json.dumps({"query": [[0.5] * 16]}), " " * _LARGE_BYTES):
+            connection.request("POST", "/v1/layers/small/attend", body, _JSON)
+            connection.getresponse().read()
+        connection.close()
+        end = time.monotonic() + READY_S
+        while not any(name.startswith(_HEARTBEAT_SERIES) for name in self.samples()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.vitals()
+
+    def forget_peaks(self) -> None:
+        for pid in self.pids:
+            process_tree.forget_peak(pid)
+
+    def peak_bytes(self) -> int:
+        return sum(process_tree.peak_bytes(pid) for pid in self.pids)
+
+    def end(self) -> None:
+        """Whatever state it is in; workers see their lifeline end."""
+        pids = process_tree.children(self.process.pid) if self.process.poll() is None else []
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._out.close()
+        self._err.close()
+
+
+@contextlib.contextmanager
+def _pinned(cpus: set[int] | None) -> Iterator[None]:
+    """A child started inside inherits these cores."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus or own)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
