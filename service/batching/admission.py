@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from service.batching.congestion import Congestion
 from service.batching.job import Cost
-from service.batching.policy import J, Lanes
+from service.batching.policy import Lanes
 from service.batching.speed import Speed
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
@@ -54,8 +55,19 @@ def check_cost(cost: Cost, limits: QueueLimits) -> None:
             raise CostLimit(f"this request's cost in {field} is {value}; one request may have at most {ceiling}")
 
 
-def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, speed: Speed) -> None:
-    """Raise QueueFull where the queue has no place or no bytes left for it."""
+class Queue(NamedTuple):
+    """What there is to know of the waiting room at one moment."""
+
+    limits: QueueLimits
+    lanes: Lanes[Any]
+    speed: Speed
+    congestion: Congestion
+    now: float
+
+
+def check_room(cost: Cost, queue: Queue) -> None:
+    """Raise QueueFull where the queue has no place, no bytes or no scores left for it."""
+    lanes, limits = queue.lanes, queue.limits
     if lanes.num_jobs >= limits.capacity:
         reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
     elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
@@ -70,25 +82,29 @@ def check_room(cost: Cost, lanes: Lanes[J], limits: QueueLimits, speed: Speed) -
         )
     else:
         return
-    raise QueueFull(reason, retry_after_s=speed.retry_after_s(lanes.num_flops))
+    raise QueueFull(reason, retry_after_s=queue.speed.retry_after_s(lanes.num_flops))
 
 
-def check_standing(lane: Hashable, lanes: Lanes[J], congestion: Congestion, speed: Speed, now: float) -> None:
+def check_standing(lane: Hashable, queue: Queue) -> None:
     """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody."""
-    stood_s = congestion.standing_s(lane, lanes.flops(lane), now)
+    stood_s = queue.congestion.standing_s(lane, queue.lanes.flops(lane), queue.now)
     if stood_s is not None:
         raise QueueFull(
             f"for {stood_s:.1f} s more requests of this kind have come than can be done; enough of them wait",
-            retry_after_s=speed.retry_after_s(lanes.flops_ahead(lane)),
+            retry_after_s=queue.speed.retry_after_s(queue.lanes.flops_ahead(lane)),
         )
 
 
-def check_time(lane: Hashable, left_s: float, lanes: Lanes[J], speed: Speed) -> None:
-    """Raise DeadlineExceeded where the deadline has passed or passes before all that is queued ahead can be done."""
+def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue) -> None:
+    """Raise DeadlineExceeded where the deadline has passed or likely passes before the answer is there.
+
+    Admitted all the same, such requests are what an overloaded service spends itself on: each is computed, too late.
+    """
     if left_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed before it was queued")
-    least_s = speed.least_s(lanes.flops_ahead(lane))
-    if least_s > left_s:
+    lanes = queue.lanes
+    likely_s = queue.speed.finish_s(flops, lanes.flops_ahead(lane), lanes.flops(lane), queue.now)
+    if likely_s > left_s:
         raise DeadlineExceeded(
-            f"the work queued ahead of this request takes at least {least_s:.3f} s; its deadline is in {left_s:.3f} s"
+            f"with the work queued ahead of this request its answer takes {likely_s:.3f} s; its deadline is in {left_s:.3f} s"
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic
 
-from service.batching.admission import QueueLimits, check_cost, check_room, check_standing, check_time
+from service.batching.admission import Queue, QueueLimits, check_cost, check_room, check_standing, check_time
 from service.batching.clock import Clock
 from service.batching.congestion import Congestion
 from service.batching.engine import Engine, ask, failure_of, told
@@ -101,9 +101,10 @@ class Batcher(Generic[P, R]):
         """Check and append in one synchronous step."""
         self._check_open()
         check_cost(cost, self._queue_limits)
-        check_room(cost, self._lanes, self._queue_limits, self._speed)
-        check_standing(lane, self._lanes, self._congestion, self._speed, self._clock.now())
-        check_time(lane, deadline - self._clock.now(), self._lanes, self._speed)
+        queue = self._queue()
+        check_room(cost, queue)
+        check_standing(lane, queue)
+        check_time(lane, cost.flops, deadline - queue.now, queue)
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
@@ -114,8 +115,9 @@ class Batcher(Generic[P, R]):
     def check_lane(self, lane: Hashable) -> None:
         """Raise what even the smallest job of this lane would be refused with now: to be asked before a job is made."""
         self._check_open()
-        check_room(NOTHING, self._lanes, self._queue_limits, self._speed)
-        check_standing(lane, self._lanes, self._congestion, self._speed, self._clock.now())
+        queue = self._queue()
+        check_room(NOTHING, queue)
+        check_standing(lane, queue)
 
     def begin_drain(self) -> None:
         """Admit nothing any more; what waits is dispatched without waiting for company."""
@@ -153,6 +155,7 @@ class Batcher(Generic[P, R]):
         if not self._lanes.num_jobs:
             self._lanes.rest()
             self._congestion.rest()
+            self._speed.rest()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
 
@@ -202,6 +205,7 @@ class Batcher(Generic[P, R]):
         for job in jobs:
             job.start(batch)
         started_at = self._clock.now()
+        self._speed.begin(sum(cost.flops for cost in costs), started_at)
         future = await ask(self._engine, [job.payload for job in jobs])
         compute_s = self._clock.now() - started_at
         failure = failure_of(future, len(jobs))
@@ -258,6 +262,9 @@ class Batcher(Generic[P, R]):
             raise Draining("the service is shutting down and takes no new requests")
         if self._task is None:
             raise NotReady("the service has not started yet")
+
+    def _queue(self) -> Queue:
+        return Queue(self._queue_limits, self._lanes, self._speed, self._congestion, self._clock.now())
 
     def _tell_queue(self) -> None:
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)

@@ -154,11 +154,14 @@ def test_q5_a_deadline_before_the_work_queued_ahead_can_be_done_is_refused_at_on
             await turns()
             await room.send_running("y")
             await room.send_waiting(0, 1, 2)
-            hopeless = room.send("hopeless", timeout_s=2.9)
-            hopeful = room.send("hopeful", timeout_s=3.1)
-            other = room.send("other lane", lane="b", timeout_s=0.1)
+            hopeless = room.send("hopeless", timeout_s=4.9)
+            hopeful = room.send("hopeful", timeout_s=5.1)
+            other = room.send("other lane", lane="b", timeout_s=2.1)
+            never = room.send("before the batch that runs has ended", lane="b", timeout_s=0.9)
             await turns()
             assert isinstance(error_of(hopeless), DeadlineExceeded)
+            assert "its answer takes 5.000 s; its deadline is in 4.900 s" in str(error_of(hopeless))
+            assert isinstance(error_of(never), DeadlineExceeded)
             assert not hopeful.done()
             assert not other.done(), "a new lane does not wait for the whole queue"
 
@@ -212,17 +215,17 @@ class Overload:
         return [error for error in errors if error is not None]
 
 
-def test_a_queue_that_stands_is_kept_at_eight_batches_and_every_batch_stays_full():
+def test_a_queue_that_stands_is_kept_at_four_batches_and_every_batch_stays_full():
     async def main():
         async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
             await room.send_running("x")
             overload = Overload(room)
-            await overload.go_on(9)
+            await overload.go_on(5)
             assert overload.refusals == [], "so far it could be a burst"
             await overload.go_on(90)
             assert all(isinstance(error, QueueFull) for error in overload.refusals)
             assert "more requests of this kind have come than can be done" in str(overload.refusals[-1])
-            assert 8 * 4 - 4 <= room.batcher.num_queued <= 8 * 4 + 1
+            assert 20 - 4 <= room.batcher.num_queued <= 20 + 1, "what takes 0.1 s, which is more than four batches"
             assert {len(batch) for batch in room.engine.batches[1:]} == {4}
             await overload.go_on(10, arriving=1)
             num_refused = len(overload.refusals)
@@ -254,6 +257,8 @@ def test_a_lane_that_does_not_stand_is_not_refused_for_one_that_does():
             await room.send_running("x")
             overload = Overload(room)
             await overload.go_on(40)
+            overload.clients += [room.send(object()) for _ in range(20)]
+            await turns()
             with pytest.raises(QueueFull):
                 room.batcher.check_lane("a")
             room.batcher.check_lane("b")
