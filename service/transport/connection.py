@@ -53,9 +53,8 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests: a first one is due from the start
-        self._begun = b""
+        self._begun = self._waiting = b""
         self._body: WireBody = CountedBody(0)
-        self._waiting = b""
         self._has_ended = False
         self._num_dropped_bytes = 0
         self._reading = Deadline(self.loop, self._read_too_late)
@@ -75,10 +74,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiting:
-            self._wait(data)
-        else:
-            self._take(data)
+        self._wait(data) if self._waiting else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Whether the connection stays open: a refusal that is on its way is still sent."""
@@ -191,7 +187,8 @@ class Connection(HttpToolsProtocol):
     def _open(self, head: Head) -> None:
         self._begun, self._is_resting = b"", False
         self._reading.clear()
-        self._writing.clear()
+        if not self.flow.write_paused:  # else it is the last answer's still
+            self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive)

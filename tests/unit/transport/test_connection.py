@@ -375,6 +375,17 @@ async def test_an_answer_that_is_not_taken_is_cut_off_and_counted_once():
 
 
 @on_the_loop
+async def test_a_client_that_takes_nothing_is_cut_off_though_it_goes_on_asking():
+    room = Room()
+    room.wire.full_with, room.wire.when_full = b"first", room.connection.pause_writing
+    await room.send(post(b"/1", b"first") + post(b"/2"))
+    await room.advance(LIMITS.write_timeout_s)
+    assert room.wire.events == ["abort"]
+    await room.lose()
+    assert room.ledger.ends == [200, "gone"]
+
+
+@on_the_loop
 async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
     room = Room()
     await room.send(post(b"/held"))

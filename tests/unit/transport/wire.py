@@ -5,6 +5,7 @@ Law: time passes only by `clock.advance`; `turns` lets tasks run, and waits for 
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -38,16 +39,21 @@ class ManualLoop:
 
 
 class Wire:
-    """A transport; `is_stuck` while the client takes nothing."""
+    """A transport; `is_stuck` while the client takes nothing, as from the moment when `full_with` is written."""
 
     def __init__(self) -> None:
         self.written = b""
         self.events: list[str] = []
         self.is_reading = True
         self.is_stuck = False
+        self.full_with: bytes | None = None
+        self.when_full: Callable[[], None] = lambda: None
 
     def write(self, data):
         self.written += data
+        if data == self.full_with:
+            self.is_stuck = True
+            self.when_full()
 
     def get_write_buffer_size(self):
         return 1 if self.is_stuck else 0
