@@ -17,11 +17,12 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.torture import machine
 from tests.torture.figure import Form
-from tests.torture.report import Row, table, write_page
+from tests.torture.report import Row, none_of, table, write_page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -60,10 +61,18 @@ def main() -> int:
 
 def _measured(number: int, form: Form) -> list[Row]:
     started = time.monotonic()
-    rows = []
-    for row in importlib.import_module(f"tests.torture.figures.{FIGURES[number]}").measure(form):
+    rows: list[Row] = []
+
+    def told(row: Row) -> None:
         rows.append(row)
         _say(row.told(f"{time.monotonic() - started:.0f} s"))
+
+    try:
+        for row in importlib.import_module(f"tests.torture.figures.{FIGURES[number]}").measure(form):
+            told(row)
+    except Exception as error:  # noqa: BLE001 (a service that is gone must not keep the other figures from being measured)
+        traceback.print_exc()
+        told(none_of(number, "what kept the figure from being measured", [f"{type(error).__name__}: {error}"]))
     return rows
 
 

@@ -1,7 +1,8 @@
 """Open loop: requests that arrive when they arrive, however slowly they are answered; a closed loop hides an overload.
 
 Laws: a process of its own; arrivals are a Poisson process from a seed; each request takes an idle kept-alive connection or
-opens one; latency counts from the moment a request was due; one record a request: [due, status, seconds, mark, how].
+opens one; latency counts from the moment a request was due; one record a request, in the order of
+Record's fields.
 A request's mark is the first number of its query, so that what an engine ran can be told.
 """
 
@@ -39,9 +40,10 @@ class Arrivals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """`due` is monotonic; status 0: no answer, and `how` says what instead."""
+    """Times are monotonic, `sent` when the request was whole; status 0: no answer, and `how` says what instead."""
 
     due: float
+    sent: float
     status: int
     seconds: float
     mark: int
@@ -80,7 +82,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, generator: _Generator) -> None:
         self._generator = generator
         self._got = bytearray()
-        self.busy: tuple[float, int] | None = None
+        self.busy: tuple[float, float, int] | None = None
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,7 +90,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, due: float, mark: int, request: bytes) -> None:
         assert self.transport is not None
-        self.busy = (due, mark)
+        self.busy = (due, time.monotonic(), mark)
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -118,19 +120,19 @@ class _Connection(asyncio.Protocol):
 
     def _settle(self, status: int, how: str) -> None:
         if self.busy is not None:
-            (due, mark), self.busy = self.busy, None
-            self._generator.settled(due, status, mark, how)
+            (due, sent, mark), self.busy = self.busy, None
+            self._generator.settled(Record(due, sent, status, time.monotonic() - due, mark, how))
 
 
 class _Generator:
     def __init__(self, arrivals: Arrivals) -> None:
         self.idle: list[_Connection] = []
         self._arrivals = arrivals
-        self._records: list[list[object]] = []
+        self._records: list[Record] = []
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> list[list[object]]:
+    async def run(self) -> list[Record]:
         asked, rng = self._arrivals, random.Random(self._arrivals.seed)
         start = due = time.monotonic()
         mark = asked.first_mark
@@ -143,7 +145,7 @@ class _Generator:
         end = time.monotonic() + LATEST_S
         while self._open and time.monotonic() < end:
             await asyncio.sleep(0.01)
-        return self._records + [[0.0, 0, LATEST_S, 0, "no answer"]] * self._open
+        return self._records + [Record(0.0, 0.0, 0, LATEST_S, 0, "no answer")] * self._open
 
     def _arrive(self, due: float, mark: int) -> None:
         self._open += 1
@@ -161,7 +163,7 @@ class _Generator:
         try:
             _, connection = await loop.create_connection(lambda: _Connection(self), HOST, self._arrivals.port)
         except OSError as error:
-            self.settled(due, 0, mark, f"refused: {type(error).__name__}")
+            self.settled(Record(due, 0.0, 0, time.monotonic() - due, mark, f"refused: {type(error).__name__}"))
         else:
             connection.send(due, mark, self._request(mark))
 
@@ -175,9 +177,9 @@ class _Generator:
             f"Content-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
-    def settled(self, due: float, status: int, mark: int, how: str) -> None:
+    def settled(self, record: Record) -> None:
         self._open -= 1
-        self._records.append([due, status, time.monotonic() - due, mark, how])
+        self._records.append(record)
 
     def forget(self, connection: _Connection) -> None:
         if connection in self.idle:
@@ -188,4 +190,5 @@ if __name__ == "__main__":
     import uvloop
 
     given = Arrivals(**json.loads(sys.argv[1]))
-    Path(sys.argv[2]).write_text(json.dumps(uvloop.run(_Generator(given).run())), encoding="ascii")
+    told = [dataclasses.astuple(record) for record in uvloop.run(_Generator(given).run())]
+    Path(sys.argv[2]).write_text(json.dumps(told), encoding="ascii")

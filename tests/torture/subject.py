@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ from tests.torture import process_tree
 from tests.torture.planted import VARIABLE
 
 READY_S = 60
+# At once, so that the pool that renders metrics is as large as it gets.
+NUM_ASKERS = 32
 REST_S = 2.0
 # Large enough for the decoding thread.
 _LARGE_BYTES = Settings.model_fields["decode_off_loop_bytes"].default + 1
@@ -148,6 +151,8 @@ class Subject:
             connection.request("POST", "/v1/layers/small/attend", body, _JSON)
             connection.getresponse().read()
         connection.close()
+        with ThreadPoolExecutor(NUM_ASKERS) as pool:
+            list(pool.map(self.get, ["/metrics"] * NUM_ASKERS))
         end = time.monotonic() + READY_S
         while not any(name.startswith(_HEARTBEAT_SERIES) for name in self.samples()) and time.monotonic() < end:
             time.sleep(0.05)

@@ -28,7 +28,7 @@ STEPS = (0.5, 0.8, 1.0, 2.0, 5.0)
 LONGEST_STEP_S = {5.0: 120.0}
 STEP_S = 30.0
 WARM_UP_S = 3.0
-# The service counts from the complete body, the generator from when a request was due: between them lies the lag of the
+# The service counts from when it has read the body, the generator from when it wrote it: between them lies the lag of the
 # loop, which the health routes tell.
 LEAST_LAG_S = 0.025
 TIMEOUT_MS = 250
@@ -121,7 +121,15 @@ def _step(times: float, records: list[Record], seconds: float, late_s: float | N
         for record in records
         if record.status in REFUSED or (record.status == LATE and record.seconds < early_s)
     )
-    in_time = [latency for latency in good if late_s is None or latency <= late_s]
+    # What is answered after the arrivals have ended is the queue's and says nothing of the rate.
+    end = min(record.due for record in records if record.due) + seconds
+    in_time = [
+        record
+        for record in records
+        if record.status == http.HTTPStatus.OK
+        and record.due + record.seconds <= end
+        and (late_s is None or record.seconds <= late_s)
+    ]
     failed = [
         f"{times:g}x: {record.status} {record.how}" for record in records if record.status not in (200, *REFUSED, LATE)
     ]
@@ -139,13 +147,13 @@ def _step(times: float, records: list[Record], seconds: float, late_s: float | N
 
 def _expired(executed: Path, records: list[Record], lag_s: float) -> list[float]:
     """How late the engine began requests whose deadline had passed; the deadline counts from the complete body at the latest."""
-    due = {record.mark: record.due for record in records}
+    sent = {record.mark: record.sent for record in records}
     begun = (line.split() for line in executed.read_text(encoding="ascii").splitlines())
     answered_late = {record.mark for record in records if record.status not in (200, 0)}
     return [
-        float(at) - due[int(mark)]
+        float(at) - sent[int(mark)]
         for mark, at in ((float(mark), at) for mark, at in begun)
-        if int(mark) in answered_late and float(at) - due[int(mark)] > TIMEOUT_MS / 1000 + lag_s
+        if int(mark) in answered_late and float(at) - sent[int(mark)] > TIMEOUT_MS / 1000 + lag_s
     ]
 
 
