@@ -29,15 +29,16 @@ from service.api.openapi import write_openapi
 from service.api.reception import Reception
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
 from service.attention.call import Answer, Call
-from service.attention.engine import Engine, EngineOptions, LoadReport, pick_device
+from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.numerics import fingerprint
+from service.attention.resident import Work
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
 from service.batching.job import Cost
 from service.errors import LayerError, NotReady, ServiceError
 from service.heartbeat import Board, State
-from service.layers.catalog import Catalog, load_all
+from service.layers.catalog import Catalog, ServedLayer, load_all
 from service.layers.store import Store
 from service.limits import batch_limits, exchange_limits, queue_limits
 from service.metrics import LayerTotals
@@ -68,7 +69,7 @@ class Service:
         device = pick_device(settings.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
         self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
-        self.batcher: Batcher[Call, Answer] = Batcher(
+        self.batcher: Batcher[Work, Answer] = Batcher(
             self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), telemetry
         )
         self.decoding = DecodingThread()
@@ -77,7 +78,6 @@ class Service:
         )
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self._catalog: Catalog | None = None
-        self._reports: dict[str, LoadReport] = {}
         self._reason: str | None = "layers are being loaded"
         self._life: asyncio.Task[None] | None = None
         telemetry.built(self.numerics)
@@ -123,8 +123,8 @@ class Service:
         return self._own_reason() or self._board.why_not_ready()
 
     def describe(self, name: str) -> LayerAnswer:
-        layer = self.catalog.get(name)
-        spec, settings = layer.spec, self._settings
+        served = self.catalog.get(name)
+        layer, spec, settings = served.stored, served.spec, self._settings
         return LayerAnswer(
             **{**spec.to_json(), "extra_keys": spec.extra_keys},
             name=layer.name,
@@ -132,7 +132,7 @@ class Service:
             source=layer.source,
             digest=layer.digest,
             stored_dtype=str(layer.dtype).removeprefix("torch."),
-            batching="sequential" if self._reports[name].is_sequential else "packed",
+            batching="sequential" if served.resident.is_sequential else "packed",
             numerics=NumericsAnswer(**dataclasses.asdict(self.numerics)),
             limits=LayerLimits(
                 body_bytes=settings.max_body_bytes,
@@ -187,17 +187,17 @@ class Service:
     async def _load(self) -> None:
         self._beat()
         store, strict = Store(self._settings.layers_dir), self._settings.strict_layers
-        catalog = await asyncio.to_thread(load_all, store, strict=strict)
-        for name, error in catalog.failures.items():
+        found = await asyncio.to_thread(load_all, store, strict=strict)
+        for name, error in found.failures.items():
             self._telemetry.layer_refused(name, error)
-        if not catalog.names():
+        if not found.layers:
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
-        for name in catalog.names():
-            layer = catalog.get(name)
-            report = await asyncio.wrap_future(self.engine.load(name, layer.spec, layer.tensors))
-            self._reports[name] = report
-            self._telemetry.layer_loaded(name, report)
-        self._catalog = catalog
+        layers = {}
+        for name, stored in found.layers.items():
+            resident = await asyncio.wrap_future(self.engine.load(stored.spec, stored.tensors))
+            layers[name] = ServedLayer(stored, resident)
+            self._telemetry.layer_loaded(name, resident)
+        catalog = self._catalog = Catalog(layers)
         self._reason = None if self._reason != "draining" else self._reason
         self._telemetry.serving(catalog.names())
         # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
@@ -209,7 +209,7 @@ class Service:
         for name in catalog.names():
             if self._telemetry.seconds_since_answer(name) < self._settings.probe_s:
                 continue
-            spec = catalog.get(name).spec
+            layer, spec = catalog.get(name), catalog.get(name).spec
             call = Call(
                 name,
                 torch.zeros(1, 1, spec.query_width),
@@ -222,7 +222,7 @@ class Service:
             deadline = time.monotonic() + 2 * self._settings.heartbeat_s
             # Whatever goes wrong shows in the age of the layer's last answer.
             with contextlib.suppress(ServiceError):
-                await self.batcher.submit(call, (name, PROBE), cost, deadline)
+                await self.batcher.submit(Work(layer.resident, call), (name, layer.digest, PROBE), cost, deadline)
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:

@@ -10,15 +10,16 @@ from collections.abc import Callable, Hashable
 
 from service import __version__
 from service.api.trace import Trace
-from service.attention.engine import Engine, LoadReport
+from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
+from service.attention.resident import Resident
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
 from service.errors import LayerError
 from service.logs import RequestLine, get_logger, log_request
 from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
 from service.tally import Tally
 
-# The second part of the lane that readiness probes wait in.
+# The last part of the lane that readiness probes wait in.
 PROBE = "probe"
 
 
@@ -75,7 +76,7 @@ class Telemetry:
     def batch_done(self, event: BatchEvent) -> None:
         layer = _layer_of(event.lane)
         self._answered_at[layer] = self._now()
-        if event.lane == (layer, PROBE):
+        if isinstance(event.lane, tuple) and event.lane[-1] == PROBE:
             return  # nobody asked for it, so no number may tell of it
         self._tally.computed(layer, event.sequences)
         self._metrics.batch_done(
@@ -97,12 +98,12 @@ class Telemetry:
     def built(self, numerics: Fingerprint) -> None:
         self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
 
-    def layer_loaded(self, name: str, report: LoadReport) -> None:
+    def layer_loaded(self, name: str, resident: Resident) -> None:
         self._answered_at[name] = self._now()
-        self._metrics.layer_loaded(name, report.seconds)
-        if report.is_sequential:
+        self._metrics.layer_loaded(name, resident.seconds)
+        if resident.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
-        self._log.info("layer_loaded", layer=name, seconds=round(report.seconds, 3))
+        self._log.info("layer_loaded", layer=name, seconds=round(resident.seconds, 3))
 
     def layer_refused(self, name: str, error: LayerError) -> None:
         self._metrics.layer_load_failed(error.code)

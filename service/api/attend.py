@@ -46,7 +46,7 @@ class Attend:
 
         async with exchange.watched():
             request = await exchange.decoded(decode)
-            outcome = await exchange.ask(request)
+            outcome = await exchange.ask(layer, request)
         facts = exchange.facts(layer, request, outcome)
         pieces = _pieces(outcome.result, facts, request, wanted)
         coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)

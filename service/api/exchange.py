@@ -15,13 +15,13 @@ from typing import Any, Protocol, TypeVar
 from service.api.asgi import ClientGone, Receive, Scope, header
 from service.api.body import BodyLimits, read_body
 from service.api.trace import Trace
-from service.attention.call import Answer, Call
+from service.attention.call import Answer
+from service.attention.resident import Work
 from service.batching.batcher import Batcher
 from service.batching.job import Outcome
 from service.batching.policy import BatchLimits
 from service.errors import DeadlineExceeded, InvalidInput, LayerNotFound
-from service.layers.catalog import Catalog
-from service.layers.stored_layer import StoredLayer
+from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.inference_schemas import VERSION
 from service.wire.request import CheckedRequest, RequestLimits
@@ -59,7 +59,7 @@ class House(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def batcher(self) -> Batcher[Call, Answer]: ...
+    def batcher(self) -> Batcher[Work, Answer]: ...
 
     def now(self) -> float: ...
 
@@ -81,7 +81,7 @@ class Exchange:
     def limits(self) -> ExchangeLimits:
         return self._house.limits
 
-    def layer(self, layer: str, version: str = VERSION) -> StoredLayer:
+    def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
         """The served layer that the path names; raises LayerNotFound, and NotReady while none is served."""
         found = self._house.catalog.get(layer)
         if version != VERSION:
@@ -142,7 +142,7 @@ class Exchange:
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
 
-    async def ask(self, request: CheckedRequest) -> Outcome[Answer]:
+    async def ask(self, layer: ServedLayer, request: CheckedRequest) -> Outcome[Answer]:
         """The layer's answer; raises what the waiting room raises."""
         call, cost, shared, trace = request.call, request.cost, self.limits.max_shared, self._trace
         trace.tokens = cost.tokens
@@ -152,9 +152,10 @@ class Exchange:
             or cost.cells > shared.max_cells
             or cost.weights_bytes > shared.max_weights_bytes
         )
-        lane = (call.layer, call.is_float64, is_large)
+        # The digest, because a layer and the one that replaces it may both have requests waiting.
+        lane = (layer.name, layer.digest, call.is_float64, is_large)
         deadline = self._complete + self._timeout_s
-        outcome = await self._house.batcher.submit(call, lane=lane, cost=cost, deadline=deadline)
+        outcome = await self._house.batcher.submit(Work(layer.resident, call), lane=lane, cost=cost, deadline=deadline)
         trace.batch_requests, trace.queue_s, trace.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,
@@ -164,7 +165,7 @@ class Exchange:
         self._answered = self._house.now()
         return outcome
 
-    def facts(self, layer: StoredLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
+    def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
         """What goes beside the answer's tensors."""
         return AnswerFacts(
             masked_rows=request.masked_rows,

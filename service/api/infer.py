@@ -45,7 +45,7 @@ class Infer:
         async with exchange.watched():
             wanted, request = await exchange.decoded(decode)
             exchange.shorten(wanted.timeout_s)
-            outcome = await exchange.ask(request)
+            outcome = await exchange.ask(layer, request)
         facts = exchange.facts(layer, request, outcome)
         length, pieces = await write_inference(outcome.result, facts, wanted)
         coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)

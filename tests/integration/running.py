@@ -55,7 +55,7 @@ class HeldEngine(Engine):
     def _run(self, batch):
         self.gate.wait(20)
         self.batches.append(len(batch))
-        if any(self.wrong(call) for call in batch):
+        if any(self.wrong(work.call) for work in batch):
             raise RuntimeError("a secret reason")
         return super()._run(batch)
 

@@ -145,8 +145,9 @@ def test_a_float64_request_makes_its_own_variant_once(served):
         wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
         for _ in range(2):
             assert (await service.attend({"query": wide})).status_code == 200
-        variants = [key for key in service.engine._layers if key[1] == torch.float64]
-        assert variants == [("small", torch.float64)]
+        catalog = service.service.catalog
+        made = [name for name in catalog.names() if torch.float64 in catalog.get(name).resident.variants]
+        assert made == ["small"]
 
     served(story)
 
