@@ -1,8 +1,9 @@
 """App: the only place that builds and wires; the running service from its first task to its last.
 
 Laws: layers are loaded while the process listens already; a layer is served only when the engine has checked it with real forward
-passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted.
-One task beside the batcher's: it loads, then beats (the named exception of `docs/decisions.md`).
+passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted, and
+waits for no thread longer than it must.
+Two tasks beside the batcher's (the named exceptions of `docs/decisions.md`): one loads, then beats; one follows the roll.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -24,6 +26,7 @@ from service.api.docs import make_docs_router
 from service.api.edge import EXCEPTION_HANDLERS, Edge
 from service.api.infer import ROUTES as INFER_ROUTES
 from service.api.infer import Infer
+from service.api.layer_admin import make_admin_router
 from service.api.models import make_models_router
 from service.api.openapi import write_openapi
 from service.api.reception import Reception
@@ -36,19 +39,26 @@ from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
 from service.batching.job import Cost
-from service.errors import LayerError, NotReady, ServiceError
+from service.changes import Changes
+from service.errors import InvalidInput, NotReady, ServiceError
+from service.follower import Follower
 from service.heartbeat import Board, State
-from service.layers.catalog import Catalog, ServedLayer, load_all
+from service.layers.catalog import Catalog
 from service.layers.store import Store
 from service.limits import batch_limits, exchange_limits, queue_limits
 from service.metrics import LayerTotals
+from service.roll import RollBook
 from service.settings import Settings
-from service.supervisor import EXIT_FAILED, EXIT_REFUSED
+from service.shelf import Shelf
+from service.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.telemetry import PROBE, Telemetry
 from service.wire.decoding_thread import DecodingThread
 
 # A layer whose probes have failed for this many probe intervals is no longer called ready.
 STALE_INTERVALS = 3
+# How long the end of a process waits for a forward pass that nobody waits for any more.
+CLOSE_S = 1.0
+LOADING = "layers are being loaded"
 
 
 class Service:
@@ -77,27 +87,56 @@ class Service:
             lambda: self.catalog, self.batcher, self.decoding, exchange_limits(settings), time.monotonic
         )
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
-        self._catalog: Catalog | None = None
-        self._reason: str | None = "layers are being loaded"
-        self._life: asyncio.Task[None] | None = None
+        self._shelf = Shelf(Store(settings.layers_dir), self.engine, telemetry)
+        book = RollBook(board.directory)
+        self._follower = Follower(self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge)
+        self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
+        self._reason: str | None = LOADING
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
         telemetry.built(self.numerics)
 
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        if self._catalog is None:
-            raise NotReady(self._reason or "layers are being loaded", retry_after_s=1)
-        return self._catalog
+        if self._shelf.catalog is None:
+            raise NotReady(self._reason or LOADING, retry_after_s=1)
+        return self._shelf.catalog
 
     def start(self) -> None:
         self.batcher.start()
-        self._life = asyncio.get_running_loop().create_task(self._live(), name="life")
-        self._life.add_done_callback(self._life_ended)
+        self._board.bell.listen(self.look)
+        self._begin(self._live(), "life")
+
+    def look(self) -> None:
+        """Something in the run directory may be new."""
+        self._follower.look()
+        self._changes.look()
+
+    async def put_layer(self, name: str) -> bool:
+        """Every process serves what the layer directory has under that name; whether it is new."""
+        try:
+            is_new = await self._changes.put(name)
+        except InvalidInput as error:
+            self._telemetry.layer_unfit(name, error)
+            raise
+        self._telemetry.layers_changed("put", name)
+        return is_new
+
+    async def drop_layer(self, name: str) -> None:
+        """No process serves that layer any more."""
+        await self._changes.drop(name)
+        self._telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
         """Readiness says no at once; requests are still served until the listener closes."""
         self._reason = "draining"
+        self._changes.close()
         self._beat()
+
+    def is_over(self) -> bool:
+        """Whether no thread works any more."""
+        return self._is_over and not self._shelf.is_reading
 
     def stop_admitting(self) -> None:
         """The listener closes: what has come in goes on to its answer, nothing new is taken."""
@@ -111,12 +150,14 @@ class Service:
         """Ends the tasks and the compute thread; whoever still waits is told so."""
         self.begin_drain()
         await self.batcher.drain(self._settings.shutdown_grace_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.batcher.stop()
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+        self._shelf.close()
         await asyncio.to_thread(self.decoding.close)
-        await asyncio.to_thread(self.engine.close)
+        self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:
         """This process's own reason first, then that of the others."""
@@ -146,8 +187,8 @@ class Service:
 
     def example_layer(self) -> tuple[str, LayerSpec] | None:
         """A served layer for the page's examples to fit."""
-        names = [] if self._catalog is None else self._catalog.names()
-        return (names[0], self.catalog.get(names[0]).spec) if names else None
+        served = [] if self._shelf.catalog is None else [*self._shelf.catalog.layers.values()]
+        return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
         # In a thread: it reads the files of all processes.
@@ -162,6 +203,10 @@ class Service:
         self._telemetry.tell_tally()
         return await asyncio.to_thread(self._telemetry.layer_totals)
 
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        self._tasks[-1].add_done_callback(self._life_ended)
+
     async def _live(self) -> None:
         try:
             await self._load()
@@ -169,13 +214,14 @@ class Service:
             self._reason = error.message
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
-            if self._catalog is not None:
-                await self._probe(self._catalog)
+            if self._shelf.catalog is not None:
+                await self._probe(self._shelf.catalog)
             self._beat()
-            await asyncio.sleep(self._settings.heartbeat_s)
+            self.look()
+            await self.batcher.ended_within(self._settings.heartbeat_s)
         # Nothing can be computed here any more: the supervisor replaces this process.
         self._beat()
-        self._leave(EXIT_FAILED, "the engine is down")
+        self._leave(EXIT_ENGINE_DOWN, "the engine is down")
 
     def _life_ended(self, task: asyncio.Task[None]) -> None:
         """A process that neither loads nor beats is of no use to anyone: it says so and leaves."""
@@ -186,23 +232,22 @@ class Service:
 
     async def _load(self) -> None:
         self._beat()
-        store, strict = Store(self._settings.layers_dir), self._settings.strict_layers
-        found = await asyncio.to_thread(load_all, store, strict=strict)
-        for name, error in found.failures.items():
-            self._telemetry.layer_refused(name, error)
-        if not found.layers:
-            raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
-        layers = {}
-        for name, stored in found.layers.items():
-            resident = await asyncio.wrap_future(self.engine.load(stored.spec, stored.tensors))
-            layers[name] = ServedLayer(stored, resident)
-            self._telemetry.layer_loaded(name, resident)
-        catalog = self._catalog = Catalog(layers)
-        self._reason = None if self._reason != "draining" else self._reason
-        self._telemetry.serving(catalog.names())
+        await self._follower.begin(strict=self._settings.strict_layers)
+        self._begin(self._follower.follow(), "follower")
         # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
         gc.collect()
         gc.freeze()
+
+    def _acknowledge(self) -> None:
+        """Another roll has been followed: everybody may know."""
+        if self._reason == LOADING:
+            self._reason = None
+        self._beat()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self.look()
+        self._board.bell.ring()
 
     async def _probe(self, catalog: Catalog) -> None:
         """A real forward pass for every layer that nobody has asked lately; its answer is what readiness follows."""
@@ -229,6 +274,8 @@ class Service:
             return self._reason
         if not self.batcher.is_alive:
             return "the engine is down"
+        if self.catalog.awaited:
+            return self._shelf.trouble or "a layer is missing"
         for name in self.catalog.names():
             age = self._telemetry.seconds_since_answer(name)
             if age > STALE_INTERVALS * self._settings.probe_s:
@@ -239,13 +286,13 @@ class Service:
         reason = self._own_reason()
         if reason is None:
             state = State.READY
-        elif reason == "draining" and self._catalog is not None:
+        elif reason == "draining" and self._shelf.catalog is not None:
             # Only a process that has served can drain: the supervisor starts those again, and not one that refused.
             state = State.DRAINING
         else:
-            state = State.STARTING if self._catalog is None else State.FAILED
+            state = State.STARTING if self._shelf.catalog is None else State.FAILED
         try:
-            self._board.write(state, reason)
+            self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.trouble)
         except OSError as error:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._telemetry.beat_failed(error)
@@ -259,10 +306,13 @@ def build(
     board: Board,
     leave: Callable[[int, str], None],
     engine: Callable[[EngineOptions], Engine] = Engine,
+    *,
+    admin: bool = False,
 ) -> tuple[Edge, Service]:
     """The ASGI application and the service behind it.
 
-    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail).
+    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail); `admin`
+    mounts the routes that change what is served, which nobody guards yet.
     """
     service = Service(settings, telemetry, board, leave, engine)
 
@@ -285,6 +335,8 @@ def build(
     )
     app.include_router(make_router(service))
     app.include_router(make_models_router(service))
+    if admin:
+        app.include_router(make_admin_router(service))
     attend, infer = Attend(service.reception), Infer(service.reception)
     hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
     app.router.routes.extend(hot)

@@ -33,6 +33,7 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_bytes=settings.queue_bytes,
         max_wait_s=settings.max_wait_ms / 1000,
         max_cost=ceilings,
+        max_compute_s=settings.stuck_s,
     )
 
 

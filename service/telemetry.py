@@ -13,8 +13,8 @@ from service.api.trace import Trace
 from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
 from service.attention.resident import Resident
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
-from service.errors import LayerError
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.errors import LayerError, ServiceError
 from service.logs import RequestLine, get_logger, log_request
 from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
 from service.tally import Tally
@@ -87,6 +87,10 @@ class Telemetry:
         self._metrics.batch_retried()
         self._log.warning("batch_retried", layer=_layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
 
+    def batch_split(self, event: SplitEvent) -> None:
+        self._metrics.batch_split()
+        self._log.warning("batch_split", layer=_layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
+
     def job_cancelled(self, event: CancelEvent) -> None:
         """Counted with its request, by the stage that the trace reached."""
 
@@ -109,8 +113,25 @@ class Telemetry:
         self._metrics.layer_load_failed(error.code)
         self._log.error("layer_refused", layer=name, reason=error.message)
 
+    def layer_lacking(self, error: LayerError) -> None:
+        """A layer that all are to serve cannot be served here."""
+        self._metrics.layer_load_failed(error.code)
+        self._log.error("layer_lacking", reason=error.message)
+
     def serving(self, names: list[str]) -> None:
+        """From now on; what is told of other layers is no longer shown."""
+        self._metrics.layers_served(names)
+        now = self._now()
+        self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("serving", layers=len(names))
+
+    def layer_unfit(self, name: str, error: ServiceError) -> None:
+        """An admin asked for a layer whose file cannot be served."""
+        self._metrics.layer_load_failed(LayerError.code)
+        self._log.error("layer_refused", layer=name, reason=error.message)
+
+    def layers_changed(self, action: str, name: str) -> None:
+        self._log.info("layers_changed", action=action, layer=name)
 
     def life_ended(self, error: BaseException) -> None:
         self._log.critical("life_ended", exc_info=error)

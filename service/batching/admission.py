@@ -28,12 +28,16 @@ class CostCeilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait: jobs, bytes of input, how long for company while the engine is idle, and what one may cost."""
+    """What may wait: jobs, bytes of input, how long for company while the engine is idle, and what one may cost.
+
+    An engine that has not answered a batch for `max_compute_s` is stuck.
+    """
 
     capacity: int
     max_bytes: int
     max_wait_s: float
     max_cost: CostCeilings
+    max_compute_s: float = 60.0
 
 
 def check_cost(cost: Cost, limits: QueueLimits) -> None:

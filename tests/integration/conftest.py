@@ -11,6 +11,7 @@ from tests.integration.running import LAYERS, prepare, running
 # The trace of a fault of ours is formatted with its source lines.
 MAY_BLOCK = [
     ("service/heartbeat.py", {"write", "_read", "_read_all"}),
+    ("service/roll.py", {"read", "locked", "write", "begin", "_write_half"}),
     ("service/metrics.py", {"memory_measured"}),
     ("service/telemetry.py", {"faulted", "died"}),
 ]

@@ -93,14 +93,14 @@ def prepare(directory: Path, layers) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, *, wait: bool = True, **changes):
+async def running(directory: Path, *, wait: bool = True, admin: bool = False, board: Board | None = None, **changes):
     """A service over a prepared directory, ready (unless `wait` is false), with these settings changed."""
-    beats = directory / "heartbeats"
+    board = board or Board(directory / "heartbeats", 1, 5.0)
     settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
     edge, service = build(
-        settings, telemetry, Board(beats, 1, 5.0), lambda _, reason: refusals.append(reason), HeldEngine
+        settings, telemetry, board, lambda _, reason: refusals.append(reason), HeldEngine, admin=admin
     )
     async with (
         lifespan(edge),
