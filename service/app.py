@@ -31,14 +31,13 @@ from service.api.models import make_models_router
 from service.api.openapi import write_openapi
 from service.api.reception import Reception
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer, make_router
-from service.attention.call import Answer, Call
+from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.numerics import fingerprint
 from service.attention.resident import Work
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
-from service.batching.job import Cost
 from service.changes import Changes
 from service.errors import InvalidInput, NotReady, ServiceError
 from service.follower import Follower
@@ -47,15 +46,14 @@ from service.layers.catalog import Catalog
 from service.layers.store import Store
 from service.limits import batch_limits, exchange_limits, queue_limits
 from service.metrics import LayerTotals
+from service.probes import Probes
 from service.roll import RollBook
 from service.settings import Settings
 from service.shelf import Shelf
 from service.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.telemetry import PROBE, Telemetry
+from service.telemetry import Telemetry
 from service.wire.decoding_thread import DecodingThread
 
-# A layer whose probes have failed for this many probe intervals is no longer called ready.
-STALE_INTERVALS = 3
 # How long the end of a process waits for a forward pass that nobody waits for any more.
 CLOSE_S = 1.0
 LOADING = "layers are being loaded"
@@ -91,6 +89,7 @@ class Service:
         book = RollBook(board.directory)
         self._follower = Follower(self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge)
         self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
+        self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self._reason: str | None = LOADING
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -215,7 +214,7 @@ class Service:
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
             if self._shelf.catalog is not None:
-                await self._probe(self._shelf.catalog)
+                await self._probes.ask(self._shelf.catalog)
             self._beat()
             self.look()
             await self.batcher.ended_within(self._settings.heartbeat_s)
@@ -249,26 +248,6 @@ class Service:
         self.look()
         self._board.bell.ring()
 
-    async def _probe(self, catalog: Catalog) -> None:
-        """A real forward pass for every layer that nobody has asked lately; its answer is what readiness follows."""
-        for name in catalog.names():
-            if self._telemetry.seconds_since_answer(name) < self._settings.probe_s:
-                continue
-            layer, spec = catalog.get(name), catalog.get(name).spec
-            call = Call(
-                name,
-                torch.zeros(1, 1, spec.query_width),
-                torch.zeros(1, 1, spec.key_width),
-                torch.zeros(1, 1, spec.value_width),
-            )
-            cost = Cost(
-                sequences=1, tokens=2, cells=spec.num_heads, weights_bytes=0, input_bytes=0, flops=spec.flops(1, 1, 1)
-            )
-            deadline = time.monotonic() + 2 * self._settings.heartbeat_s
-            # Whatever goes wrong shows in the age of the layer's last answer.
-            with contextlib.suppress(ServiceError):
-                await self.batcher.submit(Work(layer.resident, call), (name, layer.digest, PROBE), cost, deadline)
-
     def _own_reason(self) -> str | None:
         if self._reason is not None:
             return self._reason
@@ -276,11 +255,7 @@ class Service:
             return "the engine is down"
         if self.catalog.awaited:
             return self._shelf.trouble or "a layer is missing"
-        for name in self.catalog.names():
-            age = self._telemetry.seconds_since_answer(name)
-            if age > STALE_INTERVALS * self._settings.probe_s:
-                return f'layer "{name}" has not answered for {age:.0f} s'
-        return None
+        return self._probes.why_not_ready(self.catalog)
 
     def _beat(self) -> None:
         reason = self._own_reason()

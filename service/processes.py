@@ -99,14 +99,14 @@ class RunDirectory:
 
     def bury(self, slot: int, pid: int) -> bool:
         """Forgets a dead process, in metrics and heartbeats; says whether it had become ready."""
-        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
-        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
-
         from service.heartbeat import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
 
         last = read_heartbeat(self.heartbeats, pid)
         with contextlib.suppress(OSError):
-            remove_heartbeat(self.heartbeats, pid)
+            remove_heartbeat(self.heartbeats, pid)  # first: from here on readiness says no
+        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
+        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
+
         with contextlib.suppress(OSError):
             mark_process_dead(slot, str(self.metrics))  # type: ignore[no-untyped-call]
         return last is not None and last.state in {State.READY, State.DRAINING}

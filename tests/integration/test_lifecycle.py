@@ -108,7 +108,7 @@ def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
 
 def test_a_fault_of_the_life_task_is_told_and_ends_the_process(served):
     async def story(service):
-        service.service._probe = None  # whatever breaks in it
+        service.service._probes = None  # whatever breaks in it
         await service.until(lambda: service.refusals)
         assert "internal fault" in service.refusals[0]
         assert (await service.client.get("/readyz")).status_code == 503
