@@ -174,9 +174,13 @@ class Engine:
         layer = self._layer(resident, torch.float64 if first.is_float64 else self.options.dtype)
         filled = layer.filler_rows
         try:
-            return layer.forward([work.call for work in batch])
+            answers = layer.forward([work.call for work in batch])
         finally:
             self.filler_rows += layer.filler_rows - filled
+        rows = [answer.output.shape[:2] for answer in answers]
+        if rows != [work.call.query.shape[:2] for work in batch]:
+            raise RuntimeError("the layer's answers are not those of the calls. This is a bug.")
+        return answers
 
     def _layer(self, resident: Resident, dtype: torch.dtype) -> Layer:
         """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""

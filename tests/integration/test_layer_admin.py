@@ -204,23 +204,48 @@ def test_every_layer_may_go_and_come_back(service):
     service(story, count=1)
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        pytest.param(b"", "too short", id="F1-empty"),
-        pytest.param(b"\0" * 7, "too short", id="F1-seven-bytes"),
-        pytest.param((2**63).to_bytes(8, "little") + b"{}", "header", id="F1-header-longer-than-the-file"),
-        pytest.param(b"PK\x03\x04" + b"\0" * 100, "", id="F7-a-zip-in-disguise"),
-        pytest.param(b"\x80\x04\x95" + b"." * 100, "", id="F7-a-pickle-in-disguise"),
-        pytest.param((20_000).to_bytes(8, "little") + b"[" * 20_000, "", id="F15-depth"),
-    ],
-)
-def test_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(service, tmp_path, damage, says):
-    """F14, with damage of each kind."""
+def forged(old: bytes = b"", new: bytes = b"", *, tail: bytes = b"") -> Callable[[bytes], bytes]:
+    """A stored layer's file with something else in its header, or other last bytes."""
 
+    def forge(file: bytes) -> bytes:
+        size = int.from_bytes(file[:8], "little")
+        header, data = file[8 : 8 + size], file[8 + size :]
+        assert old in header
+        header = header.replace(old, new, 1)
+        return len(header).to_bytes(8, "little") + header + data[: len(data) - len(tail)] + tail
+
+    return forge
+
+
+NAN = b"\x00\x00\xc0\x7f"
+DAMAGES = {
+    "F1-empty": lambda _: b"",
+    "F1-seven-bytes": lambda file: file[:7],
+    "F1-header-longer-than-the-file": lambda file: (2**32 - 1000).to_bytes(8, "little") + file[8:],
+    "F1-header-of-2-to-the-63": lambda file: (2**63).to_bytes(8, "little") + file[8:],
+    "F1-header-of-0": lambda file: bytes(8) + file[8:],
+    "F1-cut": lambda file: file[:-1],
+    "F3-trailing-bytes": lambda file: file + b"PK\x03\x04",
+    "F3-hole": forged(b"[0,", b"[4,"),
+    "F4-another-key": forged(b'"key.weight"', b'"kee.weight"'),
+    "F5-shape": forged(b"[16,16]", b"[2,9223372036854775807]"),
+    "F5-shape-wraps": forged(b"[16,16]", b"[2,18446744073709551614]"),
+    "F6-nan": forged(tail=NAN),
+    "F7-a-zip-in-disguise": lambda _: b"PK\x03\x04" + b"\0" * 100,
+    "F7-a-pickle-in-disguise": lambda _: b"\x80\x04\x95" + b"." * 100,
+    "F15-duplicate-key": forged(b"{", b'{"key.weight":0,'),
+    "F15-depth": lambda _: (20_000).to_bytes(8, "little") + b"[" * 20_000,
+    "F15-invalid-utf-8": forged(b'"key.weight"', b'"\xff\xfe"'),
+    "other-weights-than-the-digest-says": forged(tail=b"\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(service, tmp_path, damage):
     async def story(one, two):
         before = await outputs(one)
-        (tmp_path / "layers" / "small.safetensors").write_bytes(damage)
+        file = tmp_path / "layers" / "small.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
         answer = await one.client.put(PATH)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
         assert answer.json()["detail"].startswith('layer "small": ')

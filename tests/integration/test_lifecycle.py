@@ -3,8 +3,10 @@
 import asyncio
 import shutil
 
+import pytest
 import torch
 
+from service.attention.layer import Layer
 from service.heartbeat import Board, State
 from service.layers.store import Store
 from tests.integration.running import LAYERS, prepare, running, small_layer
@@ -12,7 +14,7 @@ from tests.integration.running import LAYERS, prepare, running, small_layer
 X = [[0.5] * 16]
 
 
-def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
+def test_l1_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
     async def story(service):
         ready = await service.client.get("/readyz")
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -27,7 +29,7 @@ def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served
     served(story, wait=False)
 
 
-def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
+def test_f13_strict_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -40,7 +42,7 @@ def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_with_lenient_layers_the_others_are_served(tmp_path):
+def test_f13_lenient_the_others_are_served(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -48,6 +50,34 @@ def test_with_lenient_layers_the_others_are_served(tmp_path):
         async with running(tmp_path, strict_layers=False) as service:
             assert (await service.attend({"query": X})).status_code == 200
             assert (await service.attend({"query": X}, "broken")).status_code == 404
+            assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret words"), MemoryError()], ids=["L2-raises", "L2-memory"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_layer_that_fails_its_first_forward_passes_is_never_served(tmp_path, monkeypatch, error, strict):
+    """Strict: the start is refused; lenient: the others are served."""
+    prepare(tmp_path, LAYERS)
+    forward = Layer.forward
+
+    def failing(self, calls):
+        if self.spec.extra_keys:  # the layer "zero"
+            raise error
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", failing)
+
+    async def main():
+        async with running(tmp_path, strict_layers=strict, wait=not strict) as service:
+            if strict:
+                await service.until(lambda: service.refusals)
+                assert 'layer "zero"' in service.refusals[0]
+                assert "secret" not in service.refusals[0]
+                assert (await service.client.get("/readyz")).status_code == 503
+                return
+            assert service.service.catalog.names() == ["cross", "small"]
             assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
 
     asyncio.run(main())
@@ -65,7 +95,7 @@ def test_a_directory_without_layers_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
+def test_l9_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
     async def story(service):
         service.service.begin_drain()
         ready = await service.client.get("/readyz")
