@@ -267,7 +267,7 @@ class Service:
         else:
             state = State.STARTING if self._shelf.catalog is None else State.FAILED
         try:
-            self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.trouble)
+            self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.objection)
         except OSError as error:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._telemetry.beat_failed(error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from service.errors import Draining, InvalidInput, LayerError, LayerMissing, LayerNotFound, NotReady
@@ -65,7 +65,7 @@ class Changes:
             digest = await self._digest(name)
             is_new = name not in roll.layers
             if roll.layers.get(name) != digest or not self._all_are_content(roll):
-                await self._carry_out(roll, {**roll.layers, name: digest})
+                await self._carry_out(roll, name, digest)
             return is_new
 
     async def drop(self, name: str) -> None:
@@ -74,7 +74,7 @@ class Changes:
         async with self._alone() as roll:
             if name not in roll.layers:
                 raise _not_served()
-            await self._carry_out(roll, {other: digest for other, digest in roll.layers.items() if other != name})
+            await self._carry_out(roll, name, None)
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[Roll]:
@@ -97,10 +97,10 @@ class Changes:
         except LayerError as error:
             raise InvalidInput(error.message) from error
 
-    async def _carry_out(self, roll: Roll, layers: Mapping[str, str]) -> None:
+    async def _carry_out(self, roll: Roll, name: str, digest: str | None) -> None:
         pids = self._pids_of_all()
         try:
-            roll = self._written(roll.prepare(layers))
+            roll = self._written(roll.prepare(name, digest))
             await self._followed(roll, self._timeout_s, pids)
             roll = self._written(roll.serve())
             await self._followed(roll, self._timeout_s)
@@ -150,7 +150,7 @@ class Changes:
 
     def _all_are_content(self, roll: Roll) -> bool:
         def is_content(beat: Heartbeat) -> bool:
-            return beat.roll == roll.version and not beat.trouble
+            return beat.roll == roll.version and beat.state is State.READY
 
         return sum(map(is_content, self._board.fresh())) >= self._board.expected_workers
 

@@ -37,7 +37,7 @@ class State(enum.StrEnum):
 class Heartbeat:
     """What one process said of itself; `at` is monotonic seconds.
 
-    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it could not do all of it.
+    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it cannot make the change.
     """
 
     pid: int

@@ -32,12 +32,13 @@ class Phase(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roll:
-    """`layers` and `before` give each name its digest."""
+    """`layers` and `before` give each name its digest; `about` is the layer that a change is about."""
 
     version: int
     phase: Phase
     layers: Mapping[str, str]
     before: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    about: str = ""
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -48,11 +49,14 @@ class Roll:
         """The names and digests that a process has on its engine while this roll holds."""
         return {*self.layers.items(), *({} if self.phase is Phase.SETTLED else self.before).items()}
 
-    def prepare(self, layers: Mapping[str, str]) -> Roll:
-        return Roll(self.version + 1, Phase.PREPARE, layers, self.layers)
+    def prepare(self, about: str, digest: str | None) -> Roll:
+        """A change of one layer: another digest, or None for none."""
+        layers = {name: known for name, known in self.layers.items() if name != about}
+        layers |= {} if digest is None else {about: digest}
+        return Roll(self.version + 1, Phase.PREPARE, layers, self.layers, about)
 
     def serve(self) -> Roll:
-        return Roll(self.version + 1, Phase.SERVE, self.layers, self.before)
+        return Roll(self.version + 1, Phase.SERVE, self.layers, self.before, self.about)
 
     def settle(self) -> Roll:
         return Roll(self.version + 1, Phase.SETTLED, self.layers)
@@ -65,11 +69,11 @@ class Roll:
         """The roll in a file, or None where it is not one."""
         try:
             fields = json.loads(text)
-            version, layers, before = fields["version"], fields["layers"], fields["before"]
-            roll = cls(version, Phase(fields["phase"]), layers, before)
+            version, layers, before, about = (fields[name] for name in ("version", "layers", "before", "about"))
+            roll = cls(version, Phase(fields["phase"]), layers, before, about)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        is_whole = type(version) is int and _is_table(layers) and _is_table(before)
+        is_whole = type(version) is int and isinstance(about, str) and _is_table(layers) and _is_table(before)
         return roll if is_whole else None
 
 

@@ -39,11 +39,16 @@ class Listener(Protocol):
 
 
 class Shelf:
-    """`catalog` is None until the first layers are there; `trouble` says why the last roll cannot be served as it stands."""
+    """`catalog` is None until the first layers are there.
+
+    `trouble` says why the last roll cannot be served as it stands, `objection` why its change cannot be made: a layer that was
+    lacking before is no reason to refuse a change of another, which may be how an admin mends it.
+    """
 
     def __init__(self, store: Store, engine: Engine, listener: Listener) -> None:
         self.catalog: Catalog | None = None
         self.trouble: str | None = None
+        self.objection: str | None = None
         self._store = store
         self._engine = engine
         self._listener = listener
@@ -85,10 +90,12 @@ class Shelf:
             except LayerError as error:
                 troubles[name] = error
         self._put_out(roll)
-        lacking = [troubles[name] for name, digest in roll.layers.items() if (name, digest) not in self._held]
-        told, self.trouble = self.trouble, lacking[0].message if lacking else None
-        if lacking and self.trouble != told:  # once, however often it is tried again
-            self._listener.layer_lacking(lacking[0])
+        lacking = {name: troubles[name] for name, digest in roll.layers.items() if (name, digest) not in self._held}
+        first = next(iter(lacking.values()), None)
+        told, self.trouble = self.trouble, None if first is None else first.message
+        self.objection = lacking[roll.about].message if roll.about in lacking else None
+        if first is not None and self.trouble != told:  # once, however often it is tried again
+            self._listener.layer_lacking(first)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -384,7 +384,7 @@ def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
         store.save(small_layer("fresh"))
         book = RollBook(tmp_path / "heartbeats")
         roll = one.service._follower._roll
-        abandoned = roll.prepare({**roll.layers, "fresh": small_layer("fresh").digest}).serve()
+        abandoned = roll.prepare("fresh", small_layer("fresh").digest).serve()
         book.write(abandoned)
         one.service.look()
         await one.until(lambda: one.service._follower.version == abandoned.version + 1)
@@ -421,7 +421,8 @@ def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves
         boards = [Board(tmp_path / "heartbeats", 2, 5.0, pid=pid, bell=bell) for pid in (1, 2)]
         async with running(tmp_path, board=boards[0], admin=True, wait=False) as one:
             await one.until(lambda: one.service._follower.version)
-            store.save(small_layer("small", scale=0.25))
+            for name in ("small", "zero"):
+                store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
             async with running(tmp_path, board=boards[1], admin=True, wait=False) as two:
                 await two.until(lambda: two.service._follower.version)
                 ready = await two.client.get("/readyz")
@@ -429,10 +430,15 @@ def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves
                 assert "not the version that is served" in ready.json()["detail"]
                 answer = await two.attend({"query": X})
                 assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
-                await outputs(two, "zero")
+                assert two.service.catalog.names() == ["cross"]
                 old = await outputs(one)
+                assert (await one.client.delete("/v1/layers/cross")).status_code == 204, (
+                    "another's lack is no objection"
+                )
                 assert (await one.client.put(PATH)).status_code == 200, "PUT heals it"
                 assert await outputs(one) == await outputs(two) != old
+                assert (await two.client.put("/v1/layers/zero")).status_code == 200
+                assert await outputs(one, "zero") == await outputs(two, "zero")
                 assert (await two.client.get("/readyz")).status_code == 200
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.roll import Phase, Roll, RollBook
 
-OLD, NEW = {"a": "sha256:1", "b": "sha256:2"}, {"a": "sha256:3", "c": "sha256:4"}
+OLD, NEW = {"a": "sha256:1", "b": "sha256:2"}, {"a": "sha256:3", "b": "sha256:2"}
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def book(tmp_path):
 
 def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until_all_serve():
     before = Roll(4, Phase.SETTLED, OLD)
-    prepare = before.prepare(NEW)
+    prepare = before.prepare("a", "sha256:3")
     serve = prepare.serve()
     after = serve.settle()
     assert [roll.version for roll in (before, prepare, serve, after)] == [4, 5, 6, 7]
@@ -29,16 +29,28 @@ def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until
     assert [roll.held for roll in (before, prepare, serve, after)] == [{*OLD.items()}, both, both, {*NEW.items()}]
 
 
+@pytest.mark.parametrize(
+    ("name", "digest", "layers"),
+    [("a", None, {"b": "sha256:2"}), ("c", "sha256:9", {**OLD, "c": "sha256:9"}), ("a", "sha256:1", OLD)],
+    ids=["drop", "add", "same"],
+)
+def test_a_change_is_of_one_layer(name, digest, layers):
+    roll = Roll(4, Phase.SETTLED, OLD).prepare(name, digest)
+    assert (roll.layers, roll.before, roll.about) == (layers, OLD, name)
+    assert roll.serve().about == name
+    assert roll.serve().settle() == Roll(7, Phase.SETTLED, layers)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_way_back_leads_to_the_old_layers_from_either_phase(steps):
-    roll = Roll(4, Phase.SETTLED, OLD).prepare(NEW)
+    roll = Roll(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
     roll = roll.serve() if steps == 2 else roll
     assert roll.take_back() == Roll(roll.version + 1, Phase.SETTLED, OLD)
 
 
 def test_what_is_written_is_read(book):
     assert book.read() is None
-    for roll in (Roll(1, Phase.SETTLED, OLD), Roll(2, Phase.PREPARE, NEW, OLD), Roll(9, Phase.SERVE, {}, NEW)):
+    for roll in (Roll(1, Phase.SETTLED, OLD), Roll(2, Phase.PREPARE, NEW, OLD, "a"), Roll(9, Phase.SERVE, {}, NEW)):
         book.write(roll)
         assert book.read() == roll
 
@@ -49,7 +61,7 @@ def test_the_first_roll_is_that_of_the_quickest_process(book, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["roll"]
 
 
-GOOD: dict[str, object] = {"version": 3, "phase": "settled", "layers": {"a": "x"}, "before": {}}
+GOOD: dict[str, object] = {"version": 3, "phase": "settled", "layers": {"a": "x"}, "before": {}, "about": ""}
 CHANGES: list[dict[str, object]] = [
     {"version": True},
     {"version": "3"},
@@ -57,6 +69,7 @@ CHANGES: list[dict[str, object]] = [
     {"layers": []},
     {"layers": {"a": 1}},
     {"before": None},
+    {"about": None},
 ]
 
 
