@@ -92,6 +92,7 @@ class Service:
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self._reason: str | None = LOADING
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_over = False
         telemetry.built(self.numerics)
 
@@ -106,6 +107,11 @@ class Service:
         self.batcher.start()
         self._board.bell.listen(self.look)
         self._begin(self._live(), "life")
+
+    async def may_listen(self) -> None:
+        """A process listens while it loads, unless others answer meanwhile: the kernel would send it what they could take."""
+        if any(beat.state is State.READY for beat in self._board.fresh()):
+            await self._has_begun.wait()
 
     def look(self) -> None:
         """Something in the run directory may be new."""
@@ -130,6 +136,7 @@ class Service:
     def begin_drain(self) -> None:
         """Readiness says no at once; requests are still served until the listener closes."""
         self._reason = "draining"
+        self._has_begun.set()
         self._changes.close()
         self._beat()
 
@@ -211,6 +218,7 @@ class Service:
             await self._load()
         except ServiceError as error:
             self._reason = error.message
+            self._has_begun.set()
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
             if self._shelf.catalog is not None:
@@ -226,6 +234,7 @@ class Service:
         """A process that neither loads nor beats is of no use to anyone: it says so and leaves."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._reason = "an internal fault"
+            self._has_begun.set()
             self._telemetry.life_ended(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
 
@@ -241,6 +250,7 @@ class Service:
         """Another roll has been followed: everybody may know."""
         if self._reason == LOADING:
             self._reason = None
+        self._has_begun.set()
         self._beat()
         self._tell_all()
 
@@ -294,6 +304,7 @@ def build(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
+        await service.may_listen()
         yield
         await service.stop()
 

@@ -88,7 +88,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
 
     bell = SupervisorBell()
     listener = listen(settings.host, port)
-    if not any((run_dir / "heartbeats").iterdir()):
+    if not any((run_dir / "heartbeats").glob("*.json")):
         # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
         # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
         listener.listen(BACKLOG)

@@ -221,6 +221,18 @@ def test_l8_a_signal_while_a_large_layer_is_loaded_ends_the_service_in_time(serv
     assert time.monotonic() - signalled < 5
 
 
+def test_l8_a_signal_while_a_replacement_loads_ends_the_service_in_time(serve):
+    service = serve(workers=1, environment={"FAULTY_LOAD_S": "2"})
+    service.wait_ready()
+    os.kill(service.pids()[0], signal.SIGKILL)
+    service.until(lambda: len(service.find(event="worker_started")) == 2)
+    time.sleep(5)  # torch is imported, a layer is being read
+    signalled = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(30) == 0
+    assert time.monotonic() - signalled < 5
+
+
 def test_l6_a_forward_pass_longer_than_the_grace_does_not_delay_the_exit(serve, pool):
     service = serve(workers=1, shutdown_grace_s=1)
     service.wait_ready()

@@ -1,7 +1,6 @@
 """Start, readiness and end of one process."""
 
 import asyncio
-import shutil
 
 import pytest
 import torch
@@ -83,6 +82,25 @@ def test_a_layer_that_fails_its_first_forward_passes_is_never_served(tmp_path, m
     asyncio.run(main())
 
 
+def test_a_replacement_listens_when_it_can_answer_unless_it_is_alone(tmp_path):
+    """The kernel gives it connections from then on, and its mates could answer them meanwhile."""
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        async with running(tmp_path, wait=False) as first:
+            assert (await first.attend({"query": X})).status_code == 503
+            await first.until(lambda: first.service.why_not_ready() is None)
+            board = Board(tmp_path / "heartbeats", 2, 5.0, pid=2)
+            async with running(tmp_path, wait=False, board=board) as replacement:
+                assert (await replacement.attend({"query": X})).status_code == 200
+        for file in (tmp_path / "heartbeats").glob("*.json"):
+            file.unlink()
+        async with running(tmp_path, wait=False) as alone:
+            assert (await alone.attend({"query": X})).status_code == 503
+
+    asyncio.run(main())
+
+
 def test_a_directory_without_layers_refuses_the_start(tmp_path):
     prepare(tmp_path, [])
     (tmp_path / "layers").mkdir(exist_ok=True)
@@ -126,7 +144,7 @@ def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
 
 def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
     async def story(service):
-        await asyncio.to_thread(shutil.rmtree, tmp_path / "heartbeats")
+        await asyncio.to_thread((tmp_path / "heartbeats").rename, tmp_path / "gone")  # at once, between two beats
         await asyncio.sleep(0.1)
         assert (await service.attend({"query": X})).status_code == 200
         assert (await service.client.get("/readyz")).status_code == 503
