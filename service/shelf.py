@@ -101,12 +101,15 @@ class Shelf:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _put_out(self, roll: Roll) -> None:
-        held = roll.held
+        held, before = roll.held, len(self._held)
         self._held = {key: layer for key, layer in self._held.items() if key in held}
         served = {key[0]: self._held[key] for key in sorted(roll.served.items()) if key in self._held}
-        before, self.catalog = self.catalog, Catalog(served, frozenset(roll.served.keys() - served.keys()))
-        if before is None or before.names() != self.catalog.names():
+        shown, self.catalog = self.catalog, Catalog(served, frozenset(roll.served.keys() - served.keys()))
+        if shown is None or shown.names() != self.catalog.names():
             self._listener.serving(self.catalog.names())
+        if len(self._held) < before:
+            del shown  # the last holder, where nobody was admitted with what went
+            self._engine.release()
 
     def _keep(self, layer: ServedLayer) -> None:
         self._held[layer.name, layer.digest] = layer

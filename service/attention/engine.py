@@ -8,6 +8,7 @@ Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 import time
@@ -96,7 +97,7 @@ class Engine:
         return sum(resident.num_bytes for resident in list(self._residents))
 
     def release(self) -> Future[None]:
-        """Gives memory that no layer needs any more back to the device."""
+        """Gives memory that no layer needs any more back to the device or, on a CPU, to the system."""
         return self._submit(self._release)
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -192,6 +193,9 @@ class Engine:
     def _release(self) -> None:
         if self.options.device.type != "cpu":
             torch.cuda.empty_cache()
+        elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            # glibc keeps what was freed: 48 MB of a 1,024 wide layer that had been replaced twice.
+            trim(0)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
