@@ -7,6 +7,7 @@ a command needs them.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -15,6 +16,9 @@ from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
 from service.errors import ServiceError
+
+# Typer keeps its copy of click to itself; what it does export leads to the class.
+USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     help="Multi-head attention layers of real models over REST.",
@@ -32,7 +36,12 @@ app.command(hidden=True)(worker)
 
 def main() -> None:
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False))
+    except USAGE_ERROR as error:
+        # Typer's own way to say it is a box of several lines. Without any argument it has shown its help already.
+        if message := error.format_message():
+            sys.stderr.write(f"attention-service: {message}\n")
+        raise SystemExit(2) from None
     except ServiceError as error:
         sys.stderr.write(f"attention-service: {error.message}\n")
         raise SystemExit(1) from None

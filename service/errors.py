@@ -14,7 +14,8 @@ ServiceError
 │   └── ClientTimeout    the headers or the body did not arrive in time
 ├── Refused              not now (QueueFull, RateLimited, NotReady, Draining); each says when to come back
 ├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
-└── LayerError           a checkpoint or a stored layer is not what it must be (command line and start-up, never a request)
+└── LayerError           a checkpoint or a stored layer is not what it must be, or not there at all (LayerMissing): command
+                         line and start-up; a change of layers makes an InvalidInput or a LayerNotFound of it
 
 Laws: `code` is stable and part of the contract; the message says what was expected and what came, in words and numbers,
 and never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table.
@@ -226,3 +227,7 @@ class EngineDown(Failed):
 
 class LayerError(ServiceError):
     code = "layer_error"
+
+
+class LayerMissing(LayerError):
+    code = "layer_missing"

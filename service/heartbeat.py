@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from service.bell import ALONE, Bell
+
 MAX_FILE_BYTES = 4096
 MAX_REASON_CHARS = 256
 
@@ -33,12 +35,17 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What one process said of itself; `at` is monotonic seconds."""
+    """What one process said of itself; `at` is monotonic seconds.
+
+    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it cannot make the change.
+    """
 
     pid: int
     state: State
     reason: str
     at: float
+    roll: int = 0
+    trouble: str = ""
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat | None:
@@ -46,12 +53,14 @@ class Heartbeat:
         try:
             fields = json.loads(text)
             pid, reason, at = fields["pid"], fields["reason"], fields["at"]
-            state = State(fields["state"])
+            state, roll, trouble = State(fields["state"]), fields["roll"], fields["trouble"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if type(pid) is not int or not isinstance(reason, str) or type(at) is not float or not math.isfinite(at):
             return None
-        return cls(pid, state, reason, at)
+        if type(roll) is not int or not isinstance(trouble, str):
+            return None
+        return cls(pid, state, reason, at, roll, trouble)
 
 
 def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
@@ -76,25 +85,28 @@ class Board:
         *,
         pid: int | None = None,
         now: Callable[[], float] = time.monotonic,
+        bell: Bell = ALONE,
     ) -> None:
-        self._directory = directory
-        self._expected = expected_workers
+        self.directory = directory
+        self.expected_workers = expected_workers
         self._max_age_s = max_age_s
         self._pid = os.getpid() if pid is None else pid
         self._now = now
+        self.bell = bell  # how the others learn that there is news in the directory
 
-    def write(self, state: State, reason: str | None = None) -> None:
+    def write(self, state: State, reason: str | None = None, *, roll: int = 0, trouble: str | None = None) -> None:
         """Reports this process; raises OSError where the run directory is gone or full."""
-        beat = Heartbeat(self._pid, state, (reason or "")[:MAX_REASON_CHARS], float(self._now()))
-        half = self._directory / f".{self._pid}.tmp"
+        told, troubled = ((text or "")[:MAX_REASON_CHARS] for text in (reason, trouble))
+        beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled)
+        half = self.directory / f".{self._pid}.tmp"
         half.write_bytes(json.dumps(dataclasses.asdict(beat)).encode("ascii"))
-        half.replace(self._directory / f"{self._pid}.json")
+        half.replace(self.directory / f"{self._pid}.json")
 
     def why_not_ready(self) -> str | None:
         """None while every expected process is ready; else the worst news in one sentence."""
         beats = list(self._read_all())
         now = self._now()
-        fresh = [beat for beat in beats if now - beat.at <= self._max_age_s]
+        fresh = self._fresh_of(beats)
         for beat in fresh:
             if beat.state is State.FAILED:
                 return f"a process has failed: {beat.reason}" if beat.reason else "a process has failed"
@@ -104,17 +116,25 @@ class Board:
         if len(fresh) < len(beats):
             oldest = min(beat.at for beat in beats)
             return f"a process has not reported for {now - oldest:.0f} s"
-        if len(fresh) < self._expected:
-            return self._count(self._expected - len(fresh), "not up yet")
+        if len(fresh) < self.expected_workers:
+            return self._count(self.expected_workers - len(fresh), "not up yet")
         return None
 
+    def fresh(self) -> list[Heartbeat]:
+        """The reports of the processes that are alive."""
+        return self._fresh_of(list(self._read_all()))
+
+    def _fresh_of(self, beats: list[Heartbeat]) -> list[Heartbeat]:
+        now = self._now()
+        return [beat for beat in beats if now - beat.at <= self._max_age_s]
+
     def _count(self, count: int, what: str) -> str:
-        nouns = "process" if self._expected == 1 else "processes"
-        return f"{count} of {self._expected} {nouns} {'is' if count == 1 else 'are'} {what}"
+        nouns = "process" if self.expected_workers == 1 else "processes"
+        return f"{count} of {self.expected_workers} {nouns} {'is' if count == 1 else 'are'} {what}"
 
     def _read_all(self) -> Iterator[Heartbeat]:
         try:
-            paths = sorted(self._directory.iterdir())
+            paths = sorted(self.directory.iterdir())
         except OSError:
             return
         for path in paths:

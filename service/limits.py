@@ -41,6 +41,7 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=_standing_wait_s(settings),
         max_cost=ceilings,
+        max_compute_s=settings.stuck_s,
     )
 
 

@@ -13,12 +13,14 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from service.memory import resident_bytes
 
@@ -124,6 +126,20 @@ def is_counted(path: str) -> bool:
     return path not in _UNCOUNTED
 
 
+class _Shown(Collector):
+    """A registry's series without those of layers that are not served (any more)."""
+
+    def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
+        self._registry = registry
+        self._served = served
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if self._served is not None:
+                family.samples = [x for x in family.samples if x.labels.get("layer", None) in {None, *self._served}]
+            yield family
+
+
 class Metrics:
     """The series of one process; with `shared`, `render` gives the whole service's."""
 
@@ -136,6 +152,7 @@ class Metrics:
         )
         self._registry = CollectorRegistry()
         self._shared = shared
+        self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
         self._make_request_series()
         self._make_batch_series()
         self._make_layer_series()
@@ -185,6 +202,9 @@ class Metrics:
         self._batch_sequences = self._histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
         self._batch_tokens = self._histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
         self._batch_retries = self._counter("batch_retries", "Batches that failed and whose requests were run apart")
+        self._batch_splits = self._counter(
+            "batch_split", "Batches for which memory ran out and whose halves were run apart"
+        )
         self._filler_rows = self._counter(
             "filler_rows", "Rows of zeros added so that a product's bits do not depend on its size"
         )
@@ -260,6 +280,9 @@ class Metrics:
     def batch_retried(self) -> None:
         self._batch_retries.inc()
 
+    def batch_split(self) -> None:
+        self._batch_splits.inc()
+
     def rows_filled(self, num_rows: int) -> None:
         self._filler_rows.inc(num_rows)
 
@@ -279,6 +302,10 @@ class Metrics:
         self._queue_seconds.labels(layer)
         self._compute_seconds.labels(layer)
 
+    def layers_served(self, names: Iterable[str]) -> None:
+        """Series of other layers are kept and not shown: they go on where they were if the layer comes back."""
+        self._served = frozenset(names)
+
     def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
         """What layers have done since this was last told."""
         for layer, done in sums.items():
@@ -290,7 +317,7 @@ class Metrics:
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
-        samples = [sample for family in self._whole().collect() for sample in family.samples]
+        samples = [sample for family in self._all_processes().collect() for sample in family.samples]
         layers = {sample.labels["layer"] for sample in samples if sample.name.startswith(f"{PREFIX}_layer_requests")}
         told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
@@ -319,10 +346,11 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
-        return generate_latest(self._whole())
+        shown = CollectorRegistry()
+        shown.register(_Shown(self._all_processes(), self._served))
+        return generate_latest(shown)
 
-    def _whole(self) -> CollectorRegistry:
-        """The series of all processes."""
+    def _all_processes(self) -> CollectorRegistry:
         if self._shared is None:
             return self._registry
         registry = CollectorRegistry()

@@ -1,9 +1,10 @@
 """Processes: what the supervisor asks of the operating system: a port, a run directory, children, signals.
 
 Must not know: when a process is started, replaced or ended (`supervisor.py`), what it does, torch, settings.
-Laws: nothing here polls; a child begins with no signal blocked and none ignored, in a process group of its own, so that
-Ctrl-C reaches the supervisor alone; every child holds the reading end of one pipe (the lifeline) and nobody but the
-supervisor the writing end, so that the end of the supervisor, however it came, is an end-of-file for every child.
+Laws: nothing here polls; a child begins with no signal ignored and only NEWS blocked, which would end it before it can listen,
+in a process group of its own, so that Ctrl-C reaches the supervisor alone; every child holds the reading end of one pipe (the
+lifeline) and nobody but the supervisor the writing end, so that the end of the supervisor, however it came, is an end-of-file
+for every child.
 
 Signals come through Python's wake-up pipe and not through sigwait: a thread that a library started (OpenBLAS starts one
 at the import of NumPy) has them unblocked, and one that came while this thread did not wait would end the process there.
@@ -24,9 +25,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from service.bell import NEWS
 from service.errors import ServiceError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
 # Where prometheus_client keeps the values that processes share; its name for it, not a setting of ours.
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -97,14 +99,14 @@ class RunDirectory:
 
     def bury(self, slot: int, pid: int) -> bool:
         """Forgets a dead process, in metrics and heartbeats; says whether it had become ready."""
-        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
-        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
-
         from service.heartbeat import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
 
         last = read_heartbeat(self.heartbeats, pid)
         with contextlib.suppress(OSError):
-            remove_heartbeat(self.heartbeats, pid)
+            remove_heartbeat(self.heartbeats, pid)  # first: from here on readiness says no
+        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
+        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
+
         with contextlib.suppress(OSError):
             mark_process_dead(slot, str(self.metrics))  # type: ignore[no-untyped-call]
         return last is not None and last.state in {State.READY, State.DRAINING}
@@ -137,7 +139,7 @@ class Posix:
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """posix_spawn and not fork with code in between: the mask and the dispositions are set by the C library."""
-        return os.posix_spawn(command[0], [*command], environment, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
+        return os.posix_spawn(command[0], [*command], environment, setpgroup=0, setsigmask=(NEWS,), setsigdef=SIGNALS)
 
     def kill(self, pid: int, signum: int) -> None:
         # A child is ours until it is reaped, so its number cannot be another's.

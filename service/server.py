@@ -35,12 +35,18 @@ LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
 PART_S = 0.2
+# Who leaves because of a fault is to be replaced soon: whoever still sends a body does not keep it for the whole grace.
+FAULT_GRACE_S = 2.0
 
 T = TypeVar("T")
 
 
 def _nothing() -> None:
     return None
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class Drain:
     """The listener closes now: a new request on an open connection is refused as draining."""
     settle: Callable[[], None] = _nothing
     """The grace is over: every request that still waits gets its refusal now."""
+    is_over: Callable[[], bool] = _always
+    """Asked at the very end: False where a thread still works that an orderly exit would wait for."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -137,6 +145,10 @@ class Server(uvicorn.Server):
             loop.add_reader(self._lifeline, self._orphaned, self._lifeline)
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
+        if not self._drain.is_over():
+            # A forward pass that does not end, a file that is still read: nobody waits for its result any more.
+            self._log.warning("forced", reason="a thread still works")
+            self._force(self.exit_code)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -156,7 +168,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's, which closes idle connections under their clients' hands and cancels late requests."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._drain.grace_s
+        grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
+        end = loop.time() + grace_s
         self._drain.stop_admitting()
         # Taken over in the very step that closes the listener, which would reset them.
         waiting = list(_accepted(self._listener))

@@ -155,6 +155,18 @@ class Settings(BaseSettings):
         le=3600,
         description="a layer that answered nothing for this long is probed with a real forward pass (seconds)",
     )
+    stuck_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="a process whose forward pass takes longer tells everyone who waits and is replaced (seconds)",
+    )
+    layer_change_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="time for every process to load or unload a layer at run time, else nobody does (seconds)",
+    )
     strict_layers: bool = Field(
         True, description="refuse to start when a stored layer cannot be loaded; else serve the others"
     )

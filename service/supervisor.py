@@ -10,6 +10,7 @@ Laws:
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force; a second one ends
   them by force at once (the same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its
   own copy). SIGHUP is ignored, in the workers too: there is nothing to read again;
+- a worker that has news for all (a change of layers) signals it, and it signals every worker;
 - when it is killed itself, the workers see their lifeline end and leave.
 """
 
@@ -22,10 +23,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from service.bell import NEWS
 from service.processes import METRICS_VARIABLE, Posix, RunDirectory, StartError, reserve_port, write_log_line
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
+# The engine is stuck or its device has failed: the process told everyone who waited and left to be replaced.
+EXIT_ENGINE_DOWN = 4
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -106,6 +110,8 @@ class Supervisor:
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
                 self._log("info", "signal_ignored", signal="SIGHUP")
+            elif signum == NEWS:
+                self._pass_on()
             for pid, code in self._system.reap():
                 self._ended(pid, code)
             if self._deadline is not None and self._system.now() >= self._deadline:
@@ -114,6 +120,10 @@ class Supervisor:
             if self._exit_code is not None and not self._alive():
                 self._log("info", "stopped", exit_code=self._exit_code)
                 return self._exit_code
+
+    def _pass_on(self) -> None:
+        for pid in self._alive() if self._exit_code is None else ():
+            self._system.kill(pid, NEWS)
 
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]

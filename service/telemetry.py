@@ -11,15 +11,16 @@ from collections.abc import Callable, Hashable
 from service import __version__
 from service.api.keys import KeyRing, KeysError, Role
 from service.api.trace import Trace
-from service.attention.engine import Engine, LoadReport
+from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
-from service.errors import LayerError
+from service.attention.resident import Resident
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.errors import LayerError, ServiceError
 from service.logs import RequestLine, get_logger, log_request
 from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
 from service.tally import Tally
 
-# The second part of the lane that readiness probes wait in.
+# The last part of the lane that readiness probes wait in.
 PROBE = "probe"
 
 
@@ -84,7 +85,7 @@ class Telemetry:
     def batch_done(self, event: BatchEvent) -> None:
         layer = _layer_of(event.lane)
         self._answered_at[layer] = self._now()
-        if event.lane == (layer, PROBE):
+        if isinstance(event.lane, tuple) and event.lane[-1] == PROBE:
             return  # nobody asked for it, so no number may tell of it
         self._tally.computed(layer, event.sequences)
         self._metrics.batch_done(
@@ -94,6 +95,10 @@ class Telemetry:
     def retried_apart(self, event: RetryEvent) -> None:
         self._metrics.batch_retried()
         self._log.warning("batch_retried", layer=_layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+
+    def batch_split(self, event: SplitEvent) -> None:
+        self._metrics.batch_split()
+        self._log.warning("batch_split", layer=_layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
         """Counted with its request, by the stage that the trace reached."""
@@ -106,19 +111,36 @@ class Telemetry:
     def built(self, numerics: Fingerprint) -> None:
         self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
 
-    def layer_loaded(self, name: str, report: LoadReport) -> None:
+    def layer_loaded(self, name: str, resident: Resident) -> None:
         self._answered_at[name] = self._now()
-        self._metrics.layer_loaded(name, report.seconds)
-        if report.is_sequential:
+        self._metrics.layer_loaded(name, resident.seconds)
+        if resident.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
-        self._log.info("layer_loaded", layer=name, seconds=round(report.seconds, 3))
+        self._log.info("layer_loaded", layer=name, seconds=round(resident.seconds, 3))
 
     def layer_refused(self, name: str, error: LayerError) -> None:
         self._metrics.layer_load_failed(error.code)
         self._log.error("layer_refused", layer=name, reason=error.message)
 
+    def layer_lacking(self, error: LayerError) -> None:
+        """A layer that all are to serve cannot be served here."""
+        self._metrics.layer_load_failed(error.code)
+        self._log.error("layer_lacking", reason=error.message)
+
     def serving(self, names: list[str]) -> None:
+        """From now on; what is told of other layers is no longer shown."""
+        self._metrics.layers_served(names)
+        now = self._now()
+        self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("serving", layers=len(names))
+
+    def layer_unfit(self, name: str, error: ServiceError) -> None:
+        """An admin asked for a layer whose file cannot be served."""
+        self._metrics.layer_load_failed(LayerError.code)
+        self._log.error("layer_refused", layer=name, reason=error.message)
+
+    def layers_changed(self, action: str, name: str) -> None:
+        self._log.info("layers_changed", action=action, layer=name)
 
     def life_ended(self, error: BaseException) -> None:
         self._log.critical("life_ended", exc_info=error)

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, TypeVar
 
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent
-from service.errors import EngineDown
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.errors import CostLimit, EngineDown
 
 T = TypeVar("T")
 Batch = Sequence[Any]
@@ -67,12 +67,14 @@ class ManualClock:
 class GateEngine:
     """An engine that holds each batch until the test opens the gate; it insists on one batch at a time.
 
-    `is_open` answers at once. `bad` payloads fail every batch they are in. `answer` may be replaced to return nonsense.
+    `is_open` answers at once. `bad` payloads fail every batch they are in; more than `room` of them are too much for its
+    memory. `answer` may be replaced to return nonsense.
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.is_open = is_open
         self.bad: dict[Any, BaseException] = {}
+        self.room = 10**9
         self.answer: Callable[[Batch], Any] = echo
         self.batches: list[list[Any]] = []
         self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
@@ -99,7 +101,9 @@ class GateEngine:
         """The held batch ends as its payloads deserve."""
         batch, future = self._take()
         bad = [self.bad[payload] for payload in batch if payload in self.bad]
-        if bad:
+        if len(batch) > self.room:
+            future.set_exception(CostLimit("too much for the memory"))
+        elif bad:
             future.set_exception(bad[0])
         else:
             future.set_result(self.answer(batch))
@@ -135,6 +139,7 @@ class RecordingObserver:
         self.queue: list[tuple[int, int]] = []
         self.batches: list[BatchEvent] = []
         self.retries: list[RetryEvent] = []
+        self.splits: list[SplitEvent] = []
         self.cancelled: list[CancelEvent] = []
         self.deaths: list[DeathEvent] = []
 
@@ -146,6 +151,9 @@ class RecordingObserver:
 
     def retried_apart(self, event: RetryEvent) -> None:
         self.retries.append(event)
+
+    def batch_split(self, event: SplitEvent) -> None:
+        self.splits.append(event)
 
     def job_cancelled(self, event: CancelEvent) -> None:
         self.cancelled.append(event)

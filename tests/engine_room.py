@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch.nn import functional
 
 from service.attention import masks
 from service.attention.call import Answer, Call, TopK, Weights
+from service.attention.engine import Engine, EngineOptions
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.resident import Work
 from service.attention.spec import LayerSpec
 from tests import reference
 
@@ -62,6 +65,20 @@ def make_tensors(spec: LayerSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def make_layer(spec: LayerSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> Layer:
     return Layer(spec, make_tensors(spec, seed), dtype=dtype, device=CPU)
+
+
+class OneLayer:
+    """An engine with one layer, which answers plain calls."""
+
+    def __init__(self, options: EngineOptions, spec: LayerSpec, seed: int = 0) -> None:
+        self.engine = Engine(options)
+        self.resident = self.engine.load(spec, make_tensors(spec, seed)).result()
+
+    def run(self, calls: Sequence[Call]) -> Future[Sequence[Answer]]:
+        return self.engine.run([Work(self.resident, call) for call in calls])
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def identity_layer(width: int, value_width: int | None = None, *, scale: float, dtype=torch.float64) -> Layer:

@@ -53,7 +53,7 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
 
     async with exchange.watched():
         request = await exchange.decoded(decode)
-        outcome = await exchange.ask(request)
+        outcome = await exchange.ask(layer, request)
     facts = exchange.facts(layer, request, outcome)
     pieces = _pieces(outcome.result, facts, request, wanted)
     await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -17,13 +17,13 @@ from service.api.asgi import ClientGone, Receive, Scope, headers
 from service.api.body import BodyLimits, read_body
 from service.api.intake import Share
 from service.api.trace import Trace
-from service.attention.call import Answer, Call
+from service.attention.call import Answer
+from service.attention.resident import Work
 from service.batching.batcher import Batcher
-from service.batching.job import NOTHING, Outcome
+from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import DeadlineExceeded, Draining, InvalidInput, LayerNotFound
-from service.layers.catalog import Catalog
-from service.layers.stored_layer import StoredLayer
+from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.inference_schemas import VERSION
 from service.wire.request import CheckedRequest, RequestLimits
@@ -63,7 +63,7 @@ class House(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def batcher(self) -> Batcher[Call, Answer]: ...
+    def batcher(self) -> Batcher[Work, Answer]: ...
 
     def now(self) -> float: ...
 
@@ -112,7 +112,7 @@ class Exchange:
     def limits(self) -> ExchangeLimits:
         return self._house.limits
 
-    def layer(self, layer: str, version: str = VERSION) -> StoredLayer:
+    def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
         """The served layer that the path names; raises LayerNotFound, and NotReady while none is served."""
         found = self._house.catalog.get(layer)
         if version != VERSION:
@@ -173,23 +173,26 @@ class Exchange:
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
 
-    def check_lane(self, layer: StoredLayer, *, is_binary: bool) -> None:
+    def check_lane(self, layer: ServedLayer, *, is_binary: bool) -> None:
         """Raises QueueFull where a request of about this size would be refused anyway: decoding it helps nobody.
 
         How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
         """
         bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
         tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
-        cost = dataclasses.replace(NOTHING, tokens=tokens)
-        self._house.batcher.check_lane((layer.name, False, size_class(cost, self.limits.max_shared)))
+        self._house.batcher.check_lane(self._lane(layer, dataclasses.replace(NOTHING, tokens=tokens)))
 
-    async def ask(self, request: CheckedRequest) -> Outcome[Answer]:
+    def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
+        """The digest, because a layer and the one that replaces it may both have requests waiting."""
+        return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
+
+    async def ask(self, layer: ServedLayer, request: CheckedRequest) -> Outcome[Answer]:
         """The layer's answer; raises what the waiting room raises."""
         call, cost, trace = request.call, request.cost, self._trace
         trace.tokens = cost.tokens
-        lane = (call.layer, call.is_float64, size_class(cost, self.limits.max_shared))
+        lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
-        outcome = await self._house.batcher.submit(call, lane=lane, cost=cost, deadline=deadline)
+        outcome = await self._house.batcher.submit(Work(layer.resident, call), lane=lane, cost=cost, deadline=deadline)
         trace.batch_requests, trace.queue_s, trace.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,
@@ -199,7 +202,7 @@ class Exchange:
         self._answered = self._house.now()
         return outcome
 
-    def facts(self, layer: StoredLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
+    def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
         """What goes beside the answer's tensors."""
         return AnswerFacts(
             masked_rows=request.masked_rows,

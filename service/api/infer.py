@@ -52,7 +52,7 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     async with exchange.watched():
         wanted, request = await exchange.decoded(decode)
         exchange.shorten(wanted.timeout_s)
-        outcome = await exchange.ask(request)
+        outcome = await exchange.ask(layer, request)
     facts = exchange.facts(layer, request, outcome)
     length, pieces = await write_inference(outcome.result, facts, wanted)
     await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)

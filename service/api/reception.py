@@ -13,7 +13,8 @@ from service.api.asgi import Receive, Scope
 from service.api.exchange import Exchange, ExchangeLimits
 from service.api.intake import Intake
 from service.api.trace import trace_of
-from service.attention.call import Answer, Call
+from service.attention.call import Answer
+from service.attention.resident import Work
 from service.batching.batcher import Batcher
 from service.errors import Draining
 from service.layers.catalog import Catalog
@@ -28,7 +29,7 @@ class Reception:
     def __init__(
         self,
         catalog: Callable[[], Catalog],
-        batcher: Batcher[Call, Answer],
+        batcher: Batcher[Work, Answer],
         decoding: DecodingThread,
         limits: ExchangeLimits,
         now: Callable[[], float],

@@ -1,28 +1,36 @@
 """Engine: the one compute thread, and the layers that live on it.
 
 Laws: one thread for everything that computes; results do not depend on mates (P1) nor on whether weights were asked for
-(P2); a layer serves only after a self-check with real forward passes; running out of memory is an answer, not a death.
+(P2); a layer serves only after a self-check with real forward passes, and batches go between the steps of a load; running
+out of memory is an answer, not a death; a device that has failed answers nothing any more (EngineDown).
 Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import Answer, Call
+from service.attention.call import Answer
 from service.attention.layer import Layer
-from service.attention.self_check import keeps_bits
+from service.attention.resident import Resident, Work
+from service.attention.self_check import checks
 from service.attention.spec import LayerSpec
-from service.errors import CostLimit, EngineDown, LayerNotFound
+from service.errors import CostLimit, EngineDown
 
 # What torch's allocators say, where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+# What a device says whose context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every later
+# call of this process fails as well. torch says it as AcceleratorError, libraries below it as a plain RuntimeError.
+_DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,20 +44,6 @@ class EngineOptions:
     dtype: torch.dtype
     num_threads: int = 1
     exact: bool = False
-
-
-class LoadReport(NamedTuple):
-    """What the self-check found: whether calls share a forward pass or run one sequence at a time, and how long it took."""
-
-    is_sequential: bool
-    seconds: float
-
-
-class _Resident(NamedTuple):
-    """A layer as it was stored; the variants in other dtypes are made from it."""
-
-    spec: LayerSpec
-    tensors: Mapping[str, torch.Tensor]
 
 
 def pick_device(name: str) -> torch.device:
@@ -66,38 +60,45 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
-        self._residents: dict[str, _Resident] = {}
-        self._layers: dict[tuple[str, torch.dtype], Layer] = {}
+        self._computing: threading.Thread | None = None  # the thread itself, once it runs
+        self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()  # changed by the callers' thread alone
         # Written by the compute thread alone; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
-        self._replaced_filler_rows = 0
+        self.filler_rows = 0
+        """Rows computed so far that stand for no position (see `ragged.py`)."""
 
-    def load(self, name: str, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[LoadReport]:
-        """Puts a layer on the device and checks it; from then on `run` serves it, instead of any earlier one of that name."""
-        return self._submit(self._load, name, spec, tensors)
+    def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[Resident]:
+        """Puts a layer on the device and checks it, step by step; batches that come meanwhile go between the steps."""
+        resident, done = Resident(spec, tensors), Future[Resident]()
+        self._residents.add(resident)
+        self._go_on(resident, self._load_steps(resident), done)
+        return done
 
-    def run(self, batch: Sequence[Call]) -> Future[Sequence[Answer]]:
+    def run(self, batch: Sequence[Work]) -> Future[Sequence[Answer]]:
         """One forward pass for calls to the same layer in the same dtype; answers in order.
 
-        The future fails with CostLimit where memory ran out, with EngineDown where the engine is closed.
+        The future fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
         """
         return self._submit(self._run, batch)
 
-    def close(self) -> None:
-        """Lets the running batch finish and ends the thread."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
-    @property
-    def filler_rows(self) -> int:
-        """Rows computed so far that stand for no position (see `ragged.py`)."""
-        return self._replaced_filler_rows + sum(layer.filler_rows for layer in list(self._layers.values()))
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Lets the running batch finish, drops what waits, ends the thread; False where that outlasts `timeout_s`."""
+        self._thread.shutdown(wait=timeout_s is None, cancel_futures=True)
+        if self._computing is None:
+            return True
+        self._computing.join(timeout_s)
+        return not self._computing.is_alive()
 
     @property
     def device_bytes(self) -> int:
-        """Memory that torch holds on the device; on a CPU the layers' tensors (torch keeps no account there)."""
+        """Memory that torch holds on the device; on a CPU the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
             return torch.cuda.memory_reserved(self.options.device)
-        return sum(layer.num_bytes for layer in list(self._layers.values()))
+        return sum(resident.num_bytes for resident in list(self._residents))
+
+    def release(self) -> Future[None]:
+        """Gives memory that no layer needs any more back to the device or, on a CPU, to the system."""
+        return self._submit(self._release)
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
@@ -106,54 +107,102 @@ class Engine:
             raise EngineDown("the engine is closed") from error
 
     def _enter(self) -> None:
+        self._computing = threading.current_thread()
         torch.set_num_threads(self.options.num_threads)
         # TF32 rounds inputs to 10 bits of mantissa: never here.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
-    @torch.inference_mode()
-    def _load(self, name: str, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> LoadReport:
-        started = time.perf_counter()
-        resident = _Resident(spec, tensors)
-        layer = self._checked(resident, self.options.dtype)
-        for key in [key for key in self._layers if key[0] == name]:
-            self._replaced_filler_rows += self._layers.pop(key).filler_rows
-        self._residents[name] = resident
-        self._layers[name, self.options.dtype] = layer
-        return LoadReport(layer.is_sequential, time.perf_counter() - started)
+    def _go_on(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
+        def told(step: Future[None]) -> None:
+            if step.cancelled():
+                done.set_exception(EngineDown("the engine was closed"))
+
+        self._submit(self._step, resident, steps, done).add_done_callback(told)
 
     @torch.inference_mode()
-    def _run(self, batch: Sequence[Call]) -> Sequence[Answer]:
+    def _step(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
+        """One step of a load; the next one queues up behind the batch that has come meanwhile."""
         started = time.perf_counter()
-        dtype = torch.float64 if batch[0].is_float64 else self.options.dtype
         try:
-            return self._layer(batch[0].layer, dtype).forward(batch)
+            next(steps)
+            resident.seconds += time.perf_counter() - started
+            self._go_on(resident, steps, done)
+        except StopIteration:
+            done.set_result(resident)
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the layer hears why it does not come)
+            done.set_exception(error)
+
+    def _load_steps(self, resident: Resident) -> Iterator[None]:
+        layer, is_bitwise = self._variant(resident, self.options.dtype), True
+        for kept in checks(layer):
+            is_bitwise = is_bitwise and kept
+            yield
+        self._take(resident, layer, is_bitwise=is_bitwise)
+        resident.is_sequential = layer.is_sequential
+
+    def _variant(self, resident: Resident, dtype: torch.dtype) -> Layer:
+        return Layer(resident.spec, resident.tensors, dtype=dtype, device=self.options.device)
+
+    def _take(self, resident: Resident, layer: Layer, *, is_bitwise: bool) -> Layer:
+        """A variant that has been checked is served from now on."""
+        is_gpu = self.options.device.type != "cpu"
+        # On a GPU only a tolerance is promised by default, so only the exact mode runs apart there.
+        layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
+        self.filler_rows += layer.filler_rows
+        resident.variants[layer.dtype] = layer
+        return layer
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Work]) -> Sequence[Answer]:
+        started = time.perf_counter()
+        try:
+            return self._forward(batch)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            is_memory = _is_out_of_memory(error)
+            if not is_memory and not _has_device_failed(error):
                 raise
         finally:
             self.busy_seconds += time.perf_counter() - started
         # Outside the handler: the exception would keep the batch's tensors alive.
+        if not is_memory:
+            raise EngineDown("the device has failed; nothing can be computed until this process is replaced")
+        self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
-    def _layer(self, name: str, dtype: torch.dtype) -> Layer:
-        """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""
-        if found := self._layers.get((name, dtype)):
-            return found
-        if name not in self._residents:
-            raise LayerNotFound("no layer of that name is loaded")
-        layer = self._layers[name, dtype] = self._checked(self._residents[name], dtype)
-        return layer
+    def _forward(self, batch: Sequence[Work]) -> Sequence[Answer]:
+        resident, first = batch[0]
+        layer = self._layer(resident, torch.float64 if first.is_float64 else self.options.dtype)
+        filled = layer.filler_rows
+        try:
+            answers = layer.forward([work.call for work in batch])
+        finally:
+            self.filler_rows += layer.filler_rows - filled
+        rows = [answer.output.shape[:2] for answer in answers]
+        if rows != [work.call.query.shape[:2] for work in batch]:
+            raise RuntimeError("the layer's answers are not those of the calls. This is a bug.")
+        return answers
 
-    def _checked(self, resident: _Resident, dtype: torch.dtype) -> Layer:
-        layer = Layer(resident.spec, resident.tensors, dtype=dtype, device=self.options.device)
-        is_gpu = self.options.device.type != "cpu"
-        # On a GPU only a tolerance is promised by default, so only the exact mode runs apart there.
-        is_bitwise = keeps_bits(layer)
-        layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
-        return layer
+    def _layer(self, resident: Resident, dtype: torch.dtype) -> Layer:
+        """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""
+        if found := resident.variants.get(dtype):
+            return found
+        layer = self._variant(resident, dtype)
+        return self._take(resident, layer, is_bitwise=all(checks(layer)))
+
+    def _release(self) -> None:
+        if self.options.device.type != "cpu":
+            torch.cuda.empty_cache()
+        elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            # glibc keeps what was freed: 48 MB of a 1,024 wide layer that had been replaced twice.
+            trim(0)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+
+
+def _has_device_failed(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, torch.AcceleratorError) or any(words in text for words in _DEVICE_FAILED)

@@ -8,7 +8,7 @@ must not change the output.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -24,20 +24,26 @@ SEED = 20260
 
 def keeps_bits(layer: Layer) -> bool:
     """Whether each of a dozen calls answers the same bits alone, in pairs and all together, with and without weights."""
+    return all(checks(layer))
+
+
+def checks(layer: Layer) -> Iterator[bool]:
+    """The same in steps of one forward pass each, so that others can compute in between."""
     calls = sample_calls(layer)
-    alone = [layer.forward([call])[0].output for call in calls]
+    alone = []
+    for call in calls:
+        alone.append(layer.forward([call])[0].output)
+        yield True
     companies: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
     companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
     # As many rows as a full batch has: some kernels change with the size of the product.
     companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
-    return all(
-        torch.equal(answer.output, alone[i])
-        for company in companies
-        for i, answer in zip(company, layer.forward([calls[i] for i in company]), strict=True)
-    ) and all(
-        torch.equal(layer.forward([dataclasses.replace(call, weights=WeightsWanted("heads"))])[0].output, output)
-        for call, output in zip(calls[:4], alone, strict=False)
-    )
+    for company in companies:
+        answers = layer.forward([calls[i] for i in company])
+        yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
+    for call, output in zip(calls[:4], alone, strict=False):
+        asked = dataclasses.replace(call, weights=WeightsWanted("heads"))
+        yield torch.equal(layer.forward([asked])[0].output, output)
 
 
 def sample_calls(layer: Layer) -> list[Call]:

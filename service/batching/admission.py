@@ -32,6 +32,8 @@ class CostCeilings:
 class QueueLimits:
     """What may wait: jobs, bytes of input, attention scores (one job alone may have more); how long for company while the
     engine is idle, how long in a queue that stands (0: only the other limits bound it), and what one may cost.
+
+    An engine that has not answered a batch for `max_compute_s` is stuck.
     """
 
     capacity: int
@@ -40,6 +42,7 @@ class QueueLimits:
     max_wait_s: float
     standing_wait_s: float
     max_cost: CostCeilings
+    max_compute_s: float = 60.0
 
 
 def check_cost(cost: Cost, limits: QueueLimits) -> None:

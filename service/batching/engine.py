@@ -3,7 +3,8 @@
 Lives here: the one Protocol in which the two rooms meet, the wait for its future, and what its failures mean.
 Must not know: jobs, queues, tensors, the engine's thread.
 Laws: whatever the engine raises or returns becomes an answer or a failure of that batch, never an exception of the
-loop; a foreign exception is translated once, here, and its text never reaches a caller.
+loop; an engine that does not answer at all is down; a foreign exception is translated once, here, and its text never
+reaches a caller.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from service.batching.clock import Clock
 from service.batching.job import P, R
-from service.errors import EngineDown, EngineFailed, ServiceError
+from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
+
+STUCK = "the engine is stuck: a batch has not ended in the longest time that any may take"
 
 P_contra = TypeVar("P_contra", contravariant=True)
 
@@ -26,8 +30,10 @@ class Engine(Protocol[P_contra, R]):
     def run(self, batch: Sequence[P_contra], /) -> Future[Sequence[R]]: ...
 
 
-async def ask(engine: Engine[P, R], batch: Sequence[P]) -> Future[Sequence[R]]:
-    """The engine's future for this batch, done; cancelling this calls off a batch that has not begun.
+async def ask(engine: Engine[P, R], batch: Sequence[P], clock: Clock, until: float) -> Future[Sequence[R]]:
+    """The engine's future for this batch, done; raises EngineDown where it is not `until` then (a finite time).
+
+    Cancelling this calls off a batch that has not begun.
 
     Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a
     cancellation of the caller.
@@ -40,9 +46,13 @@ async def ask(engine: Engine[P, R], batch: Sequence[P]) -> Future[Sequence[R]]:
 
     future = _hand_over(engine, batch)
     future.add_done_callback(tell)
+    bound = clock.call_at(until, done.set)
     try:
         await done.wait()
+        if not future.done():
+            raise EngineDown(STUCK)
     finally:
+        bound.cancel()
         future.cancel()
     return future
 
@@ -60,6 +70,11 @@ def failure_of(future: Future[Sequence[R]], num_payloads: int) -> BaseException 
     if len(results) != num_payloads:
         return ValueError(f"the engine returned {len(results)} results for {num_payloads} payloads. This is a bug.")
     return None
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Whether fewer jobs at once may go well: the engine says that there was not enough memory for this batch."""
+    return isinstance(failure, CostLimit)
 
 
 def told(failure: BaseException) -> ServiceError:

@@ -42,6 +42,14 @@ class RetryEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitEvent:
+    """Memory ran out for a batch, and `num_jobs` of it are tried again in two halves."""
+
+    lane: Hashable
+    num_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelEvent:
     """A caller left; `stage` is how far his job had come."""
 
@@ -65,6 +73,8 @@ class Observer(Protocol):
     def batch_done(self, event: BatchEvent) -> None: ...
 
     def retried_apart(self, event: RetryEvent) -> None: ...
+
+    def batch_split(self, event: SplitEvent) -> None: ...
 
     def job_cancelled(self, event: CancelEvent) -> None: ...
 

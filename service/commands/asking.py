@@ -77,6 +77,7 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     import torch
 
     from service.attention.engine import Engine, EngineOptions
+    from service.attention.resident import Work
     from service.batching.job import BatchInfo
     from service.layers.store import Store
     from service.wire.answer import AnswerFacts, write_json
@@ -90,8 +91,8 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     request = await check_request(checked_request(document), layer, stored.spec, plenty)
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
-        await asyncio.wrap_future(engine.load(layer, stored.spec, stored.tensors))
-        answer = (await asyncio.wrap_future(engine.run([request.call])))[0]
+        resident = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))
+        answer = (await asyncio.wrap_future(engine.run([Work(resident, request.call)])))[0]
     finally:
         engine.close()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)

@@ -112,6 +112,7 @@ def worker(
 def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path) -> int:
     import time
 
+    from service.bell import SupervisorBell
     from service.heartbeat import Board
     from service.metrics import Metrics, Shared
     from service.processes import say_once
@@ -123,8 +124,9 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
             say_once(run_dir, reason)
         server.leave(exit_code)
 
+    bell = SupervisorBell()
     listener = listen(settings.host, port)
-    if not any((run_dir / "heartbeats").iterdir()):
+    if not any((run_dir / "heartbeats").glob("*.json")):
         # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
         # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
         listener.listen(BACKLOG)
@@ -134,7 +136,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
 
     telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
-    board = Board(run_dir / "heartbeats", num_workers(settings), late_s)
+    board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
     try:
         edge, service = build(settings, telemetry, board, leave)
     except ServiceError as error:
@@ -146,6 +148,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         begin=service.begin_drain,
         stop_admitting=service.stop_admitting,
         settle=service.settle,
+        is_over=service.is_over,
     )
     server = Server(edge, listener, drain, transport_limits(settings), lifeline=lifeline, tls=tls_files(settings))
     return server.run_to_end()

@@ -1,45 +1,77 @@
-"""Catalog: the layers that are served, and those that should be and are not.
+"""Catalog: the layers that are served, and how those of a directory are found.
 
 Laws: frozen: another set of layers is another Catalog, so that a reader never sees half a change; in name order; one
 layer's failure never keeps another from being served unless the caller is strict; a lookup never echoes the name.
+A served layer carries what the engine made of it, so whoever was admitted with one is answered by that one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from service.errors import LayerError, LayerNotFound
+from service.attention.resident import Resident
+from service.attention.spec import LayerSpec
+from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ServedLayer:
+    """A stored layer that is on the engine and has passed its self-check."""
+
+    stored: StoredLayer
+    resident: Resident
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def digest(self) -> str:
+        return self.stored.digest
+
+    @property
+    def spec(self) -> LayerSpec:
+        return self.stored.spec
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Catalog:
-    """`layers` and `failures` by name, both in name order."""
+    """`layers` by name, in name order; `awaited` are names that should be served and that this process cannot load."""
 
-    layers: Mapping[str, StoredLayer]
-    failures: Mapping[str, LayerError] = dataclasses.field(default_factory=dict)
+    layers: Mapping[str, ServedLayer]
+    awaited: frozenset[str] = frozenset()
 
     def names(self) -> list[str]:
         return list(self.layers)
 
-    def get(self, name: str) -> StoredLayer:
+    def get(self, name: str) -> ServedLayer:
         layer = self.layers.get(name)
-        if layer is None:
-            raise LayerNotFound("no layer of that name is served; GET /v1/layers lists them")
-        return layer
+        if layer is not None:
+            return layer
+        if name in self.awaited:
+            raise NotReady("this process cannot load the layer as it is served", retry_after_s=5)
+        raise LayerNotFound("no layer of that name is served; GET /v1/layers lists them")
 
 
-def load_all(store: Store, *, strict: bool) -> Catalog:
+class Found(NamedTuple):
+    """What a directory holds, by name and in name order: layers, and files that are none."""
+
+    layers: dict[str, StoredLayer]
+    failures: dict[str, LayerError]
+
+
+def load_all(store: Store, *, strict: bool) -> Found:
     """Every layer of the store; `strict` raises the first failure instead of keeping it in `failures`."""
-    layers: dict[str, StoredLayer] = {}
-    failures: dict[str, LayerError] = {}
+    found = Found({}, {})
     for name in store.names():
         try:
-            layers[name] = store.load(name)
+            found.layers[name] = store.load(name)
         except LayerError as error:
             if strict:
                 raise
-            failures[name] = error
-    return Catalog(layers, failures)
+            found.failures[name] = error
+    return found

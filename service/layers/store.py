@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 
 from service.attention.spec import LayerSpec
-from service.errors import LayerError
+from service.errors import LayerError, LayerMissing
 from service.json_object import parse_object
 from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
 from service.layers.tensor_file import open_regular, read_header, read_tensor
@@ -73,7 +73,7 @@ class Store:
             root = os.path.realpath(self.directory, strict=True)
             path = os.path.realpath(f"{root}/{name}{SUFFIX}", strict=True)
         except FileNotFoundError as error:
-            raise LayerError("the layer directory has no file of that name") from error
+            raise LayerMissing("the layer directory has no file of that name") from error
         except OSError as error:  # a loop of links, a directory without permission
             raise LayerError("the file cannot be reached") from error
         if os.path.commonpath([root, path]) != root:

@@ -42,4 +42,4 @@ def about(subject: str) -> Iterator[None]:
     try:
         yield
     except LayerError as error:
-        raise LayerError(bounded(f"{subject}: {error.message}")) from error
+        raise type(error)(bounded(f"{subject}: {error.message}")) from error

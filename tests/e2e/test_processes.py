@@ -62,8 +62,7 @@ def ask(connection, path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
-    """L3."""
+def test_l3_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
     with FakeService(tmp_path) as service:
         service.await_ready()
         started = time.monotonic()
@@ -92,8 +91,7 @@ def test_what_was_accepted_is_answered_after_the_signal(tmp_path):
         assert service.ends() == 0
 
 
-def test_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):
-    """L6."""
+def test_l6_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):
     with FakeService(tmp_path, workers=1, grace=1) as service:
         service.await_ready()
         answers = []
@@ -121,8 +119,7 @@ def test_who_is_never_answered_is_cut_off_in_time_and_without_a_traceback(tmp_pa
         assert service.events("library") == []
 
 
-def test_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
-    """L9."""
+def test_l9_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
     with FakeService(tmp_path, "--delay=1", workers=1) as service:
         service.await_ready()
         started = time.monotonic()
@@ -135,8 +132,7 @@ def test_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_clo
             service.get("/pid")
 
 
-def test_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
-    """L5."""
+def test_l5_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
     with FakeService(tmp_path, workers=1) as service:
         service.await_ready()
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)) as connection:
@@ -149,8 +145,7 @@ def test_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
         assert service.ends() == 0
 
 
-def test_a_second_signal_ends_everything_at_once(tmp_path):
-    """L7."""
+def test_l7_a_second_signal_ends_everything_at_once(tmp_path):
     with FakeService(tmp_path, grace=60) as service:
         service.await_ready()
         client = threading.Thread(target=quietly, args=(service, "/pid?sleep=9"))
@@ -171,7 +166,7 @@ def quietly(service, path):
         service.get(path)
 
 
-def test_a_hangup_changes_nothing(tmp_path):
+def test_l7_a_hangup_changes_nothing(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
         for pid in (service.process.pid, *service.worker_pids):
@@ -191,7 +186,7 @@ def test_the_workers_leave_when_their_supervisor_is_killed(tmp_path):
         eventually(lambda: not any(map(is_alive, service.worker_pids)), "the workers are gone", within_s=5)
 
 
-def test_a_busy_port_is_one_line_and_no_start(tmp_path):
+def test_l11_a_busy_port_is_one_line_and_no_start(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with FakeService(tmp_path, f"--port={port}") as service:

@@ -99,8 +99,7 @@ def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
     assert service.attend().text.split('"weights"')[0] == before
 
 
-def test_sigterm_under_load_loses_nothing_that_was_accepted(serve):
-    """L4, in little (`make torture` is the long form)."""
+def test_l4_sigterm_under_load_loses_nothing_that_was_accepted(serve):
     service = serve(workers=2)
     service.wait_ready()
     stopping = threading.Event()
@@ -127,7 +126,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(serve):
 
 
 @pytest.mark.parametrize("damage", ["empty", "broken"])
-def test_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, tmp_path, damage):
+def test_l11_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, tmp_path, damage):
     directory = tmp_path / damage
     directory.mkdir()
     if damage == "broken":
@@ -140,12 +139,50 @@ def test_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, t
     assert told[0].startswith("attention-service: ")
 
 
-def test_a_busy_port_is_one_line_and_an_exit_code(serve, tmp_path):
-    """L11."""
+def test_l11_a_busy_port_is_one_line_and_an_exit_code(serve, tmp_path):
     first = serve(workers=1)
     port = first.line(event="serving", host="127.0.0.1")["port"]
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--layers-dir", str(tmp_path / "layers")]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
     assert str(port) in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+REFUSED = {
+    "L11-unknown-option": (["--prot", "1"], {}, "--prot"),
+    "L11-unknown-command": (["--help-me"], {}, "--help-me"),
+    "L11-misspelt-variable": ([], {"ATTENTION_WORKER": "1"}, "ATTENTION_WORKERS"),
+    "L11-limit-of-0": ([], {"ATTENTION_QUEUE_CAPACITY": "0"}, "ATTENTION_QUEUE_CAPACITY"),
+    "L11-negative-limit": ([], {"ATTENTION_MAX_BATCH_TOKENS": "-1"}, "ATTENTION_MAX_BATCH_TOKENS"),
+    "L11-negative-time": ([], {"ATTENTION_STUCK_S": "-1"}, "ATTENTION_STUCK_S"),
+    "L11-time-of-0": ([], {"ATTENTION_LAYER_CHANGE_S": "0"}, "ATTENTION_LAYER_CHANGE_S"),
+    "L11-no-number": ([], {"ATTENTION_STUCK_S": "nan"}, "ATTENTION_STUCK_S"),
+    "L11-port-out-of-range": (["--port", "70000"], {}, "ATTENTION_PORT"),
+    "L11-missing-directory": (["--layers-dir", "there/is/none"], {}, "ATTENTION_LAYERS_DIR"),
+    "L11-unknown-device": (["--device", "abacus"], {}, "ATTENTION_DEVICE"),
+    "L11-unknown-host": (["--host", "203.0.113.7"], {}, "203.0.113.7"),
+}
+
+
+@pytest.mark.parametrize(("options", "environment", "says"), REFUSED.values(), ids=REFUSED)
+def test_a_start_that_cannot_be_is_one_clear_line_and_an_exit_code(tmp_path, options, environment, says):
+    prepare(tmp_path, LAYERS[:1])
+    given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    command = [
+        sys.executable,
+        "-m",
+        "service",
+        "serve",
+        "--port",
+        "0",
+        "--layers-dir",
+        str(tmp_path / "layers"),
+        *options,
+    ]
+    env = {**given, **environment}
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert refused.returncode not in (0, -signal.SIGKILL)
+    assert says in refused.stderr
+    assert "Traceback" not in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ from service.layers.stored_layer import StoredLayer
 from service.metrics import Metrics
 from service.settings import load_settings
 from service.telemetry import Telemetry
+
+ADMIN_KEY = "the-admins-own"
 
 
 def small_layer(name: str, **changes) -> StoredLayer:
@@ -55,7 +58,7 @@ class HeldEngine(Engine):
     def _run(self, batch):
         self.gate.wait(20)
         self.batches.append(len(batch))
-        if any(self.wrong(call) for call in batch):
+        if any(self.wrong(work.call) for work in batch):
             raise RuntimeError("a secret reason")
         return super()._run(batch)
 
@@ -93,18 +96,25 @@ def prepare(directory: Path, layers) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, *, wait: bool = True, **changes):
-    """A service over a prepared directory, ready (unless `wait` is false), with these settings changed."""
-    beats = directory / "heartbeats"
+async def running(directory: Path, *, wait: bool = True, admin: bool = False, board: Board | None = None, **changes):
+    """A service over a prepared directory, ready (unless `wait` is false), with these settings changed.
+
+    With `admin` there are API keys, and the client has the admin's.
+    """
+    if admin:
+        (directory / "keys").write_text(f"{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()} admin\n", encoding="ascii")
+        changes["api_keys_file"] = directory / "keys"
+    board = board or Board(directory / "heartbeats", 1, 5.0)
     settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(
-        settings, telemetry, Board(beats, 1, 5.0), lambda _, reason: refusals.append(reason), HeldEngine
-    )
+    edge, service = build(settings, telemetry, board, lambda _, reason: refusals.append(reason), HeldEngine)
+    headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30) as client,
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30, headers=headers
+        ) as client,
     ):
         found = Running(client, service, refusals)
         if wait:

@@ -1,10 +1,11 @@
 """Start, readiness and end of one process."""
 
 import asyncio
-import shutil
 
+import pytest
 import torch
 
+from service.attention.layer import Layer
 from service.heartbeat import Board, State
 from service.layers.store import Store
 from tests.integration.running import LAYERS, prepare, running, small_layer
@@ -12,9 +13,7 @@ from tests.integration.running import LAYERS, prepare, running, small_layer
 X = [[0.5] * 16]
 
 
-def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
-    """L1."""
-
+def test_l1_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
     async def story(service):
         ready = await service.client.get("/readyz")
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -29,7 +28,7 @@ def test_before_layers_are_loaded_requests_are_refused_and_health_is_well(served
     served(story, wait=False)
 
 
-def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
+def test_f13_strict_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -42,8 +41,7 @@ def test_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_with_lenient_layers_the_others_are_served(tmp_path):
-    """F13."""
+def test_f13_lenient_the_others_are_served(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -52,6 +50,53 @@ def test_with_lenient_layers_the_others_are_served(tmp_path):
             assert (await service.attend({"query": X})).status_code == 200
             assert (await service.attend({"query": X}, "broken")).status_code == 404
             assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret words"), MemoryError()], ids=["L2-raises", "L2-memory"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_layer_that_fails_its_first_forward_passes_is_never_served(tmp_path, monkeypatch, error, strict):
+    """Strict: the start is refused; lenient: the others are served."""
+    prepare(tmp_path, LAYERS)
+    forward = Layer.forward
+
+    def failing(self, calls):
+        if self.spec.extra_keys:  # the layer "zero"
+            raise error
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", failing)
+
+    async def main():
+        async with running(tmp_path, strict_layers=strict, wait=not strict) as service:
+            if strict:
+                await service.until(lambda: service.refusals)
+                assert 'layer "zero"' in service.refusals[0]
+                assert "secret" not in service.refusals[0]
+                assert (await service.client.get("/readyz")).status_code == 503
+                return
+            assert service.service.catalog.names() == ["cross", "small"]
+            assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
+
+    asyncio.run(main())
+
+
+def test_a_replacement_listens_when_it_can_answer_unless_it_is_alone(tmp_path):
+    """The kernel gives it connections from then on, and its mates could answer them meanwhile."""
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        async with running(tmp_path, wait=False) as first:
+            assert (await first.attend({"query": X})).status_code == 503
+            await first.until(lambda: first.service.why_not_ready() is None)
+            board = Board(tmp_path / "heartbeats", 2, 5.0, pid=2)
+            async with running(tmp_path, wait=False, board=board) as replacement:
+                assert (await replacement.attend({"query": X})).status_code == 200
+        for file in (tmp_path / "heartbeats").glob("*.json"):
+            file.unlink()
+        async with running(tmp_path, wait=False) as alone:
+            assert (await alone.attend({"query": X})).status_code == 503
 
     asyncio.run(main())
 
@@ -68,7 +113,7 @@ def test_a_directory_without_layers_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
+def test_l9_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
     async def story(service):
         service.service.begin_drain()
         ready = await service.client.get("/readyz")
@@ -123,7 +168,7 @@ def test_what_came_in_before_the_listener_closed_is_answered_in_every_form(serve
 
 def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
     async def story(service):
-        await asyncio.to_thread(shutil.rmtree, tmp_path / "heartbeats")
+        await asyncio.to_thread((tmp_path / "heartbeats").rename, tmp_path / "gone")  # at once, between two beats
         await asyncio.sleep(0.1)
         assert (await service.attend({"query": X})).status_code == 200
         assert (await service.client.get("/readyz")).status_code == 503
@@ -135,7 +180,7 @@ def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
 
 def test_a_fault_of_the_life_task_is_told_and_ends_the_process(served):
     async def story(service):
-        service.service._probe = None  # whatever breaks in it
+        service.service._probes = None  # whatever breaks in it
         await service.until(lambda: service.refusals)
         assert "internal fault" in service.refusals[0]
         assert (await service.client.get("/readyz")).status_code == 503
@@ -172,8 +217,9 @@ def test_a_float64_request_makes_its_own_variant_once(served):
         wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
         for _ in range(2):
             assert (await service.attend({"query": wide})).status_code == 200
-        variants = [key for key in service.engine._layers if key[1] == torch.float64]
-        assert variants == [("small", torch.float64)]
+        catalog = service.service.catalog
+        made = [name for name in catalog.names() if torch.float64 in catalog.get(name).resident.variants]
+        assert made == ["small"]
 
     served(story)
 

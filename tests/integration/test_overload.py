@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import numpy as np
+import pytest
 
 X = [[0.5] * 16]
 
@@ -99,9 +100,7 @@ async def leave_while_queued(service) -> list:
     return sent
 
 
-def test_one_failing_member_of_a_batch_fails_alone(served):
-    """X1."""
-
+def test_x1_one_failing_member_of_a_batch_fails_alone(served):
     async def story(service):
         service.engine.wrong = lambda call: call.query.shape[1] == 7
         running = await blocked(service)
@@ -116,6 +115,82 @@ def test_one_failing_member_of_a_batch_fails_alone(served):
         assert (await service.samples())["attention_batch_retries_total"] == 1
 
     served(story, probe_s=3600)
+
+
+NONSENSE = {
+    "X15-too-few": lambda answers: answers[:-1],
+    "X15-none": lambda _: None,
+    "X15-wrong-order": lambda answers: answers[::-1],
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+def test_a_layer_that_returns_nonsense_fails_that_batch_and_nobody_gets_another_ones_answer(served, nonsense):
+    async def story(service):
+        expected = [(await service.attend({"query": X * n})).json()["output"] for n in (1, 2, 3)]
+        (layer,) = service.service.catalog.get("small").resident.variants.values()
+        forward = layer.forward
+        layer.forward = lambda calls: nonsense(forward(calls)) if len(calls) > 1 else forward(calls)
+        running = await blocked(service)
+        tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3)]
+        await service.until(lambda: service.service.batcher.num_queued == 3)
+        service.engine.gate.set()
+        assert [(await task).json()["output"] for task in tasks] == expected, "retried apart"
+        assert (await running).status_code == 200
+        assert (await service.samples())["attention_batch_retries_total"] == 1
+
+    served(story, probe_s=3600)
+
+
+@pytest.mark.parametrize("leaving", [range(1), range(8), [0, 3, 7]], ids=["X13-one", "X13-all", "X13-some"])
+@pytest.mark.parametrize("moment", ["running", "answered"])
+def test_callers_who_leave_a_running_batch_harm_nobody(served, leaving, moment):
+    async def story(service):
+        expected = (await service.attend({"query": X})).json()["output"]
+        running = await blocked(service)
+        tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
+        await service.until(lambda: service.service.batcher.num_queued == 8)
+        if moment == "answered":
+            service.engine.gate.set()  # the answers are on their way while they leave
+        for number in leaving:
+            tasks[number].cancel()
+        service.engine.gate.set()
+        await asyncio.wait(tasks)
+        stayed = [task for number, task in enumerate(tasks) if number not in leaving]
+        assert all(task.result().json()["output"] == expected for task in stayed)
+        assert (await running).status_code == 200
+        assert (await service.attend({"query": X})).json()["output"] == expected
+        assert service.service.batcher.num_queued == service.service.batcher.num_running == 0
+        assert (await service.samples())["attention_in_flight_requests"] == 0
+
+    served(story, probe_s=3600)
+
+
+def test_x12_who_disconnects_at_a_random_stage_leaves_nothing_behind_and_is_counted_once(served):
+    """A small form; the whole one is a figure of its own."""
+    rng = np.random.default_rng(12)
+
+    async def story(service):
+        async def leave(seconds: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await service.attend({"query": X * int(rng.integers(1, 40))})
+
+        for _ in range(10):
+            leavers = [asyncio.ensure_future(leave(float(seconds))) for seconds in rng.uniform(0, 0.02, 30)]
+            assert (await service.attend({"query": X})).status_code == 200
+            await asyncio.wait(leavers)
+        await service.until(lambda: service.service.batcher.num_queued + service.service.batcher.num_running == 0)
+        samples = await service.samples()
+        ended = sum(
+            value
+            for name, value in samples.items()
+            if name.startswith(("attention_requests_total", "attention_cancelled"))
+        )
+        assert samples["attention_received_total"] == ended == 310
+        assert samples["attention_in_flight_requests"] == samples["attention_queued_bytes"] == 0
+
+    served(story, probe_s=3600, queue_capacity=64)
 
 
 def test_thousands_at_once_each_get_their_own_answer(served):
@@ -187,7 +262,9 @@ def test_light_requests_heavy_ones_and_those_that_run_alone_wait_in_lanes_of_the
             await service.attend({"query": X * rows})
 
     served(story, max_batch_cells=10_000, probe_s=3600)
-    assert lanes == [("small", False, size) for size in (0, 0, 1, 1, 2)]
+    assert [(name, is_float64, size) for name, _, is_float64, size in lanes] == [
+        ("small", False, size) for size in (0, 0, 1, 1, 2)
+    ]
 
 
 def test_a_full_queue_is_told_before_a_body_is_read_as_json(served):
@@ -237,11 +314,9 @@ def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
     served(story, max_body_bytes=most, queue_bytes=1024)
 
 
-def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
-    """X3."""
-
+def test_x2_x3_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
     async def story(service):
-        layer = service.engine._layers[next(key for key in service.engine._layers if key[0] == "small")]
+        (layer,) = service.service.catalog.get("small").resident.variants.values()
         forward = layer.forward
 
         def starved(calls):
@@ -257,6 +332,7 @@ def test_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(se
         await service.until(lambda: service.service.batcher.num_queued == 4)
         service.engine.gate.set()
         assert [(await task).status_code for task in [running, *tasks]] == [200] * 5
+        assert (await service.samples())["attention_batch_split_total"] >= 1
         with contextlib.suppress(AttributeError):
             del layer.forward
 

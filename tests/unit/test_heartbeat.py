@@ -91,7 +91,7 @@ def test_a_long_reason_and_any_character_survive(boards, tmp_path):
     assert found.reason == ("é\ud800\n" * 1000)[:256]
 
 
-GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0}
+GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "trouble": ""}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,9 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0}
         json.dumps({**GOOD, "at": float("nan")}).encode(),
         json.dumps({**GOOD, "at": None}).encode(),
         json.dumps({**GOOD, "reason": 5}).encode(),
+        json.dumps({**GOOD, "roll": None}).encode(),
+        json.dumps({**GOOD, "roll": True}).encode(),
+        json.dumps({**GOOD, "trouble": 1}).encode(),
         json.dumps({"pid": 11}).encode(),
         json.dumps({**GOOD, "reason": "x" * 5000}).encode(),
     ],
@@ -133,3 +136,11 @@ def test_half_written_and_foreign_files_are_not_read(boards, tmp_path):
     (tmp_path / "notes.txt").write_bytes(b"hello")
     (tmp_path / "folder.json").mkdir()
     assert boards[0].why_not_ready() is None
+
+
+def test_a_process_says_which_roll_it_has_followed_and_what_troubles_it(boards, time):
+    boards[0].write(State.READY, roll=7)
+    boards[1].write(State.FAILED, "slow", roll=8, trouble="no memory")
+    assert [(beat.pid, beat.roll, beat.trouble) for beat in boards[0].fresh()] == [(11, 7, ""), (12, 8, "no memory")]
+    time.now += 6
+    assert boards[0].fresh() == []

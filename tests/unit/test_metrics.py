@@ -123,6 +123,7 @@ def test_a_batch_moves_every_series_about_batches(readable):
     ("act", "name", "value"),
     [
         (lambda m: m.batch_retried(), "batch_retries_total", 1),
+        (lambda m: m.batch_split(), "batch_split_total", 1),
         (lambda m: m.rows_filled(7), "filler_rows_total", 7),
         (lambda m: m.queue_changed(4, 0), "queued_requests", 4),
         (lambda m: m.queue_changed(0, 1024), "queued_bytes", 1024),

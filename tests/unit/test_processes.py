@@ -87,7 +87,10 @@ def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
-CHILD = "import os, signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getpgid(0) == os.getpid())"
+CHILD = """
+import os, signal
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1}, os.getpgid(0) == os.getpid())
+"""
 PARENT = f"""
 import os, signal, sys
 from service.processes import Posix
@@ -113,7 +116,8 @@ end.set()
 """
 
 
-def test_a_child_starts_with_no_signal_blocked_in_a_group_of_its_own_and_its_end_wakes_the_parent():
+def test_a_child_starts_in_a_group_of_its_own_with_nothing_blocked_but_news_and_its_end_wakes_the_parent():
+    """News that comes before a child can listen would end it."""
     done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
 

@@ -228,6 +228,16 @@ def test_a_hangup_is_told_and_ignored():
     assert outcome.system.killed == []
 
 
+def test_a_workers_news_is_passed_on_to_all_of_them():
+    outcome = Outcome(FakeSystem(("signal", signal.SIGUSR1)))
+    assert outcome.system.killed == [(1001, signal.SIGUSR1), (1002, signal.SIGUSR1)]
+
+
+def test_no_news_is_passed_on_once_the_end_began():
+    outcome = Outcome(FakeSystem(("signal", TERM), ("signal", signal.SIGUSR1), ("exit", 1001, 0), ("exit", 1002, 0)))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+
+
 def test_a_refusal_before_readiness_ends_all_with_its_code():
     outcome = Outcome(FakeSystem(("exit", 1002, EXIT_REFUSED), ("exit", 1001, -TERM)))
     assert outcome.system.killed == [(1001, TERM)]

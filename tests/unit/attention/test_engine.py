@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.engine import Engine, EngineOptions, pick_device
+from service.attention.engine import EngineOptions, pick_device
 from service.attention.layer import Layer
-from service.errors import CostLimit, EngineDown, LayerNotFound
-from tests.engine_room import CPU, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
+from service.attention.resident import Work
+from service.errors import CostLimit, EngineDown
+from tests.engine_room import CPU, OneLayer, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
 
 SPEC = make_spec(24, 3)
 
 
 @pytest.fixture
 def engine():
-    found = Engine(EngineOptions(CPU, torch.float32))
-    found.load("layer", SPEC, make_tensors(SPEC)).result()
+    found = OneLayer(EngineOptions(CPU, torch.float32), SPEC)
     yield found
     found.close()
 
 
-def call(rows: int = 4, *, layer: str = "layer", seed: int = 0, **fields) -> Call:
-    return Call(layer, randn(1, rows, 24, seed=seed), **fields)
+def call(rows: int = 4, *, seed: int = 0, **fields) -> Call:
+    return Call("layer", randn(1, rows, 24, seed=seed), **fields)
 
 
 def test_a_loaded_layer_answers_calls_in_order(engine):
@@ -36,43 +37,63 @@ def test_a_loaded_layer_answers_calls_in_order(engine):
 
 
 def test_loading_tells_whether_calls_share_a_forward_pass_and_how_long_it_took(engine):
-    report = engine.load("other", SPEC, make_tensors(SPEC)).result()
-    assert report.is_sequential in (True, False)
-    assert report.seconds > 0
+    resident = engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    assert resident.is_sequential in (True, False)
+    assert resident.seconds > 0
 
 
-def test_a_layer_that_is_not_loaded_is_not_found(engine):
-    with pytest.raises(LayerNotFound):
-        engine.run([call(layer="nobody")]).result()
-    assert engine.run([call()]).result()
-
-
-def test_a_layer_loaded_again_replaces_the_first_in_every_dtype(engine):
+def test_each_version_of_a_layer_answers_who_holds_it_in_every_dtype(engine):
     """And the count of filler rows never goes back."""
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     engine.run([double]).result()
-    before = engine.filler_rows
-    engine.load("layer", SPEC, make_tensors(SPEC, seed=1)).result()
-    assert engine.filler_rows >= before > 0
-    for one, dtype in ((call(), torch.float32), (double, torch.float64)):
-        expected = make_layer(SPEC, dtype, seed=1).forward([one])[0]
-        assert same_answers(engine.run([one]).result()[0], expected)
+    before = engine.engine.filler_rows
+    newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
+    assert engine.engine.filler_rows >= before > 0
+    for seed, resident in ((1, newer), (0, engine.resident)):
+        for one, dtype in ((call(), torch.float32), (double, torch.float64)):
+            expected = make_layer(SPEC, dtype, seed=seed).forward([one])[0]
+            assert same_answers(engine.engine.run([Work(resident, one)]).result()[0], expected)
 
 
-def test_a_layer_that_cannot_be_loaded_leaves_the_one_of_its_name_alone(engine):
+def test_a_layer_that_nobody_holds_any_more_gives_its_memory_back(engine):
+    single, seen = engine.engine.device_bytes, None
+    newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
+    engine.engine.run([Work(newer, Call("layer", randn(1, 4, 24, dtype=torch.float64)))]).result()
+    assert engine.engine.device_bytes == 4 * single
+    seen = weakref.ref(newer.variants[torch.float32])
+    del newer
+    engine.run([call()]).result()  # the compute thread lets go of a batch when the next one comes
+    assert seen() is None
+    assert engine.engine.device_bytes == single
+
+
+def test_batches_go_between_the_steps_of_a_load(engine, monkeypatch):
+    """Else everybody would wait for the self-check of a large layer."""
+    order, has_come = [], threading.Event()
+    forward = Layer.forward
+
+    def noted(self, calls):
+        assert has_come.wait(10)
+        order.append("batch" if self is engine.resident.variants[torch.float32] else "check")
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", noted)
+    loading, batch = engine.engine.load(SPEC, make_tensors(SPEC)), engine.run([call()])
+    has_come.set()
+    batch.result()
+    loading.result()
+    assert order.index("batch") <= 2 < len(order)
+
+
+def test_a_layer_that_cannot_be_loaded_is_told_and_harms_nobody(engine):
     with pytest.raises(KeyError):
-        engine.load("layer", SPEC, {}).result()
-    with pytest.raises(KeyError):
-        engine.load("fresh", SPEC, {}).result()
+        engine.engine.load(SPEC, {}).result()
     assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
-    with pytest.raises(LayerNotFound):
-        engine.run([call(layer="fresh")]).result()
 
 
 def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype():
-    engine = Engine(EngineOptions(CPU, torch.bfloat16))
+    engine = OneLayer(EngineOptions(CPU, torch.bfloat16), SPEC)
     try:
-        engine.load("layer", SPEC, make_tensors(SPEC)).result()
         query = randn(1, 4, 24, dtype=torch.float64)
         exact = engine.run([Call("layer", query)]).result()[0]
         assert same_answers(exact, make_layer(SPEC, torch.float64).forward([Call("layer", query)])[0])
@@ -92,9 +113,8 @@ def test_everything_computes_on_one_thread_with_the_asked_number_of_torch_thread
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", watching)
-    before, engine = torch.get_num_threads(), Engine(EngineOptions(CPU, torch.float32, num_threads=2))
+    before, engine = torch.get_num_threads(), OneLayer(EngineOptions(CPU, torch.float32, num_threads=2), SPEC)
     try:
-        engine.load("layer", SPEC, make_tensors(SPEC)).result()
         engine.run([call()]).result()
     finally:
         engine.close()
@@ -152,18 +172,18 @@ def test_a_call_full_of_nan_never_reaches_its_mates(engine):
 
 
 def test_busy_seconds_and_filler_rows_grow_with_the_work(engine):
-    busy, filler = engine.busy_seconds, engine.filler_rows
+    busy, filler = engine.engine.busy_seconds, engine.engine.filler_rows
     engine.run([call(1)]).result()
-    assert engine.busy_seconds > busy
-    assert engine.filler_rows > filler
+    assert engine.engine.busy_seconds > busy
+    assert engine.engine.filler_rows > filler
 
 
 def test_device_bytes_are_those_of_the_loaded_layers(engine):
     """24 wide, float32: three fused projections and the output, 4 x 24 x 24 numbers; float64 comes on top when asked for."""
     single = 4 * 24 * 24 * 4
-    assert engine.device_bytes == single
+    assert engine.engine.device_bytes == single
     engine.run([Call("layer", randn(1, 4, 24, dtype=torch.float64))]).result()
-    assert engine.device_bytes == 3 * single
+    assert engine.engine.device_bytes == 3 * single
 
 
 def test_closing_lets_the_running_batch_finish_and_drops_what_waits(engine, monkeypatch):
@@ -185,13 +205,54 @@ def test_closing_lets_the_running_batch_finish_and_drops_what_waits(engine, monk
     with pytest.raises(EngineDown):
         engine.run([call()])
     with pytest.raises(EngineDown):
-        engine.load("layer", SPEC, make_tensors(SPEC))
+        engine.engine.load(SPEC, make_tensors(SPEC))
+
+
+def test_closing_ends_a_load_that_is_under_way_with_an_error(engine):
+    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    engine.close()
+    with pytest.raises(EngineDown):
+        loading.result(10)
+
+
+def test_closing_waits_no_longer_than_it_may_for_a_batch_that_does_not_end(engine, monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
+
+    def held(self, calls):
+        started.set()
+        go_on.wait(20)
+
+    monkeypatch.setattr(Layer, "forward", held)
+    engine.run([call()])
+    assert started.wait(10)
+    assert engine.engine.close(0.01) is False
+    go_on.set()
+    assert engine.engine.close(10) is True
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+    ],
+    ids=["accelerator", "assert", "cublas"],
+)
+def test_a_device_that_has_failed_is_the_end_of_the_engine_and_not_of_one_batch(engine, monkeypatch, failure):
+    def fail(self, calls):
+        raise failure
+
+    monkeypatch.setattr(Layer, "forward", fail)
+    with pytest.raises(EngineDown) as caught:
+        engine.run([call()]).result()
+    assert caught.value.__context__ is None
+    assert "illegal" not in caught.value.message
 
 
 def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
-    exact = Engine(EngineOptions(CPU, torch.float32, exact=True))
+    exact = OneLayer(EngineOptions(CPU, torch.float32, exact=True), SPEC)
     try:
-        exact.load("layer", SPEC, make_tensors(SPEC)).result()
         one = call(5)
         assert same_bits(exact.run([one, call()]).result()[0].output, engine.run([one]).result()[0].output)
     finally:

@@ -6,9 +6,18 @@ import pytest
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.engine import Engine, EngineOptions
+from service.attention.engine import EngineOptions
 from service.attention.masks import CombinedMask, Sizes, attend, bias, causal
-from tests.engine_room import full_weights, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
+from tests.engine_room import (
+    OneLayer,
+    full_weights,
+    make_layer,
+    make_spec,
+    make_tensors,
+    randn,
+    same_answers,
+    same_bits,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,8 +32,7 @@ every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.fixture
 def engine(dtype, request):
     is_exact = getattr(request, "param", False)
-    found = Engine(EngineOptions(torch.device("cuda"), dtype, exact=is_exact))
-    found.load("layer", SPEC, make_tensors(SPEC)).result()
+    found = OneLayer(EngineOptions(torch.device("cuda"), dtype, exact=is_exact), SPEC)
     yield found
     found.close()
 

@@ -7,13 +7,14 @@ import torch
 
 from service.attention import engine as engine_module
 from service.attention.call import Answer, Call
-from service.attention.engine import Engine, EngineOptions
+from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
 from service.attention.self_check import keeps_bits, sample_calls
 from tests.engine_room import (
     CPU,
     DTYPES,
     THREADS,
+    OneLayer,
     blas_keeps_rows,
     make_layer,
     make_spec,
@@ -70,9 +71,9 @@ def test_a_difference_in_the_last_place_is_found_out(double, dtype):
 def test_a_layer_that_was_found_out_runs_one_sequence_at_a_time_and_keeps_its_promise(monkeypatch, double):
     monkeypatch.setattr(engine_module, "Layer", double)
     spec = make_spec(24, 3)
-    engine = Engine(EngineOptions(CPU, torch.float32))
+    engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
     try:
-        assert engine.load("layer", spec, make_tensors(spec)).result().is_sequential
+        assert engine.resident.is_sequential
         calls = [Call("layer", randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
         together = engine.run(calls).result()
         for call, answer in zip(calls, together, strict=True):

@@ -50,6 +50,7 @@ class Room:
         max_wait_s: float = 0.0,
         standing_wait_s: float = 0.0,
         max_cost: CostCeilings | None = None,
+        max_compute_s: float = LARGE,
         engine: Any = None,
     ) -> None:
         self.clock = ManualClock()
@@ -65,6 +66,7 @@ class Room:
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
                 max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
+                max_compute_s=max_compute_s,
             ),
             self.clock,
             self.heard,

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from service.batching.job import BatchInfo
-from service.batching.observer import CancelEvent, RetryEvent
+from service.batching.observer import CancelEvent, RetryEvent, SplitEvent
 from service.errors import (
     CostLimit,
     EngineDown,
     EngineFailed,
 )
 from tests.doubles import GateEngine, run, turns
-from tests.unit.batching.room import Room, ended, error_of, result_of
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 
 def test_x1_only_the_culprit_of_a_failed_batch_gets_the_error_and_no_text_of_it():
@@ -75,7 +75,7 @@ def test_a_lone_failure_is_not_tried_again():
 
 
 def test_an_error_of_the_family_is_passed_on_as_itself():
-    """X3: out of memory for one request is a CostLimit; X2: for a batch it is not, the members are retried apart."""
+    """X3: out of memory for one request is a CostLimit, and its mate is answered."""
 
     async def main():
         async with Room() as room:
@@ -86,6 +86,108 @@ def test_an_error_of_the_family_is_passed_on_as_itself():
             await turns()
             assert error_of(clients[0]) is too_large
             assert result_of(clients[1]) == ("answer", "y")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("room_for", "batches"),
+    [
+        (4, [range(8), range(4), range(4, 8)]),
+        (3, [range(8), range(4), [0, 1], [2, 3], range(4, 8), [4, 5], [6, 7]]),
+        (1, [range(8), range(4), [0, 1], [0], [1], [2, 3], [2], [3], range(4, 8), [4, 5], [4], [5], [6, 7], [6], [7]]),
+    ],
+    ids=["x2-halves", "x2-quarters", "x2-one-by-one"],
+)
+def test_a_batch_too_large_for_the_memory_is_tried_in_halves_and_everybody_is_answered(room_for, batches):
+    async def main():
+        async with Room() as room:
+            room.engine.room = room_for
+            clients = await room.send_running(*range(8))
+            room.engine.open()
+            await turns(80)
+            assert [result_of(client) for client in clients] == [("answer", number) for number in range(8)]
+            assert room.engine.batches == [list(batch) for batch in batches], "arrival order is kept"
+            failed = [len(batch) for batch in batches if len(batch) > room_for]
+            assert room.heard.splits == [SplitEvent("a", size) for size in failed]
+            assert room.heard.retries == []
+
+    run(main)
+
+
+def test_x2_an_odd_batch_is_split_too_and_who_left_meanwhile_is_not_tried_again():
+    async def main():
+        async with Room() as room:
+            room.engine.room = 2
+            clients = await room.send_running(*range(5))
+            clients[1].cancel()
+            await turns()
+            room.engine.open()
+            await turns(40)
+            assert room.engine.batches == [[0, 1, 2, 3, 4], [0, 2], [3, 4]]
+            assert room.heard.splits == [SplitEvent("a", 4)]
+
+    run(main)
+
+
+def test_x3_who_alone_is_too_much_for_the_memory_is_told_so_and_his_mates_are_answered():
+    async def main():
+        async with Room() as room:
+            room.engine.bad[5] = CostLimit("too much, even alone")
+            clients = await room.send_running(*range(8))
+            room.engine.open()
+            await turns(80)
+            assert [type(error_of(client)) for client in clients] == [
+                CostLimit if number == 5 else type(None) for number in range(8)
+            ]
+            assert len(room.heard.splits) == 3
+            assert result_of(await ended(room.send("next"))) == ("answer", "next")
+
+    run(main)
+
+
+def test_x1_and_x2_together_halves_first_then_the_culprit_alone():
+    async def main():
+        async with Room() as room:
+            room.engine.room, room.engine.bad = 2, {3: ValueError("bad")}
+            clients = await room.send_running(*range(4))
+            room.engine.open()
+            await turns(40)
+            assert room.engine.batches == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
+            assert [type(error_of(client)) for client in clients] == [type(None)] * 3 + [EngineFailed]
+
+    run(main)
+
+
+def test_a_batch_that_does_not_end_is_the_end_of_the_engine_and_everybody_is_told():
+    async def main():
+        async with Room(max_compute_s=5) as room:
+            clients = [*await room.send_running("r", "s"), *await room.send_waiting("w")]
+            room.clock.advance(4.9)
+            await turns()
+            assert not any(client.done() for client in clients)
+            room.clock.advance(0.1)
+            await turns()
+            assert [type(error_of(client)) for client in clients] == [EngineDown] * 3
+            assert not room.batcher.is_alive
+            assert "stuck" in str(room.heard.deaths[0].error)
+            assert await room.batcher.ended_within(60)
+            with pytest.raises(EngineDown):
+                room.batcher.admit("late", "a", cost_of(), room.clock.now() + 1)
+
+    run(main)
+
+
+def test_each_part_of_a_batch_has_the_whole_time():
+    async def main():
+        async with Room(max_compute_s=5) as room:
+            room.engine.room = 1
+            clients = await room.send_running("x", "y")
+            for _ in range(3):
+                room.clock.advance(4)
+                room.engine.release()
+                await turns()
+            assert [error_of(client) for client in clients] == [None, None]
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""Any order of submit, cancel, complete, fail, die, tick and drain keeps the laws of the waiting room.
+"""Any order of submit, cancel, complete, fail, lack memory, get stuck, die, tick and drain keeps the laws of the waiting room.
 
 Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
 happens, and the laws are looked at.
@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.batching import batcher as batcher_module
 from service.batching.job import Job
-from service.errors import DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
 from tests.doubles import turns
 from tests.unit.batching.room import Room, cost_of, error_of
 
-CAPACITY, MAX_BYTES, MAX_REQUESTS = 6, 100, 3
-TOLD = (asyncio.CancelledError, DeadlineExceeded, Draining, EngineDown, EngineFailed)
+CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
+TOLD = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
 REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
 
@@ -63,7 +63,13 @@ class WaitingRoom(RuleBasedStateMachine):
         self.clients: list[asyncio.Task[Any]] = []
         self.drain_task: asyncio.Task[int] | None = None
         self.is_dead = False
-        self.room = Room(capacity=CAPACITY, max_bytes=MAX_BYTES, max_requests=MAX_REQUESTS, max_wait_s=self.max_wait_s)
+        self.room = Room(
+            capacity=CAPACITY,
+            max_bytes=MAX_BYTES,
+            max_requests=MAX_REQUESTS,
+            max_wait_s=self.max_wait_s,
+            max_compute_s=MAX_COMPUTE_S,
+        )
         self.engine, self.batcher, self.clock = self.room.engine, self.room.batcher, self.room.clock
         self.do(self.batcher.start)
 
@@ -134,6 +140,17 @@ class WaitingRoom(RuleBasedStateMachine):
     def fail(self) -> None:
         self.do(lambda: self.engine.fail(ValueError("batch")))
 
+    @rule(room=st.sampled_from([0, 1, 2, MAX_REQUESTS]))
+    def have_memory_for(self, room: int) -> None:
+        """From now on larger batches fail for want of memory, and are tried in halves; with 0 even those of one."""
+        self.engine.room = room
+
+    @precondition(lambda self: self.engine.is_busy and len(self.clients) > 8)
+    @rule()
+    def be_stuck(self) -> None:
+        self.is_dead = self.is_dead or self.batcher.is_alive
+        self.do(lambda: self.clock.advance(MAX_COMPUTE_S))
+
     @precondition(lambda self: self.engine.is_busy and len(self.clients) > 8)
     @rule()
     def die(self) -> None:
@@ -196,11 +213,12 @@ class WaitingRoom(RuleBasedStateMachine):
             assert len({lane_of[payload] for payload in batch}) == 1
 
     @invariant()
-    def each_job_not_settled_has_one_timer(self) -> None:
+    def each_job_not_settled_has_one_timer_and_a_batch_that_runs_another(self) -> None:
         num_open = sum(not job.is_settled for job in self.admitted)
         is_draining = self.drain_task is not None and not self.drain_task.done()
         is_gathering = self.max_wait_s > 0 and self.batcher.num_queued > 0 and not self.engine.is_busy
-        assert self.clock.num_calls == num_open + is_draining + is_gathering
+        is_watching = self.engine.is_busy and self.batcher.is_alive
+        assert self.clock.num_calls == num_open + is_draining + is_gathering + is_watching
 
     @invariant()
     def an_idle_engine_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
@@ -223,6 +241,7 @@ class WaitingRoom(RuleBasedStateMachine):
         assert self.complaints == []
 
     def teardown(self) -> None:
+        self.engine.room = MAX_REQUESTS
         try:
             self.do(self.engine.open)
             self.runner.run(self.batcher.drain(0.0))

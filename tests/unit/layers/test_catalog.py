@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from service.errors import LayerError, LayerNotFound
-from service.layers.catalog import Catalog, load_all
+from service.attention.resident import Resident
+from service.errors import LayerError, LayerNotFound, NotReady
+from service.layers.catalog import Catalog, Found, ServedLayer, load_all
 from service.layers.store import Store
 from tests.unit.layers.checkpoints import stored
 
@@ -20,20 +21,27 @@ def store(tmp_path) -> Store:
     return made
 
 
+def catalog_of(found: Found) -> Catalog:
+    """As if the engine had taken them."""
+    residents = {name: Resident(stored.spec, stored.tensors) for name, stored in found.layers.items()}
+    return Catalog({name: ServedLayer(stored, residents[name]) for name, stored in found.layers.items()})
+
+
 def test_layers_are_served_in_name_order_and_found_by_name(store, tmp_path):
     (tmp_path / "b.safetensors").unlink()
-    catalog = load_all(store, strict=True)
+    found = load_all(store, strict=True)
+    assert found.failures == {}
+    catalog = catalog_of(found)
     assert catalog.names() == ["a", "c"]
-    assert catalog.failures == {}
     assert catalog.get("c").name == "c"
 
 
 def test_one_bad_layer_does_not_keep_the_others(store):
     """F13, lenient: it is kept as a failure that says why."""
-    catalog = load_all(store, strict=False)
-    assert catalog.names() == ["a", "c"]
-    assert list(catalog.failures) == ["b"]
-    assert catalog.failures["b"].message.startswith('layer "b": ')
+    found = load_all(store, strict=False)
+    assert list(found.layers) == ["a", "c"]
+    assert list(found.failures) == ["b"]
+    assert found.failures["b"].message.startswith('layer "b": ')
 
 
 def test_strict_raises_the_first_failure(store):
@@ -48,18 +56,25 @@ def test_a_missing_directory_is_a_failure_either_way(tmp_path):
             load_all(Store(tmp_path / "none"), strict=strict)
 
 
-def test_an_empty_directory_is_an_empty_catalog(tmp_path):
-    assert load_all(Store(tmp_path), strict=True).names() == []
+def test_an_empty_directory_is_an_empty_find(tmp_path):
+    assert load_all(Store(tmp_path), strict=True).layers == {}
 
 
 @pytest.mark.parametrize("name", ["b", "A", "../a", "", "a\n", "\ud800", "x" * 10_000], ids=range(7))
 def test_an_unknown_name_is_not_found_and_not_echoed(store, name):
     """A layer that failed to load is as unknown as any other."""
     with pytest.raises(LayerNotFound) as caught:
-        load_all(store, strict=False).get(name)
+        catalog_of(load_all(store, strict=False)).get(name)
     assert caught.value.message == "no layer of that name is served; GET /v1/layers lists them"
 
 
 def test_a_catalog_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Catalog({}).layers = {}  # type: ignore[misc]
+
+
+def test_a_layer_that_should_be_served_and_is_not_here_is_not_ready_and_not_unknown():
+    with pytest.raises(NotReady):
+        Catalog({}, frozenset({"a"})).get("a")
+    with pytest.raises(LayerNotFound):
+        Catalog({}, frozenset({"a"})).get("b")

@@ -142,7 +142,7 @@ def test_the_content_is_synced_before_it_gets_its_name(store, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../tiny", "/etc/passwd", "a/b", "..", "", "tiny\0", "TINY", "tiny\n", "x" * 5000])
-def test_a_name_that_is_a_path_reaches_no_file(store, name):
+def test_f8_a_name_that_is_a_path_reaches_no_file(store, name):
     """F8: refused by the rule, before the file system is asked."""
     store.save(stored())
     Store(store.directory.parent).save(stored())
@@ -150,7 +150,7 @@ def test_a_name_that_is_a_path_reaches_no_file(store, name):
         Store(store.directory).load(name)
 
 
-def test_a_link_out_of_the_directory_is_refused_and_one_inside_is_followed(store, tmp_path):
+def test_f8_a_link_out_of_the_directory_is_refused_and_one_inside_is_followed(store, tmp_path):
     """Kubernetes mounts files through links within the directory."""
     store.save(stored())
     outside = Store(tmp_path / "outside")

@@ -87,13 +87,13 @@ def test_a_forged_header_is_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("size", range(8))
-def test_a_file_shorter_than_a_length_is_refused(tmp_path, size):
+def test_f1_a_file_shorter_than_a_length_is_refused(tmp_path, size):
     with pytest.raises(LayerError, match=f"has {size} bytes"):
         header_of(tmp_path / "x", bytes(size))
 
 
 @pytest.mark.parametrize("length", [0, 3, 21, 10**6, 2**31, 2**32 - 1000, 10**8 + 1, 2**63, 2**64 - 1])
-def test_a_header_length_that_lies_is_refused(tmp_path, length):
+def test_f1_a_header_length_that_lies_is_refused(tmp_path, length):
     """Before anything of that size is allocated."""
     with pytest.raises(LayerError, match=r"header"):
         header_of(tmp_path / "x", raw_file(b'{"a":{}}    ', b"", length))
@@ -119,7 +119,7 @@ def test_the_header_limit_is_the_callers(tmp_path):
     ],
     ids=["key twice", "depth", "utf-8", "space first", "list", "junk after", "empty"],
 )
-def test_header_text_that_is_not_one_strict_object_is_refused(tmp_path, header):
+def test_f15_header_text_that_is_not_one_strict_object_is_refused(tmp_path, header):
     with pytest.raises(LayerError, match="header"):
         header_of(tmp_path / "x", raw_file(header))
 

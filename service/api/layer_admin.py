@@ -1,0 +1,80 @@
+"""The admin's side of the library: load, replace and unload a layer at run time.
+
+Laws: an answer of success means that every process serves it so; the path names the layer and a body is not read, for the layer
+directory has the file; who may come here is decided before (`access.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from service.api.problems import MEDIA_TYPE
+from service.api.routes import LayerAnswer
+from service.api.trace import trace_of
+
+ROUTE = "/v1/layers/{layer}"
+_PUT = (
+    "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer where the file has changed. The layer "
+    "is checked with real forward passes before anybody is served by it, and the answer comes when every process serves it: 201 "
+    "where it is new, 200 where it was replaced or is served already. Requests that were admitted before are answered by the "
+    "version that they were admitted with. If a process cannot follow, none does: 503, and what was served goes on being served. "
+    "One change at a time; a second one is told to come back. The request has no body."
+)
+_DELETE = (
+    "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
+    "in the layer directory: PUT loads it again, and so does a new start of the service."
+)
+_WORDS = {
+    404: "the layer directory has no such file, or no layer of that name is served",
+    422: "the file is not a layer that can be served; the detail says why",
+    503: "another change is under way, or not every process followed: nothing was changed",
+}
+
+
+class AdminView(Protocol):
+    """What these routes ask of the running service (`app.py` fills it in)."""
+
+    async def put_layer(self, name: str) -> bool: ...
+
+    async def drop_layer(self, name: str) -> None: ...
+
+    def describe(self, name: str) -> LayerAnswer: ...
+
+
+def make_admin_router(service: AdminView) -> APIRouter:
+    router = APIRouter(tags=["admin"])
+
+    @router.put(
+        ROUTE,
+        summary="Load a layer from the layer directory, or replace it",
+        description=_PUT,
+        response_model=LayerAnswer,
+        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_refusals(404, 422, 503)},
+    )
+    async def put_layer(request: Request, layer: str) -> JSONResponse:
+        trace_of(request.scope).route = ROUTE
+        is_new = await service.put_layer(layer)
+        return JSONResponse(service.describe(layer).model_dump(), status_code=201 if is_new else 200)
+
+    @router.delete(
+        ROUTE,
+        summary="Unload a layer",
+        description=_DELETE,
+        status_code=204,
+        response_class=Response,
+        responses=_refusals(404, 503),
+    )
+    async def drop_layer(request: Request, layer: str) -> Response:
+        trace_of(request.scope).route = ROUTE
+        await service.drop_layer(layer)
+        return Response(status_code=204)
+
+    return router
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    content = {MEDIA_TYPE.decode("ascii"): {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": _WORDS[status], "content": content} for status in statuses}

@@ -1,0 +1,88 @@
+"""The follower: keeps this process's shelf in line with the roll.
+
+Lives here: the first load, the task that looks at the roll whenever there may be news, and the way back from a change whose
+author died. Must not know: HTTP, what a layer is, who rings.
+Laws: a roll is acknowledged (`version`) only when the shelf has done with it what it can; the first process of all writes the
+first roll, later ones serve what the roll says and not what the directory has come to hold meanwhile; what could not be loaded is
+tried again after `retry_s`, for files come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+
+from service.batching.clock import Clock
+from service.roll import Phase, Roll, RollBook
+from service.shelf import Shelf
+
+
+class Follower:
+    """`acknowledge` is called when another roll has been followed."""
+
+    def __init__(
+        self, shelf: Shelf, book: RollBook, clock: Clock, retry_s: float, acknowledge: Callable[[], None]
+    ) -> None:
+        self._shelf = shelf
+        self._book = book
+        self._clock = clock
+        self._retry_s = retry_s
+        self._acknowledge = acknowledge
+        self._news = asyncio.Event()
+        self._roll: Roll | None = None
+        self._retry_at = 0.0
+
+    @property
+    def version(self) -> int:
+        """Of the roll that was followed last; 0 before the first."""
+        return 0 if self._roll is None else self._roll.version
+
+    def look(self) -> None:
+        """There may be another roll, or time for another try."""
+        self._news.set()
+
+    async def begin(self, *, strict: bool) -> None:
+        """The first layers; raises LayerError where the directory cannot be served."""
+        roll = self._book.read()
+        if roll is None:
+            roll = self._begun(await self._shelf.stock(strict=strict))
+        await self._turn_to(roll)
+
+    async def follow(self) -> None:
+        """For ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            roll = self._book.read()
+            if roll is None:
+                # The run directory was emptied under us: what is served is what was agreed on.
+                roll = self._begun({} if self._roll is None else self._roll.layers)
+            elif roll.phase is not Phase.SETTLED:
+                roll = self._with_author(roll)
+            if roll.version != self.version or (self._shelf.trouble and self._clock.now() >= self._retry_at):
+                await self._turn_to(roll)
+
+    async def _turn_to(self, roll: Roll) -> None:
+        await self._shelf.follow(roll)
+        self._roll = roll
+        self._retry_at = self._clock.now() + self._retry_s
+        self._acknowledge()
+
+    def _begun(self, layers: Mapping[str, str]) -> Roll:
+        try:
+            return self._book.begin(layers)
+        except OSError:  # without a run directory this process is alone with what it found
+            return Roll(max(1, self.version), Phase.SETTLED, layers)
+
+    def _with_author(self, roll: Roll) -> Roll:
+        """The roll itself while its author holds the lock; else the change is taken back here."""
+        with self._book.locked() as is_ours:
+            if not is_ours:
+                return roll
+            found = self._book.read() or roll
+            if found.phase is not Phase.SETTLED:
+                found = found.take_back()
+                with contextlib.suppress(OSError):
+                    self._book.write(found)
+            return found

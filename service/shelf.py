@@ -1,0 +1,138 @@
+"""The shelf: the layers that this process has on its engine, and which of them it serves.
+
+Lives here: reading and loading them, at the start from the directory and afterwards as the roll says. Must not know: HTTP, other
+processes, who changes the roll.
+Laws: what is served is exchanged in one synchronous step, so an answer is of one version; a version goes from the shelf when the
+roll lets it go, and from memory when the last request that was admitted with it is done; whatever keeps a layer from being
+loaded is a LayerError of that layer, and the others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+from service.attention.engine import Engine
+from service.attention.resident import Resident
+from service.errors import EngineDown, LayerError
+from service.layers.catalog import Catalog, ServedLayer, load_all
+from service.layers.store import Store
+from service.layers.stored_layer import StoredLayer
+from service.roll import Roll
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Listener(Protocol):
+    """Who keeps the numbers (`telemetry.py`)."""
+
+    def layer_loaded(self, name: str, resident: Resident) -> None: ...
+
+    def layer_refused(self, name: str, error: LayerError) -> None: ...
+
+    def layer_lacking(self, error: LayerError) -> None: ...
+
+    def serving(self, names: list[str]) -> None: ...
+
+
+class Shelf:
+    """`catalog` is None until the first layers are there.
+
+    `trouble` says why the last roll cannot be served as it stands, `objection` why its change cannot be made: a layer that was
+    lacking before is no reason to refuse a change of another, which may be how an admin mends it.
+    """
+
+    def __init__(self, store: Store, engine: Engine, listener: Listener) -> None:
+        self.catalog: Catalog | None = None
+        self.trouble: str | None = None
+        self.objection: str | None = None
+        self._store = store
+        self._engine = engine
+        self._listener = listener
+        self._held: dict[tuple[str, str], ServedLayer] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="library")
+        self._read: Future[object] | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the thread is still in a file, which nobody can call off."""
+        return self._read is not None and not self._read.done()
+
+    async def stock(self, *, strict: bool) -> dict[str, str]:
+        """Loads what the directory holds and tells the digests; `strict`: all of it, or LayerError."""
+        found = await self._in_thread(load_all, self._store, strict=strict)
+        for name, error in found.failures.items():
+            self._listener.layer_refused(name, error)
+        for name, stored in found.layers.items():
+            try:
+                self._keep(await self._loaded(stored))
+            except LayerError as error:
+                if strict:
+                    raise
+                self._listener.layer_refused(name, error)
+        if not self._held:
+            raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
+        return dict(self._held.keys())
+
+    async def digest(self, name: str) -> str:
+        """Of the layer that the directory has under that name now; raises LayerError and its like."""
+        return (await self._in_thread(self._store.load, name)).digest
+
+    async def follow(self, roll: Roll) -> None:
+        """Has on the engine what the roll holds, serves what it serves, and lets the rest go."""
+        troubles = {}
+        for name in sorted({name for name, _ in roll.held - self._held.keys()}):
+            try:
+                self._keep(await self._loaded(_as_meant(await self._in_thread(self._store.load, name), roll)))
+            except LayerError as error:
+                troubles[name] = error
+        self._put_out(roll)
+        lacking = {name: troubles[name] for name, digest in roll.layers.items() if (name, digest) not in self._held}
+        first = next(iter(lacking.values()), None)
+        told, self.trouble = self.trouble, None if first is None else first.message
+        self.objection = lacking[roll.about].message if roll.about in lacking else None
+        if first is not None and self.trouble != told:  # once, however often it is tried again
+            self._listener.layer_lacking(first)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _put_out(self, roll: Roll) -> None:
+        held, before = roll.held, len(self._held)
+        self._held = {key: layer for key, layer in self._held.items() if key in held}
+        served = {key[0]: self._held[key] for key in sorted(roll.served.items()) if key in self._held}
+        shown, self.catalog = self.catalog, Catalog(served, frozenset(roll.served.keys() - served.keys()))
+        if shown is None or shown.names() != self.catalog.names():
+            self._listener.serving(self.catalog.names())
+        if len(self._held) < before:
+            del shown  # the last holder, where nobody was admitted with what went
+            self._engine.release()
+
+    def _keep(self, layer: ServedLayer) -> None:
+        self._held[layer.name, layer.digest] = layer
+        self._listener.layer_loaded(layer.name, layer.resident)
+
+    async def _loaded(self, stored: StoredLayer) -> ServedLayer:
+        """On the engine, after its self-check."""
+        try:
+            resident = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
+        except EngineDown:
+            raise
+        except Exception as error:
+            reason = "there is no memory for it, or its first forward passes failed"
+            raise LayerError(f'layer "{stored.name}": {reason}') from error
+        return ServedLayer(stored, resident)
+
+    async def _in_thread(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        future = self._thread.submit(work, *args, **kwargs)
+        self._read = future  # type: ignore[assignment]  # whatever it gives
+        return await asyncio.wrap_future(future)
+
+
+def _as_meant(stored: StoredLayer, roll: Roll) -> StoredLayer:
+    if (stored.name, stored.digest) in roll.held:
+        return stored
+    raise LayerError(f'layer "{stored.name}": the file in the layer directory is not the version that is served')

@@ -1,0 +1,66 @@
+"""The real service with faults on demand and with the admin routes: `python faulty_service.py serve …`.
+
+A request whose first number is one of the marks below does to the engine what the mark says. `FAULTY_LOAD_S` makes reading a
+layer take that long, in a call that cannot be called off.
+"""
+
+import dataclasses
+import os
+import sys
+import time
+
+STUCK, DEVICE, RAISES, SLOW = 1001.0, 1002.0, 1003.0, 1004.0
+SLOW_S = 2.0
+
+
+def replace(owner: type, name: str, method: object) -> None:
+    setattr(owner, name, method)
+
+
+def be_supervisor() -> None:
+    from service import supervisor
+
+    supervise = supervisor.supervise
+
+    def of_this_file(plan, **kwargs):
+        command = (sys.executable, __file__, *plan.command[3:])  # instead of `-m service`
+        return supervise(dataclasses.replace(plan, command=command), **kwargs)
+
+    vars(supervisor)["supervise"] = of_this_file
+
+
+def be_worker() -> None:
+    import torch
+
+    from service.api import access
+    from service.attention.engine import Engine
+    from service.layers.store import Store
+
+    forward, load = Engine._forward, Store.load
+
+    def faulty_forward(self, batch):
+        marks = {float(work.call.query[0, 0, 0]) for work in batch}
+        if STUCK in marks:
+            time.sleep(600)
+        if DEVICE in marks:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        if RAISES in marks:
+            raise RuntimeError("a secret reason")
+        if SLOW in marks:
+            time.sleep(SLOW_S)
+        return forward(self, batch)
+
+    def slow_load(self, name):
+        time.sleep(float(os.environ.get("FAULTY_LOAD_S", "0")))
+        return load(self, name)
+
+    vars(access)["_ADMIN_METHODS"] = frozenset()  # everybody may change layers here
+    replace(Engine, "_forward", faulty_forward)
+    replace(Store, "load", slow_load)
+
+
+if __name__ == "__main__":
+    be_worker() if sys.argv[1] == "worker" else be_supervisor()
+    from service.cli import main
+
+    main()

@@ -1,0 +1,245 @@
+"""The real service in real processes, with faults: stuck and failing engines, killed and paused processes, slow loads."""
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from service.layers.store import Store
+from service.supervisor import EXIT_ENGINE_DOWN
+from tests.e2e.faulty_service import DEVICE, RAISES, SLOW, STUCK
+from tests.e2e.started import Started
+from tests.integration.running import LAYERS, prepare, small_layer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+FAULTY = Path(__file__).with_name("faulty_service.py")
+
+
+class Faulty(Started):
+    """A service whose processes are asked one by one, each over connections of its own."""
+
+    def pids(self) -> list[int]:
+        """Of the processes that are up, by slot."""
+        lines = {line["slot"]: line["pid"] for line in self.lines if line["event"] == "worker_started"}
+        return [lines[slot] for slot in sorted(lines)]
+
+    def ask(self, mark: float = 0.5, layer: str = "small", **kwargs) -> httpx2.Response:
+        body = {"query": [[mark, *[0.25] * 15], [0.125] * 16]}
+        return httpx2.post(f"{self.url}/v1/layers/{layer}/attend", json=body, timeout=60, **kwargs)
+
+    def change(self, method: str, layer: str) -> httpx2.Response:
+        return httpx2.request(method, f"{self.url}/v1/layers/{layer}", timeout=60)
+
+    def seen(self, layer: str = "small", times: int = 24) -> set[str]:
+        """Statuses or digests that so many connections come to; the kernel spreads them over the processes."""
+        answers = [self.ask(layer=layer) for _ in range(times)]
+        return {
+            answer.json()["layer"]["digest"] if answer.status_code == 200 else str(answer.status_code)
+            for answer in answers
+        }
+
+    def until(self, condition, within_s: float = 30) -> float:
+        started = time.monotonic()
+        while not condition():
+            assert time.monotonic() - started < within_s
+            time.sleep(0.02)
+        return time.monotonic() - started
+
+
+@pytest.fixture
+def serve(tmp_path):
+    started: list[Faulty] = []
+    prepare(tmp_path, LAYERS)
+
+    def start(**settings) -> Faulty:
+        environment = settings.pop("environment", {})
+        service = Faulty(tmp_path / "layers", program=(FAULTY,), environment=environment, device="cpu", **settings)
+        started.append(service)
+        return service
+
+    yield start
+    for service in started:
+        with contextlib.suppress(ProcessLookupError):
+            for pid in service.pids():
+                os.kill(pid, signal.SIGCONT)
+        service.end()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "layers")
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(16) as made:
+        yield made
+
+
+def test_layers_are_loaded_replaced_and_unloaded_in_every_process_before_the_answer(serve, store):
+    service = serve(workers=2)
+    service.wait_ready()
+    fresh = small_layer("fresh")
+    store.save(fresh)
+    assert service.seen("fresh") == {"404"}
+    started = time.monotonic()
+    assert service.change("PUT", "fresh").status_code == 201
+    assert time.monotonic() - started < 5, "nobody waits for a heartbeat"
+    assert service.seen("fresh") == {fresh.digest}
+    newer = small_layer("fresh", scale=0.25)
+    store.save(newer)
+    assert service.change("PUT", "fresh").status_code == 200
+    assert service.seen("fresh") == {newer.digest}
+    assert service.change("PUT", "fresh").status_code == 200
+    assert service.change("DELETE", "fresh").status_code == 204
+    assert service.seen("fresh") == {"404"}
+    assert service.change("DELETE", "fresh").status_code == 404
+    assert httpx2.get(f"{service.url}/readyz").status_code == 200
+
+
+def test_a_replaced_process_serves_what_was_agreed_on(serve, store):
+    service = serve(workers=2)
+    service.wait_ready()
+    store.save(small_layer("fresh"))
+    assert service.change("PUT", "fresh").status_code == 201
+    assert service.change("DELETE", "zero").status_code == 204
+    victim = service.pids()[0]
+    os.kill(victim, signal.SIGKILL)
+    service.line(event="worker_died", pid=victim)
+    service.wait_ready()
+    assert service.seen("fresh") == {small_layer("fresh").digest}
+    assert service.seen("zero") == {"404"}
+
+
+def test_a_paused_process_keeps_all_from_changing_and_follows_when_it_wakes(serve, store):
+    service = serve(workers=2, layer_change_s=3)
+    service.wait_ready()
+    before = service.seen()
+    store.save(small_layer("small", scale=0.25))
+    paused = service.pids()[0]
+    os.kill(paused, signal.SIGSTOP)
+    try:
+        for _ in range(20):  # the kernel gives half of the connections to the one that sleeps
+            with contextlib.suppress(httpx2.TimeoutException):
+                answer = httpx2.put(f"{service.url}/v1/layers/small", timeout=8)
+                break
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    finally:
+        os.kill(paused, signal.SIGCONT)
+    service.wait_ready()
+    # A PUT that the paused one had accepted may go through now: whatever is served, all serve it.
+    time.sleep(1)
+    assert len(service.seen()) == 1
+    assert service.change("PUT", "small").status_code == 200
+    assert service.seen() == {small_layer("small", scale=0.25).digest} != before
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, store, pool, victim):
+    service = serve(workers=2, environment={"FAULTY_LOAD_S": "0.3"})
+    service.wait_ready()
+    store.save(small_layer("fresh"))
+    changing = pool.submit(service.change, "PUT", "fresh")
+    time.sleep(0.45)
+    os.kill(service.pids()[victim], signal.SIGKILL)
+    status = None
+    with contextlib.suppress(httpx2.HTTPError):  # its author may be the victim
+        status = changing.result().status_code
+    service.line(event="worker_died")
+    service.wait_ready()
+    seen = service.seen("fresh")
+    assert len(seen) == 1
+    assert status in (None, 201, 503)
+    assert status is None or (seen == {"404"}) == (status == 503)
+    answer = service.change("PUT", "fresh")
+    assert answer.status_code in (200, 201), answer.text
+    assert service.seen("fresh") == {small_layer("fresh").digest}
+
+
+@pytest.mark.parametrize(("mark", "workers"), [(STUCK, 2), (DEVICE, 1)], ids=["stuck", "device"])
+def test_an_engine_that_is_lost_is_told_to_all_who_wait_and_its_process_is_replaced(serve, pool, mark, workers):
+    service = serve(workers=workers, stuck_s=1, heartbeat_s=0.2)
+    service.wait_ready()
+    before = service.seen()
+    culprit = pool.submit(service.ask, mark)
+    if mark == STUCK:
+        time.sleep(0.3)
+    waiting = [pool.submit(service.ask) for _ in range(6)]
+    answer = culprit.result()
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine_down")
+    assert int(answer.headers["retry-after"]) >= 1
+    told = {asked.result().status_code for asked in waiting if not asked.exception()}
+    assert told <= {200, 503}
+    assert service.line(event="worker_died")["exit_code"] == EXIT_ENGINE_DOWN
+    service.wait_ready()
+    assert service.seen() == before
+    assert len(service.pids()) == workers
+
+
+def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
+    service = serve(workers=1)
+    service.wait_ready()
+    mates = [pool.submit(service.ask, SLOW if number == 0 else 0.5) for number in range(8)]
+    culprit = pool.submit(service.ask, RAISES)
+    assert {asked.result().status_code for asked in mates} == {200}
+    answer = culprit.result()
+    assert (answer.status_code, answer.json()["code"]) == (500, "engine_failed")
+    assert "secret" not in answer.text
+    assert not service.find(event="worker_died")
+
+
+def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool):
+    service = serve(workers=2)
+    service.wait_ready()
+    doomed = [pool.submit(service.ask, SLOW) for _ in range(8)]
+    time.sleep(0.5)
+    victim = service.pids()[0]
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    ends = [asked.exception() or asked.result().status_code for asked in doomed]
+    cut = [end for end in ends if end != 200]
+    assert all(isinstance(end, httpx2.HTTPError) for end in cut), "cut off, never answered wrongly"
+    assert 200 in ends, "the other process answered its own"
+    service.line(event="worker_died", pid=victim)
+    service.wait_ready()
+    assert time.monotonic() - killed < 10 + 8 * 2.0  # its mate computes eight slow ones meanwhile
+    assert service.seen() == {small_layer("small").digest}
+
+
+def test_l8_a_signal_while_a_large_layer_is_loaded_ends_the_service_in_time(serve):
+    service = serve(workers=2, environment={"FAULTY_LOAD_S": "60"})
+    service.line(event="listening")
+    time.sleep(0.5)
+    signalled = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(30) == 0
+    assert time.monotonic() - signalled < 5
+
+
+def test_l8_a_signal_while_a_replacement_loads_ends_the_service_in_time(serve):
+    service = serve(workers=1, environment={"FAULTY_LOAD_S": "2"})
+    service.wait_ready()
+    os.kill(service.pids()[0], signal.SIGKILL)
+    service.until(lambda: len(service.find(event="worker_started")) == 2)
+    time.sleep(5)  # torch is imported, a layer is being read
+    signalled = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(30) == 0
+    assert time.monotonic() - signalled < 5
+
+
+def test_l6_a_forward_pass_longer_than_the_grace_does_not_delay_the_exit(serve, pool):
+    service = serve(workers=1, shutdown_grace_s=1)
+    service.wait_ready()
+    asked = pool.submit(service.ask, STUCK)
+    time.sleep(0.3)
+    signalled = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(30) == 0
+    assert time.monotonic() - signalled < 1 + 2 + 1  # an interpreter to end besides
+    assert asked.result().status_code == 503

@@ -1,0 +1,548 @@
+"""Layers at run time: loaded, replaced and unloaded in every process or in none, and nobody who was admitted notices."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from service.heartbeat import Board, State
+from service.layers.store import Store
+from service.roll import Phase, Roll, RollBook
+from tests.integration.running import LAYERS, Running, prepare, running, small_layer
+
+X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter
+PATH = "/v1/layers/small"
+
+
+class LocalBell:
+    """Rings every process of a service whose processes are all in this one."""
+
+    def __init__(self) -> None:
+        self.heard: list[Callable[[], None]] = []
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        self.heard.append(heard)
+
+    def ring(self) -> None:
+        for heard in self.heard:
+            heard()
+
+
+@contextlib.asynccontextmanager
+async def processes(directory, count=2, **changes):
+    """`count` processes over one directory, each with an engine of its own."""
+    bell = LocalBell()
+    async with contextlib.AsyncExitStack() as stack:
+        started: list[Running] = []
+        for slot in range(count):
+            board = Board(directory / "heartbeats", count, 5.0, pid=slot + 1, bell=bell)
+            options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **changes}
+            started.append(await stack.enter_async_context(running(directory, board=board, **options)))
+        for process in started:
+            await process.until(lambda process=process: process.service._follower.version)
+        for process in started:
+            await process.until(lambda process=process: process.service.why_not_ready() is None)
+        yield started
+
+
+@pytest.fixture
+def service(tmp_path):
+    """Runs `story(*processes)`; `store` is theirs."""
+
+    def run(story, count=2, **changes):
+        prepare(tmp_path, LAYERS)
+
+        async def main():
+            async with processes(tmp_path, count, **changes) as started:
+                await story(*started)
+
+        asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "layers")
+
+
+async def outputs(process, layer="small"):
+    answer = (await process.attend({"query": X}, layer)).json()
+    return answer["output"], answer["layer"]["digest"]
+
+
+def test_a_layer_that_was_added_to_the_directory_is_served_by_every_process_before_the_answer(service, store):
+    async def story(one, two):
+        store.save(small_layer("fresh"))
+        assert (await one.attend({"query": X}, "fresh")).status_code == 404
+        answer = await one.client.put("/v1/layers/fresh")
+        assert answer.status_code == 201
+        assert answer.json() == (await two.client.get("/v1/layers/fresh")).json()
+        assert await outputs(one, "fresh") == await outputs(two, "fresh")
+        for process in (one, two):
+            assert [layer["name"] for layer in (await process.client.get("/v1/layers")).json()["layers"]] == [
+                "cross", "fresh", "small", "zero",
+            ]  # fmt: skip
+            index = (await process.client.post("/v2/repository/index")).json()
+            assert "fresh" in [model["name"] for model in index]
+            assert (await process.client.get("/v2/models/fresh/ready")).status_code == 200
+            assert 'attention_layer_load_seconds{layer="fresh"}' in await process.samples()
+            assert (await process.client.get("/readyz")).status_code == 200
+
+    service(story)
+
+
+def test_a_layer_whose_file_has_not_changed_is_a_200_and_nothing_is_loaded(service):
+    async def story(one, two):
+        held = one.service.catalog.get("small")
+        answer = await two.client.put(PATH)
+        assert (answer.status_code, answer.json()["digest"]) == (200, held.digest)
+        assert one.service.catalog.get("small") is held
+
+    service(story)
+
+
+def test_a_replaced_layer_is_the_new_one_everywhere_and_no_answer_mixes_the_two(service, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        seen = []
+        done = asyncio.Event()
+
+        async def ask(process):
+            while not done.is_set():
+                seen.append(await outputs(process))
+
+        asking = [asyncio.ensure_future(ask(process)) for process in (one, two, one, two)]
+        assert (await two.client.put(PATH)).status_code == 200
+        done.set()
+        await asyncio.gather(*asking)
+        after = await outputs(one)
+        assert after == await outputs(two)
+        assert before[0] != after[0]
+        assert before[1] != after[1]
+        assert {str(pair) for pair in seen} <= {str(before), str(after)}, (
+            "an answer's bits and digest are of one version"
+        )
+
+    service(story)
+
+
+def test_who_was_admitted_with_a_version_is_answered_by_it(service, store):
+    async def story(one):
+        before = await outputs(one)
+        one.engine.gate.clear()
+        waiting = [asyncio.ensure_future(outputs(one)) for _ in range(3)]
+        await one.until(lambda: one.service.batcher.num_queued + one.service.batcher.num_running == 3)
+        store.save(small_layer("small", scale=0.25))
+        changing = asyncio.ensure_future(one.client.put(PATH))
+        await asyncio.sleep(0.05)
+        one.engine.gate.set()
+        assert (await changing).status_code == 200
+        assert [await found for found in waiting] == [before] * 3
+        assert await outputs(one) != before
+
+    service(story, count=1, probe_s=3600)
+
+
+def test_after_an_unload_what_waits_is_answered_and_what_comes_is_unknown(service):
+    async def story(one, two):
+        before = await outputs(one)
+        one.engine.gate.clear()
+        waiting = [asyncio.ensure_future(outputs(one)) for _ in range(3)]
+        await one.until(lambda: one.service.batcher.num_queued + one.service.batcher.num_running == 3)
+        assert (await two.client.delete(PATH)).status_code == 204
+        for process in (one, two):
+            answer = await process.attend({"query": X})
+            assert (answer.status_code, answer.json()["code"]) == (404, "layer_not_found")
+            assert (await process.client.get(PATH)).status_code == 404
+            assert (await process.client.get("/v2/models/small")).status_code == 404
+        one.engine.gate.set()
+        assert [await found for found in waiting] == [before] * 3
+        assert (await two.client.delete(PATH)).status_code == 404
+        assert not [name for name in await one.samples() if 'layer="small"' in name]
+        assert (await one.client.get("/readyz")).status_code == 200
+        assert (await one.client.put(PATH)).status_code == 201
+        assert await outputs(two) == before
+
+    service(story, probe_s=3600)
+
+
+def test_the_memory_of_a_layer_that_went_comes_back(service, store):
+    async def story(one):
+        held = weakref.ref(one.service.catalog.get("small").resident)
+        before = one.engine.device_bytes
+        await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        await one.client.put(PATH)
+        await outputs(one)
+        await one.until(lambda: one.service._follower._roll.phase is Phase.SETTLED)
+        gc.collect()
+        assert held() is None
+        assert one.engine.device_bytes == before
+        await one.client.delete(PATH)
+        await outputs(one, "zero")
+        await one.until(lambda: one.engine.device_bytes < before)
+
+    service(story, count=1)
+
+
+def test_every_layer_may_go_and_come_back(service):
+    async def story(one):
+        for layer in LAYERS:
+            assert (await one.client.delete(f"/v1/layers/{layer.name}")).status_code == 204
+        assert (await one.client.get("/v1/layers")).json() == {"layers": []}
+        assert (await one.client.get("/readyz")).status_code == 200
+        assert (await one.client.get("/openapi.json")).status_code == 200
+        assert (await one.client.put(PATH)).status_code == 201
+        await outputs(one)
+
+    service(story, count=1)
+
+
+def forged(old: bytes = b"", new: bytes = b"", *, tail: bytes = b"") -> Callable[[bytes], bytes]:
+    """A stored layer's file with something else in its header, or other last bytes."""
+
+    def forge(file: bytes) -> bytes:
+        size = int.from_bytes(file[:8], "little")
+        header, data = file[8 : 8 + size], file[8 + size :]
+        assert old in header
+        header = header.replace(old, new, 1)
+        return len(header).to_bytes(8, "little") + header + data[: len(data) - len(tail)] + tail
+
+    return forge
+
+
+NAN = b"\x00\x00\xc0\x7f"
+DAMAGES = {
+    "F1-empty": lambda _: b"",
+    "F1-seven-bytes": lambda file: file[:7],
+    "F1-header-longer-than-the-file": lambda file: (2**32 - 1000).to_bytes(8, "little") + file[8:],
+    "F1-header-of-2-to-the-63": lambda file: (2**63).to_bytes(8, "little") + file[8:],
+    "F1-header-of-0": lambda file: bytes(8) + file[8:],
+    "F1-cut": lambda file: file[:-1],
+    "F3-trailing-bytes": lambda file: file + b"PK\x03\x04",
+    "F3-hole": forged(b"[0,", b"[4,"),
+    "F4-another-key": forged(b'"key.weight"', b'"kee.weight"'),
+    "F5-shape": forged(b"[16,16]", b"[2,9223372036854775807]"),
+    "F5-shape-wraps": forged(b"[16,16]", b"[2,18446744073709551614]"),
+    "F6-nan": forged(tail=NAN),
+    "F7-a-zip-in-disguise": lambda _: b"PK\x03\x04" + b"\0" * 100,
+    "F7-a-pickle-in-disguise": lambda _: b"\x80\x04\x95" + b"." * 100,
+    "F15-duplicate-key": forged(b"{", b'{"key.weight":0,'),
+    "F15-depth": lambda _: (20_000).to_bytes(8, "little") + b"[" * 20_000,
+    "F15-invalid-utf-8": forged(b'"key.weight"', b'"\xff\xfe"'),
+    "other-weights-than-the-digest-says": forged(tail=b"\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(service, tmp_path, damage):
+    async def story(one, two):
+        before = await outputs(one)
+        file = tmp_path / "layers" / "small.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        answer = await one.client.put(PATH)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+        assert answer.json()["detail"].startswith('layer "small": ')
+        assert str(tmp_path) not in answer.text
+        assert len(answer.content) <= 4096
+        assert await outputs(one) == await outputs(two) == before
+        assert (await one.client.get("/readyz")).status_code == 200
+        assert (await one.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
+
+    service(story)
+
+
+def test_f8_a_link_that_leads_out_of_the_directory_is_refused(service, tmp_path, store):
+    async def story(one):
+        outside = Store(tmp_path / "outside")
+        outside.save(small_layer("small", scale=0.25))
+        (tmp_path / "layers" / "linked.safetensors").symlink_to(tmp_path / "outside" / "small.safetensors")
+        answer = await one.client.put("/v1/layers/linked")
+        assert answer.status_code == 422
+        assert str(tmp_path) not in answer.text
+        assert "outside" not in answer.text
+
+    service(story, count=1)
+
+
+NAMES = ["..%2Fetc", "a%2F..%2Fb", "%2Fetc%2Fpasswd", "model%2F", "%20..", "%09", "x" * 65, "x" * 10_000, "Small", "%00", "é", "%E2%80%AE", ".small", "-x"]  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"T25-{name[:12]}")
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_name_that_no_layer_can_have_is_not_found_and_no_file_is_touched(service, monkeypatch, name, method):
+    async def story(one):
+        monkeypatch.setattr(Store, "load", None)
+        answer = await one.client.request(method, f"/v1/layers/{name}")
+        assert answer.status_code in (404, 405)
+        assert answer.json()["code"] in ("layer_not_found", "not_found", "method_not_allowed")
+
+    service(story, count=1)
+
+
+def test_a_name_that_the_directory_lacks_is_not_found(service):
+    async def story(one):
+        answer = await one.client.put("/v1/layers/absent")
+        assert (answer.status_code, answer.json()["code"]) == (404, "layer_not_found")
+        assert (await one.client.delete("/v1/layers/absent")).status_code == 404
+
+    service(story, count=1)
+
+
+def test_a_process_that_cannot_load_it_keeps_all_from_serving_it(service, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+
+        def refuse(spec, tensors):
+            raise RuntimeError("secret words of a library")
+
+        load, two.engine.load = two.engine.load, refuse
+        answer = await one.client.put(PATH)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert "secret" not in answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert await outputs(one) == await outputs(two) == before
+        assert (await one.client.get("/readyz")).status_code == 200
+        two.engine.load = load
+        assert (await one.client.put(PATH)).status_code == 200
+        assert await outputs(one) == await outputs(two) != before
+
+    service(story)
+
+
+def test_a_process_that_does_not_answer_keeps_all_from_serving_it(service, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        (follower,) = (task for task in two.service._tasks if task.get_name() == "follower")
+        follower.cancel()  # the process is alive and deaf
+        answer = await one.client.put(PATH)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert await outputs(one) == await outputs(two) == before
+
+    service(story, layer_change_s=0.2)
+
+
+def test_unless_every_process_is_up_nothing_is_changed(service, tmp_path, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        (tmp_path / "heartbeats" / "2.json").unlink()
+        answer = await one.client.put(PATH)
+        assert (answer.status_code, answer.json()["detail"]) == (503, "1 of 2 processes are up")
+        assert await outputs(one) == before
+
+    service(story, heartbeat_s=60)
+
+
+def test_two_changes_at_once_come_one_after_another_or_are_told_to_come_back(service, store):
+    async def story(one, two):
+        for name in "abcd":
+            store.save(small_layer(name))
+        answers = await asyncio.gather(
+            *(process.client.put(f"/v1/layers/{name}") for name in "abcd" for process in (one, two))
+        )
+        assert {answer.status_code for answer in answers} <= {200, 201, 503}
+        assert 201 in {answer.status_code for answer in answers}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 503)
+        for name in "abcd":
+            assert (await one.client.put(f"/v1/layers/{name}")).status_code in (200, 201)
+        assert one.service.catalog.names() == two.service.catalog.names()
+        assert one.service.catalog.names() == sorted(["a", "b", "c", "d", "cross", "small", "zero"])
+
+    service(story)
+
+
+def test_a_caller_who_leaves_takes_his_change_back_and_frees_the_way(service, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        held = asyncio.Event()
+        load = two.engine.load
+        two.engine.load = lambda *_: asyncio.get_running_loop().run_in_executor(None, held.wait)  # never
+        changing = asyncio.ensure_future(one.service.put_layer("small"))
+        await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
+        changing.cancel()
+        await asyncio.wait([changing])
+        two.engine.load = load
+        await one.until(lambda: one.service._follower._roll.phase is Phase.SETTLED)
+        assert await outputs(one) == before
+
+    with contextlib.suppress(TypeError):
+        service(story)
+
+
+def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("fresh"))
+        book = RollBook(tmp_path / "heartbeats")
+        roll = one.service._follower._roll
+        abandoned = roll.prepare("fresh", small_layer("fresh").digest).serve()
+        book.write(abandoned)
+        one.service.look()
+        await one.until(lambda: one.service._follower.version == abandoned.version + 1)
+        for process in (one, two):
+            process.service.look()
+            await process.until(lambda process=process: process.service._follower.version == abandoned.version + 1)
+            assert process.service.catalog.names() == ["cross", "small", "zero"]
+        assert await outputs(one) == await outputs(two) == before
+
+    service(story)
+
+
+def test_a_process_that_starts_later_serves_what_is_agreed_on_and_not_what_the_directory_holds(tmp_path, store):
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        async with processes(tmp_path) as (one, two):
+            store.save(small_layer("fresh"))
+            store.save(small_layer("unasked"))
+            assert (await one.client.put("/v1/layers/fresh")).status_code == 201
+            assert (await one.client.delete("/v1/layers/zero")).status_code == 204
+            board = Board(tmp_path / "heartbeats", 2, 5.0, pid=3)
+            async with running(tmp_path, board=board, admin=True) as later:
+                assert later.service.catalog.names() == ["cross", "fresh", "small"] == two.service.catalog.names()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves_the_others(tmp_path, store):
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        bell = LocalBell()
+        boards = [Board(tmp_path / "heartbeats", 2, 5.0, pid=pid, bell=bell) for pid in (1, 2)]
+        async with running(tmp_path, board=boards[0], admin=True, wait=False) as one:
+            await one.until(lambda: one.service._follower.version)
+            for name in ("small", "zero"):
+                store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
+            async with running(tmp_path, board=boards[1], admin=True, wait=False) as two:
+                await two.until(lambda: two.service._follower.version)
+                ready = await two.client.get("/readyz")
+                assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+                assert "not the version that is served" in ready.json()["detail"]
+                answer = await two.attend({"query": X})
+                assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+                assert two.service.catalog.names() == ["cross"]
+                old = await outputs(one)
+                assert (await one.client.delete("/v1/layers/cross")).status_code == 204, (
+                    "another's lack is no objection"
+                )
+                assert (await one.client.put(PATH)).status_code == 200, "PUT heals it"
+                assert await outputs(one) == await outputs(two) != old
+                assert (await two.client.put("/v1/layers/zero")).status_code == 200
+                assert await outputs(one, "zero") == await outputs(two, "zero")
+                assert (await two.client.get("/readyz")).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_file_that_comes_back_is_found_without_being_asked_for(tmp_path, store):
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        RollBook(tmp_path / "heartbeats").begin({layer.name: layer.digest for layer in LAYERS})
+        file = tmp_path / "layers" / "small.safetensors"
+        file.rename(tmp_path / "away")
+        async with running(tmp_path, wait=False, probe_s=0.05) as one:
+            await one.until(lambda: one.service._follower.version)
+            assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
+            (tmp_path / "away").rename(file)
+            await one.until(lambda: one.service.why_not_ready() is None)
+            assert (await one.samples())['attention_layer_load_failures_total{reason="layer_missing"}'] == 1
+
+    asyncio.run(main())
+
+
+def test_a_draining_process_changes_nothing_and_takes_its_change_back(service, store):
+    async def story(one, two):
+        store.save(small_layer("small", scale=0.25))
+        before = await outputs(one)
+        two.service._tasks[1].cancel()
+        changing = asyncio.ensure_future(one.client.put(PATH))
+        await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
+        one.service.begin_drain()
+        assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
+        assert (await one.client.delete(PATH)).json()["code"] == "draining"
+        assert await outputs(one) == before
+
+    service(story)
+
+
+def test_a_run_directory_that_is_gone_changes_nothing_that_is_served(service, tmp_path):
+    async def story(one):
+        before = await outputs(one)
+        (tmp_path / "heartbeats").rename(tmp_path / "gone")
+        answer = await one.client.delete(PATH)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert await outputs(one) == before
+        (tmp_path / "heartbeats").mkdir()
+        await one.until(lambda: one.service.why_not_ready() is None)
+        one.service.look()
+        await one.until(lambda: RollBook(tmp_path / "heartbeats").read() is not None)
+        assert (await one.client.delete(PATH)).status_code == 204
+
+    service(story, count=1, heartbeat_s=0.02)
+
+
+def test_a12_nobody_may_change_layers_where_there_is_no_admins_key(service):
+    async def story(one):
+        for method in ("PUT", "DELETE"):
+            answer = await one.client.request(method, PATH)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert (await one.client.get(PATH)).status_code == 200
+
+    service(story, count=1, admin=False)
+
+
+def test_the_page_tells_of_the_admin_routes_with_examples(service):
+    async def story(one):
+        allow = (await one.client.options(PATH)).headers["allow"]
+        assert allow == "DELETE, GET, HEAD, OPTIONS, PUT"
+        page = (await one.client.get("/openapi.json")).json()["paths"]["/v1/layers/{layer}"]
+        assert set(page) == {"get", "put", "delete"}
+        assert set(page["put"]["responses"]) == {"200", "201", "401", "403", "404", "422", "503"}
+        assert set(page["delete"]["responses"]) == {"204", "401", "403", "404", "503"}
+        for method in ("put", "delete"):
+            assert page[method]["parameters"][0]["example"] == "cross"
+
+    service(story, count=1)
+
+
+def test_each_change_is_counted_and_told_once(service):
+    async def story(one):
+        await one.client.put(PATH)
+        await one.client.delete(PATH)
+        await one.client.delete(PATH)
+        samples = await one.samples()
+        route = "/v1/layers/{layer}"
+        statuses = {s: samples[f'attention_requests_total{{route="{route}",status="{s}"}}'] for s in (200, 204, 404)}
+        assert statuses == {200: 1, 204: 1, 404: 1}
+
+    service(story, count=1)
+
+
+def test_a_process_of_another_state_is_not_counted_as_up(tmp_path):
+    """One that still starts has no layers to change."""
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        board = Board(tmp_path / "heartbeats", 2, 5.0, pid=1)
+        async with running(tmp_path, board=board, admin=True, wait=False) as one:
+            await one.until(lambda: one.service._follower.version)
+            Board(tmp_path / "heartbeats", 2, 5.0, pid=2).write(State.STARTING)
+            assert (await one.client.delete(PATH)).json()["detail"] == "1 of 2 processes are up"
+            assert RollBook(tmp_path / "heartbeats").read() == Roll(1, Phase.SETTLED, _digests())
+
+    asyncio.run(main())
+
+
+def _digests():
+    return {layer.name: layer.digest for layer in sorted(LAYERS, key=lambda layer: layer.name)}
