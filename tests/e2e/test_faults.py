@@ -210,6 +210,8 @@ def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool
     service.wait_ready()
     assert time.monotonic() - killed < 20, "10 s, on a machine that has nothing else to do"
     assert len(service.find(event="worker_died")) == 1
+    killed_requests = service.samples()['attention_cancelled_total{stage="killed"}']
+    assert killed_requests == len(cut), "who was cut off was in the process that died"
     assert service.seen() == {small_layer("small").digest}
 
 
