@@ -77,7 +77,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def pool():
-    with concurrent.futures.ThreadPoolExecutor(16) as made:
+    with concurrent.futures.ThreadPoolExecutor(24) as made:
         yield made
 
 
@@ -196,8 +196,9 @@ def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
 def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool):
     service = serve(workers=2)
     service.wait_ready()
-    doomed = [pool.submit(service.ask, SLOW) for _ in range(8)]
-    time.sleep(0.5)
+    # So many that the kernel gives each process some.
+    doomed = [pool.submit(service.ask, SLOW) for _ in range(24)]
+    time.sleep(1)
     victim = service.pids()[0]
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
@@ -207,7 +208,10 @@ def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool
     assert 200 in ends, "the other process answered its own"
     service.line(event="worker_died", pid=victim)
     service.wait_ready()
-    assert time.monotonic() - killed < 10 + 8 * 2.0  # its mate computes eight slow ones meanwhile
+    assert time.monotonic() - killed < 20, "10 s, on a machine that has nothing else to do"
+    assert len(service.find(event="worker_died")) == 1
+    killed_requests = service.samples()['attention_cancelled_total{stage="killed"}']
+    assert killed_requests == len(cut), "who was cut off was in the process that died"
     assert service.seen() == {small_layer("small").digest}
 
 
