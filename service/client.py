@@ -25,7 +25,7 @@ from service.calling import masks
 from service.calling.answer import Answer, Batch, Layer, Timing, TopK, read_answer, read_json, read_layer, read_layers
 from service.calling.arrays import Array
 from service.calling.line import Line
-from service.calling.line_options import MAX_ANSWER_BYTES, LineOptions, check_count, checked_timeout
+from service.calling.line_options import MAX_ANSWER_BYTES, LineOptions, check_count, check_transport, checked_timeout
 from service.calling.loop_thread import LoopThread
 from service.calling.masks import Mask
 from service.calling.problem import BadAnswer, ClientError, ConnectionFailed
@@ -92,6 +92,7 @@ class AsyncClient:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         options = LineOptions(url, timeout_s, max_connections, attempts, api_key, max_answer_bytes)
+        check_transport(transport)
         self._line = Line(options, transport)
 
     async def attend(
@@ -223,6 +224,7 @@ class Client:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._options = LineOptions(url, timeout_s, max_connections, attempts, api_key, max_answer_bytes)
+        check_transport(transport)
         self._transport = transport
         self._starting = threading.Lock()
         self._running: tuple[LoopThread, Line] | None = None

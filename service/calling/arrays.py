@@ -62,8 +62,9 @@ def shape_of(array: object, param: str) -> tuple[int, ...]:
 
 
 def dtype_of(array: Any) -> str:
-    """float16, bfloat16, int64 …: the names of NumPy and torch are the same ones."""
-    return str(array.dtype).removeprefix("torch.") if _is_tensor(array) else str(array.dtype.name)
+    """Of an array that `raw` takes: float16, bfloat16, int64 …: the names of NumPy and torch are the same ones."""
+    plain = _plain(array, "/query")
+    return str(plain.dtype).removeprefix("torch.") if _is_tensor(plain) else str(plain.dtype.name)
 
 
 def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
@@ -80,7 +81,7 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
 def maker(like: Array) -> Callable[[Entry], Array]:
     """What turns the tensors of an answer into arrays of the kind of `like`; they are writable and share no memory."""
     if _is_tensor(like):
-        torch, device = sys.modules["torch"], like.device
+        torch, device = sys.modules["torch"], _plain(like, "/query").device
 
         def tensor(entry: Entry) -> Any:
             flat = torch.frombuffer(entry.data, dtype=getattr(torch, entry.dtype))

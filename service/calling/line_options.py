@@ -71,6 +71,12 @@ def check_count(count: object, name: str) -> None:
         raise InvalidInput(f"{name} must be a whole number and at least 1")
 
 
+def check_transport(transport: object) -> None:
+    """The two kinds of transport are easily taken for each other."""
+    if transport is not None and not isinstance(transport, httpx2.AsyncBaseTransport):
+        raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
+
+
 def _check_url(text: object) -> None:
     try:
         url = httpx2.URL(text)  # type: ignore[arg-type]  # a TypeError

@@ -345,6 +345,22 @@ def test_an_array_of_a_class_of_its_own_is_what_its_memory_is(face):
         assert client.attend("small", like, weights="heads").output.shape == (3, 2)
 
 
+def test_a_tensor_of_a_class_that_forbids_everything_is_answered_all_the_same(face):
+    class Forbidding(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args, **kwargs):
+            raise KeyError
+
+    assert face(Answering()).attend("small", torch.tensor(X).as_subclass(Forbidding)).output.shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("transport", [httpx2.HTTPTransport(), "proxy", object()], ids=["sync", "text", "object"])
+def test_a_transport_of_another_kind_is_refused_at_once(kind, transport):
+    with pytest.raises(errors.InvalidInput, match="AsyncBaseTransport"):
+        kind(transport=transport)
+
+
 def test_an_answer_larger_than_the_limit_is_one_typed_error(face):
     with pytest.raises(BadAnswer, match="larger than 100 bytes"):
         face(Answering(), max_answer_bytes=100).attend("small", X)
