@@ -17,14 +17,15 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, get_args, overload
 
 import httpx2
 
 from service.calling import masks
 from service.calling.answer import Answer, Batch, Layer, Timing, TopK, read_answer, read_json, read_layer, read_layers
 from service.calling.arrays import Array
-from service.calling.line import Line, LineOptions, checked_timeout
+from service.calling.line import Line
+from service.calling.line_options import MAX_ANSWER_BYTES, LineOptions, check_count, check_transport, checked_timeout
 from service.calling.loop_thread import LoopThread
 from service.calling.masks import Mask
 from service.calling.problem import BadAnswer, ClientError, ConnectionFailed
@@ -42,7 +43,7 @@ from service.calling.request import (
     ready_call,
 )
 from service.calling.window import in_order, in_order_async
-from service.errors import DeadlineExceeded, EngineDown, InvalidInput, Refused, ServiceError
+from service.errors import InvalidInput, ServiceError
 
 __all__ = [
     "Answer",
@@ -72,10 +73,11 @@ _Built = tuple[Request[Array], Call] | ServiceError
 
 
 class AsyncClient:
-    """Calls a service from asyncio; one pool of connections, to be used within one event loop.
+    """Calls a service from asyncio; one pool of connections, which belongs to the event loop that uses it first.
 
     `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
-    asked at most `attempts` times. `transport` replaces the network (tests, a proxy, certificates of your own).
+    asked at most `attempts` times. An answer of more than `max_answer_bytes` is BadAnswer. `transport` replaces the
+    network (tests, a proxy, certificates of your own).
     """
 
     def __init__(
@@ -86,9 +88,12 @@ class AsyncClient:
         max_connections: int = 16,
         attempts: int = 5,
         api_key: str | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self._line = Line(LineOptions(url, timeout_s, max_connections, attempts, api_key), transport)
+        options = LineOptions(url, timeout_s, max_connections, attempts, api_key, max_answer_bytes)
+        check_transport(transport)
+        self._line = Line(options, transport)
 
     async def attend(
         self,
@@ -150,7 +155,9 @@ class AsyncClient:
 
         To leave the loop early and have everything cancelled at once, wrap it in `contextlib.aclosing`.
         """
-        _check_many(window, timeout_s)
+        if not isinstance(items, AsyncIterable):
+            _check_items(items)
+        _check_many(window, timeout_s, on_error)
 
         async def answers() -> AsyncGenerator[Answer[Array] | ServiceError]:
             found = in_order_async(items, lambda item: _answered(self._line, _built(layer, item), timeout_s), window)
@@ -181,10 +188,11 @@ class AsyncClient:
         return read_layer(await self._line.ask(layer_call(name)))
 
     async def is_ready(self) -> bool:
-        """Whether the service says so, asked once; False also where nobody answers."""
+        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
         return await _is_ready(self._line)
 
     async def close(self) -> None:
+        """What is in flight ends as ConnectionFailed; a closed client cannot be used again."""
         await self._line.close()
 
     async def __aenter__(self) -> Self:
@@ -200,8 +208,8 @@ class Client:
     """Calls a service; use it as a context manager. Threads may share one, and a forked process may go on using it.
 
     `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
-    asked at most `attempts` times. `transport` replaces the network (tests, a proxy, certificates of your own); it is
-    asynchronous here too.
+    asked at most `attempts` times. An answer of more than `max_answer_bytes` is BadAnswer. `transport` replaces the
+    network (tests, a proxy, certificates of your own); it is asynchronous here too.
     """
 
     def __init__(
@@ -212,9 +220,11 @@ class Client:
         max_connections: int = 16,
         attempts: int = 5,
         api_key: str | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self._options = LineOptions(url, timeout_s, max_connections, attempts, api_key)
+        self._options = LineOptions(url, timeout_s, max_connections, attempts, api_key, max_answer_bytes)
+        check_transport(transport)
         self._transport = transport
         self._starting = threading.Lock()
         self._running: tuple[LoopThread, Line] | None = None
@@ -284,7 +294,8 @@ class Client:
         in flight; with `on_error="yield"` its error comes in place of its answer, and the others go on. Leaving the
         loop early cancels what is in flight. `progress` shows a bar on stderr.
         """
-        _check_many(window, timeout_s)
+        _check_items(items)
+        _check_many(window, timeout_s, on_error)
         thread, line = self._started()
 
         def answers() -> Generator[Answer[Array] | ServiceError]:
@@ -317,7 +328,7 @@ class Client:
         return read_layer(thread.run(line.ask(layer_call(name))))
 
     def is_ready(self) -> bool:
-        """Whether the service says so, asked once; False also where nobody answers."""
+        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
         thread, line = self._started()
         return thread.run(_is_ready(line))
 
@@ -350,11 +361,19 @@ class Client:
             return self._running
 
 
-def _check_many(window: int, timeout_s: float | None) -> None:
+def _check_items(items: object) -> None:
+    if not isinstance(items, Iterable):
+        raise InvalidInput(
+            "items must be queries or Requests in something to iterate over (AsyncClient: also asynchronously)"
+        )
+
+
+def _check_many(window: int, timeout_s: float | None, on_error: OnError) -> None:
     """At the call, not at the first answer."""
-    if window < 1:
-        raise InvalidInput("window must be at least 1")
+    check_count(window, "window")
     checked_timeout(timeout_s)
+    if on_error not in get_args(OnError):
+        raise InvalidInput('on_error must be "raise" or "yield"')
 
 
 def _built(layer: str, item: Array | Request[Array]) -> _Built[Array]:
@@ -386,7 +405,6 @@ def _settled(outcome: Answer[Array] | ServiceError, number: int, on_error: OnErr
 
 async def _is_ready(line: Line) -> bool:
     try:
-        await line.ask(ready_call(), attempts=1)
-    except (Refused, EngineDown, ConnectionFailed, DeadlineExceeded):
+        return read_json(await line.ask(ready_call(), attempts=1)).get("status") == "ready"
+    except ServiceError:
         return False
-    return True

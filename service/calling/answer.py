@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 
 import orjson
 
-from service.calling.arrays import FLOATS, Array, Entry, dtype_of, maker
+from service.calling.arrays import FLOATS, Array, Entry, dtype_of, maker, shape_of
 from service.calling.problem import BadAnswer, Reply
 from service.calling.request import Request, weights_fields
 from service.calling.tensor_body import MEDIA_TYPE, read
@@ -136,7 +136,7 @@ def _layer(facts: Any, reply: Reply) -> Layer:
 
 def _output(tensors: Mapping[str, Entry], request: Request[Any]) -> Entry:
     """As many rows as the query has, in its dtype; the width is the layer's."""
-    entry = _checked(tensors["output"], (*request.query.shape[:-1], None))
+    entry = _checked(tensors["output"], (*shape_of(request.query, "/query")[:-1], None))
     if entry.dtype != dtype_of(request.query):
         raise ValueError("the output has another dtype than the query")
     return entry
@@ -147,7 +147,7 @@ def _weights(tensors: Mapping[str, Entry], request: Request[Array]) -> Array | T
     if wanted is None:
         return None
     make = maker(request.query)
-    *batch, length, _ = request.query.shape
+    *batch, length, _ = shape_of(request.query, "/query")
     rows = length if wanted.get("queries") is None else len(wanted["queries"])
     heads = None if wanted.get("heads") is None else len(wanted["heads"])
     if wanted.get("form") == "mean":

@@ -1,15 +1,13 @@
 """Line: the one place of the client that does I/O: a call goes out, again if need be, and a reply or a typed error comes back.
 
 Laws: one pool of connections for all calls; one deadline over all attempts, told to the service in each; errors of the HTTP
-library end here; a call that is cancelled closes its connection, so that the service frees its place in the queue.
+library and of what lies below it end here; no more of an answer is held than its limit; a call that is cancelled closes its
+connection, so that the service frees its place in the queue.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import random
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -17,39 +15,15 @@ from collections.abc import Callable
 import httpx2
 import stamina
 
+from service.calling.in_flight import InFlight
+from service.calling.line_options import LineOptions, checked_request_id, checked_timeout
 from service.calling.patience import Deadline, Patience
-from service.calling.problem import BadAnswer, ConnectionFailed, Reply, check
+from service.calling.problem import MAX_PROBLEM_BYTES, BadAnswer, ConnectionFailed, Reply, check
 from service.calling.request import Call
-from service.errors import DeadlineExceeded, InvalidInput
+from service.errors import DeadlineExceeded, ServiceError
 
 CONNECT_TIMEOUT_S = 5.0
-FOR_EVER_S = 1e9
-"""From here on a timeout is none: some thirty years, and the largest number that timers take."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LineOptions:
-    """Where and how patiently to ask; `timeout_s` None waits for ever. Raises InvalidInput."""
-
-    url: str = dataclasses.field(repr=False)
-    timeout_s: float | None
-    max_connections: int
-    attempts: int
-    api_key: str | None = dataclasses.field(repr=False)
-
-    def __post_init__(self) -> None:
-        try:
-            url = httpx2.URL(self.url)
-        except (httpx2.InvalidURL, TypeError):
-            raise InvalidInput("url must be like http://127.0.0.1:8000") from None
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InvalidInput("url must be like http://127.0.0.1:8000")
-        checked_timeout(self.timeout_s)
-        if self.max_connections < 1 or self.attempts < 1:
-            raise InvalidInput("max_connections and attempts must be at least 1")
-        if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
-            raise InvalidInput("api_key must be printable ASCII without spaces")
+_OK = 200
 
 
 class Line:
@@ -66,6 +40,7 @@ class Line:
         self._options = options
         self._clock = clock
         self._draw = draw
+        self._calls = InFlight()
         # Arrays of floats hardly shrink, so compression is not asked for.
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
@@ -88,52 +63,73 @@ class Line:
     ) -> Reply:
         """The reply to the call if it is a 200; raises what the service told, DeadlineExceeded, ConnectionFailed, BadAnswer.
 
-        None stands for what the options say. All attempts have the same request id.
+        None stands for what the options say. All attempts have the same request id. RuntimeError once it is closed, and in
+        another event loop.
         """
-        if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
-            raise InvalidInput(f"request_id must be {_REQUEST_ID.pattern}")
-        request_id = request_id or secrets.token_hex(12)
+        request_id = checked_request_id(request_id) or secrets.token_hex(12)
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(checked_timeout(timeout_s), self._clock)
         again = Patience(deadline, self._draw)
-        async for attempt in stamina.retry_context(again, attempts=attempts or self._options.attempts, timeout=None):
-            with attempt:
-                return check(await self._once(call, deadline, request_id))
+        attempts = attempts or self._options.attempts
+        try:
+            async with self._calls.within(deadline.timeout_s):
+                async for attempt in stamina.retry_context(again, attempts=attempts, timeout=None):
+                    with attempt:
+                        return check(await self._once(call, deadline, request_id))
+        except TimeoutError:
+            late = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s:g} s")
+            late.request_id = request_id
+            raise late from None
+        except ServiceError as error:
+            error.request_id = error.request_id or request_id
+            raise
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
 
     async def close(self) -> None:
+        """What is in flight ends as ConnectionFailed."""
+        await self._calls.end()
         await self._http.aclose()
 
     async def _once(self, call: Call, deadline: Deadline, request_id: str) -> Reply:
         headers = {**call.headers, "x-request-id": request_id}
         if (left_ms := deadline.left_ms()) is not None:
             headers["x-request-timeout-ms"] = str(left_ms)
-        limit = asyncio.timeout(None if deadline.timeout_s is None else deadline.left_s())
         try:
-            async with limit:
-                got = await self._http.request(call.method, call.path, content=call.content, headers=headers)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            error: DeadlineExceeded | ConnectionFailed | BadAnswer = DeadlineExceeded(
-                f"no answer from {self._address} within {deadline.timeout_s:g} s"
-            )
-        except httpx2.DecodingError:
-            error = BadAnswer(f"the answer of {self._address} cannot be decompressed")
+            async with self._http.stream(call.method, call.path, content=call.content, headers=headers) as got:
+                content = await self._content(got)
+        except ServiceError:
+            raise
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
-            name = type(failure).__name__
-            error = ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
-        else:
-            answered_as = got.headers.get("x-request-id", request_id)
-            return Reply(got.status_code, dict(got.headers), got.content, answered_as)
-        error.request_id = request_id
-        raise error
+            raise self._no_answer(failure) from None
+        except Exception as failure:
+            # Of the library below, of sockets, or of a transport of the caller's own; told, in case it is a bug there.
+            raise self._no_answer(failure) from failure
+        answered_as = got.headers.get("x-request-id", request_id)
+        return Reply(got.status_code, dict(got.headers), content, answered_as)
 
+    async def _content(self, got: httpx2.Response) -> bytes:
+        """The body as it was sent; of a refusal nothing where it is too long or coded, because its status says enough."""
+        is_ok = got.status_code == _OK
+        max_bytes = self._options.max_answer_bytes if is_ok else MAX_PROBLEM_BYTES
+        if got.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            return self._unread("is compressed, though that was not asked for", is_ok=is_ok)
+        assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
+        pieces, num_bytes = [], 0
+        # Not `aiter_raw`, which does not give what a double of the transport has read already.
+        async for piece in got.stream:
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                return self._unread(f"is larger than {max_bytes} bytes, the client's max_answer_bytes", is_ok=is_ok)
+            pieces.append(piece)
+        return b"".join(pieces)
 
-def checked_timeout(timeout_s: float | None) -> float | None:
-    """None for what is as good as for ever; raises InvalidInput for what is no time to come."""
-    if timeout_s is None:
-        return None
-    if not timeout_s > 0:
-        raise InvalidInput("timeout_s must be above 0")
-    return timeout_s if timeout_s < FOR_EVER_S else None
+    def _unread(self, why: str, *, is_ok: bool) -> bytes:
+        if is_ok:
+            error = BadAnswer(f"the answer of {self._address} {why}")
+            error.status = _OK
+            raise error
+        return b""
+
+    def _no_answer(self, failure: Exception) -> ConnectionFailed:
+        name = type(failure).__name__
+        return ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")

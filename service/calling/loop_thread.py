@@ -11,11 +11,30 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from service.calling.problem import ConnectionFailed
 
 Result = TypeVar("Result")
+
+
+class Work(Generic[Result]):
+    """What was submitted; in a forked process it is nobody's, so that nothing there waits for an answer that cannot come."""
+
+    def __init__(self, thread: LoopThread, future: Future[Result]) -> None:
+        self._thread = thread
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Result:
+        self._thread.check_ours()
+        return self._future.result()
+
+    def cancel(self) -> None:
+        if self._thread.is_ours:
+            self._future.cancel()
 
 
 class LoopThread:
@@ -36,12 +55,20 @@ class LoopThread:
         """Whether this process is the one that the thread runs in."""
         return self._pid == os.getpid()
 
-    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Cancelling the future cancels the coroutine; a stop in the middle of it is ConnectionFailed."""
+    def check_ours(self) -> None:
+        """Raises RuntimeError in a process that was forked since."""
+        if not self.is_ours:
+            raise RuntimeError("this was begun before the process was forked; begin it anew in this process")
+
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Work[Result]:
+        """Cancelling the work cancels the coroutine; a stop in the middle of it is ConnectionFailed."""
         assert self._loop is not None, "the thread has started. This is a bug."
+        if not self.is_ours:
+            coroutine.close()
+        self.check_ours()
         work = self._until_stopped(coroutine)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return Work(self, asyncio.run_coroutine_threadsafe(work, self._loop))
         except RuntimeError:
             work.close()
             coroutine.close()
@@ -49,11 +76,11 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Waits for the result; an interrupt (Ctrl-C) cancels the coroutine."""
-        future = self.submit(coroutine)
+        submitted = self.submit(coroutine)
         try:
-            return future.result()
+            return submitted.result()
         finally:
-            future.cancel()
+            submitted.cancel()
 
     def stop(self, *, wait: bool = True) -> None:
         """Cancels what still runs; twice is fine."""

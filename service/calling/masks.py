@@ -1,8 +1,8 @@
 """Masks: which keys a query may see, said by the name of what the values mean.
 
 Laws: a mask always says what its values mean, because the field's two boolean conventions contradict each other; nothing is
-computed here, the service checks shapes and values. Shapes are those of the HTTP contract: `[S]`, `[L, S]` or `[H, L, S]` for one
-sequence, with `B` in front for a batch; axes of size 1 broadcast.
+computed here, the service checks shapes and values, and `mask_list.py` what NumPy would bend. Shapes are those of the HTTP
+contract: `[S]`, `[L, S]` or `[H, L, S]` for one sequence, with `B` in front for a batch; axes of size 1 broadcast.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+from service.calling.mask_list import MaskList
 
 Align = Literal["top_left", "bottom_right"]
 
@@ -28,22 +27,22 @@ class Mask:
 
 def attend(values: Any) -> Mask:
     """True = may attend: torch `scaled_dot_product_attention`, ONNX, Keras, JAX. An array, a tensor or nested lists."""
-    return Mask("attend", _array(values, np.bool_))
+    return Mask("attend", MaskList.FLAGS.array(values))
 
 
 def ignore(values: Any) -> Mask:
     """True = blocked: torch `nn.MultiheadAttention` (`attn_mask`, `key_padding_mask`). An array, a tensor or nested lists."""
-    return Mask("ignore", _array(values, np.bool_))
+    return Mask("ignore", MaskList.FLAGS.array(values))
 
 
 def lengths(values: Any) -> Mask:
     """Only the first n keys: a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
-    return Mask("lengths", _array(values, np.int64))
+    return Mask("lengths", MaskList.WHOLES.array(values))
 
 
 def bias(values: Any) -> Mask:
     """Added to the scaled scores, `-inf` blocks: ALiBi, relative position bias. An array, a tensor or nested lists."""
-    return Mask("bias", _array(values, np.float32))
+    return Mask("bias", MaskList.NUMBERS.array(values))
 
 
 def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
@@ -63,10 +62,3 @@ def window(
 
 def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _array(values: Any, dtype: npt.DTypeLike) -> Any:
-    """Lists and numbers become arrays of the kind's own dtype; whatever has a dtype keeps it."""
-    if hasattr(values, "dtype"):
-        return np.asarray(values) if isinstance(values, np.generic) else values
-    return np.asarray(values, dtype=dtype)

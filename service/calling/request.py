@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -83,10 +83,8 @@ def attend_call(layer: str, request: Request[Any]) -> Call:
         if (array := getattr(request, name)) is not None
     }
     fields: dict[str, object] = {}
-    if isinstance(request.masks, Mask):
-        raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
-    if request.masks:
-        fields["masks"] = [_mask_fields(mask, i, tensors) for i, mask in enumerate(request.masks)]
+    if masks := _listed(request.masks):
+        fields["masks"] = [_mask_fields(mask, i, tensors) for i, mask in enumerate(masks)]
     if (weights := weights_fields(request.weights)) is not None:
         fields["weights"] = weights
     if request.masked_rows != "zero":
@@ -97,11 +95,7 @@ def attend_call(layer: str, request: Request[Any]) -> Call:
 
 def attend_json_call(layer: str, body: Mapping[str, Any]) -> Call:
     headers = {"content-type": "application/json", "accept": "application/json"}
-    content = _json(body)
-    # orjson writes null where a number is not finite, and then the service would speak of a null that nobody wrote.
-    if b"null" in content and not _is_finite(body):
-        raise InvalidInput('numbers of the body must be finite; a bias writes minus infinity as "-inf"')
-    return Call("POST", _path(layer) + "/attend", headers, content)
+    return Call("POST", _path(layer) + "/attend", headers, _json(body))
 
 
 def layers_call() -> Call:
@@ -122,22 +116,39 @@ def weights_fields(wanted: WeightsWanted) -> Mapping[str, Any] | None:
     return {"form": wanted} if isinstance(wanted, str) else wanted
 
 
+def _listed(masks: object) -> list[object]:
+    """Whatever gives masks one by one; an array in the place of the list is a mask that does not say its kind."""
+    if masks is None:
+        return []
+    if hasattr(masks, "dtype"):
+        raise _kind_required("/masks")
+    if isinstance(masks, Iterable) and not isinstance(masks, Mask | Mapping | str | bytes):
+        return list(masks)
+    raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
+
+
 def _mask_fields(mask: object, i: int, tensors: dict[str, Raw]) -> dict[str, object]:
     """The mask without its values, which join `tensors`."""
     if not isinstance(mask, Mask):
-        raise MaskKindRequired(
-            "a mask must say what its values mean: masks.attend(values) where true = may attend, masks.ignore(values) "
-            "where true = blocked, or lengths, bias, causal, window",
-            param=f"/masks/{i}",
-        )
+        raise _kind_required(f"/masks/{i}")
+    if not isinstance(mask.fields, Mapping):
+        raise InvalidInput("the fields of a mask must be a mapping", param=f"/masks/{i}")
     if mask.values is not None:
         tensors[f"masks.{i}.values"] = raw(mask.values, f"/masks/{i}/values", VALUES)
     return {"kind": mask.kind, **mask.fields}
 
 
-def _path(layer: str) -> str:
+def _kind_required(param: str) -> MaskKindRequired:
+    return MaskKindRequired(
+        "a mask must say what its values mean: masks.attend(values) where true = may attend, masks.ignore(values) "
+        "where true = blocked, or lengths, bias, causal, window",
+        param=param,
+    )
+
+
+def _path(layer: object) -> str:
     # A name that is none would reach another route ("..", ""), which answers something else.
-    if not _LAYER_NAME.fullmatch(layer):
+    if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
     return f"/v1/layers/{quote(layer, safe='')}"
 
@@ -154,6 +165,11 @@ def _is_finite(value: object) -> bool:
 
 def _json(fields: Mapping[str, object]) -> bytes:
     try:
-        return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+        content = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:
         raise InvalidInput("masks and weights must be numbers, strings and lists of them") from None
+    # orjson writes null where a number is not finite: the service would take it for an open window, or speak of a null
+    # that nobody wrote.
+    if b"null" in content and not _is_finite(fields):
+        raise InvalidInput('numbers must be finite; a bias in JSON writes minus infinity as "-inf"')
+    return content

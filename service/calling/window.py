@@ -11,16 +11,24 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
-def in_order(items: Iterable[Item], start: Callable[[Item], Future[Result]], window: int) -> Generator[Result]:
+class Pending(Protocol[Result_co]):
+    """The part of a future that is needed here."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Result_co: ...
+    def cancel(self) -> object: ...
+
+
+def in_order(items: Iterable[Item], start: Callable[[Item], Pending[Result]], window: int) -> Generator[Result]:
     """`start` begins the work on one item; what a future raises is raised at its place."""
-    pending: deque[Future[Result]] = deque()
+    pending: deque[Pending[Result]] = deque()
     try:
         for item in items:
             pending.append(start(item))

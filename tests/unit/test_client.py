@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,13 +27,14 @@ from service.client import (
     Client,
     ConnectionFailed,
     Layer,
+    Mask,
     Request,
     ServiceError,
     TopK,
     Weights,
     masks,
 )
-from tests.doubles import run
+from tests.doubles import run, turns
 from tests.unit.calling.answering import FACTS, Answering, answer_of, file_of, metadata_of, problem_of, read_request
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -143,6 +145,10 @@ def test_top_k_comes_in_its_three_parts(face):
     assert answer.weights.indices.dtype == torch.int32
 
 
+def odd_fields() -> Any:
+    return [1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "kind"),
     [
@@ -152,6 +158,16 @@ def test_top_k_comes_in_its_three_parts(face):
         ((X,), {"masks": [np.ones((3, 3), bool)]}, errors.MaskKindRequired),
         ((X,), {"masks": [masks.attend(np.array(["a"]))]}, errors.BadDtype),
         ((X,), {"masks": masks.causal()}, errors.InvalidInput),
+        ((X,), {"masks": np.ones(3, bool)}, errors.MaskKindRequired),
+        ((X,), {"masks": torch.ones(3, dtype=torch.bool)}, errors.MaskKindRequired),
+        ((X,), {"masks": 5}, errors.InvalidInput),
+        ((X,), {"masks": "causal"}, errors.InvalidInput),
+        ((X,), {"masks": {"kind": "causal"}}, errors.InvalidInput),
+        ((X,), {"masks": [Mask("causal", fields=odd_fields())]}, errors.InvalidInput),
+        ((X,), {"masks": [masks.causal(offset=2**80)]}, errors.InvalidInput),
+        ((X,), {"masks": [masks.lengths(torch.ones(3, device="meta"))]}, errors.InvalidInput),
+        ((X,), {"request_id": 5}, errors.InvalidInput),
+        ((X,), {"timeout_s": "3"}, errors.InvalidInput),
         ((X,), {"weights": {"form": "heads", "heads": {1}}}, errors.InvalidInput),
         ((X,), {"timeout_s": -1}, errors.InvalidInput),
     ],
@@ -164,7 +180,7 @@ def test_what_no_service_could_take_is_refused_before_it_is_sent(face, arguments
     assert not service.seen
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "UP", "x" * 65, "a\n"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "UP", "x" * 65, "a\n", None, 5, b"small"])
 def test_a_name_that_no_layer_can_have_reaches_no_other_route(face, name):
     service = Answering()
     for ask in (lambda client: client.attend(name, X), lambda client: client.layer(name)):
@@ -261,18 +277,17 @@ def test_layers_tell_their_widths_and_all_else_as_facts(face):
 
 @pytest.mark.parametrize(
     ("answer", "is_ready"),
-    [(httpx2.Response(200), True), (problem_of(503, "not_ready"), False), (problem_of(503, "engine_down"), False),
-     (httpx2.ConnectError("x"), False), (httpx2.Response(502), False)],
+    [(httpx2.Response(200, json={"status": "ready", "since": 1}), True), (problem_of(503, "not_ready"), False),
+     (problem_of(503, "engine_down"), False), (httpx2.ConnectError("x"), False), (httpx2.Response(502), False),
+     (httpx2.Response(200), False), (httpx2.Response(200, text="<html>Welcome</html>"), False),
+     (httpx2.Response(200, json=["ready"]), False), (httpx2.Response(200, json={"status": "ok"}), False),
+     (httpx2.Response(302), False), (httpx2.Response(404), False), (httpx2.Response(500), False),
+     (problem_of(403, "brand_new"), False), (httpx2.Response(200, headers={"content-encoding": "gzip"}), False)],
 )  # fmt: skip
-def test_readiness_is_asked_once(face, answer, is_ready):
+def test_ready_is_only_a_service_that_says_so_and_it_is_asked_once(face, answer, is_ready):
     service = Answering(answer)
     assert face(service).is_ready() is is_ready
     assert len(service.seen) == 1
-
-
-def test_readiness_that_may_not_be_asked_for_is_an_error(face):
-    with pytest.raises(errors.Rejected):
-        face(Answering(problem_of(403, "brand_new"))).is_ready()
 
 
 def test_a_request_in_json_goes_as_it_stands(face):
@@ -292,6 +307,63 @@ def test_a_number_that_json_cannot_say_is_refused_and_not_sent_as_null(face, num
     with pytest.raises(errors.InvalidInput, match="finite"):
         face(service).attend_json("small", {"query": [[1.0, None, np.float32(2)]], "masks": ({"values": number},)})
     assert not service.seen
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("nan")], ids=repr)
+@pytest.mark.parametrize(
+    "wishes",
+    [lambda n: {"masks": [masks.causal(offset=n)]}, lambda n: {"masks": [masks.window(n, 0)]},
+     lambda n: {"weights": {"form": "top_k", "k": n}}, lambda n: {"masked_rows": n}],
+    ids=["offset", "left", "k", "masked_rows"],
+)  # fmt: skip
+def test_a_field_that_is_no_finite_number_is_refused_and_not_sent_as_null(face, wishes, number):
+    service = Answering()
+    with pytest.raises(errors.InvalidInput, match="finite"):
+        face(service).attend("small", X, **wishes(number))
+    assert not service.seen
+
+
+def test_masks_may_be_none_or_come_from_anything_that_gives_them_one_by_one(face):
+    service = Answering()
+    client = face(service)
+    wanted: Any
+    for wanted in (None, [], (), (mask for mask in [masks.causal()])):
+        client.attend("small", X, masks=wanted)
+    assert [read_request(request)[1] for request in service.seen] == [{}, {}, {}, {"masks": [{"kind": "causal"}]}]
+
+
+def test_an_array_of_a_class_of_its_own_is_what_its_memory_is(face):
+    class Other(np.ndarray):
+        shape = property(lambda self: (1, 1))
+
+    class Others(torch.Tensor):
+        shape = (1, 1)  # type: ignore[assignment]
+
+    service = Answering()
+    client = face(service)
+    for like in (X.view(Other), torch.tensor(X).as_subclass(Others)):
+        assert client.attend("small", like, weights="heads").output.shape == (3, 2)
+
+
+def test_a_tensor_of_a_class_that_forbids_everything_is_answered_all_the_same(face):
+    class Forbidding(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args, **kwargs):
+            raise KeyError
+
+    assert face(Answering()).attend("small", torch.tensor(X).as_subclass(Forbidding)).output.shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("transport", [httpx2.HTTPTransport(), "proxy", object()], ids=["sync", "text", "object"])
+def test_a_transport_of_another_kind_is_refused_at_once(kind, transport):
+    with pytest.raises(errors.InvalidInput, match="AsyncBaseTransport"):
+        kind(transport=transport)
+
+
+def test_an_answer_larger_than_the_limit_is_one_typed_error(face):
+    with pytest.raises(BadAnswer, match="larger than 100 bytes"):
+        face(Answering(), max_answer_bytes=100).attend("small", X)
 
 
 def test_a_null_that_is_meant_is_sent(face):
@@ -336,9 +408,25 @@ def test_errors_may_come_in_place_of_answers(face):
     assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadShape, Answer]
 
 
-def test_a_window_of_none_is_refused_at_the_call(face):
+@pytest.mark.parametrize(
+    "odd",
+    [{"window": 0}, {"window": 1.5}, {"window": float("nan")}, {"window": float("inf")}, {"window": "8"}, {"window": True},
+     {"window": None}, {"on_error": "Raise"}, {"on_error": None}, {"timeout_s": "3"}, {"items": None}, {"items": 5}],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_cannot_be_meant_is_refused_at_the_call_and_not_at_the_first_answer(kind, odd):
+    client = kind(transport=Answering().transport)
     with pytest.raises(errors.InvalidInput):
-        next(face(Answering()).attend_many("small", [X], window=0))
+        client.attend_many("small", **{"items": [X], **odd})
+
+
+def test_items_that_come_asynchronously_are_not_for_the_plain_client():
+    async def items():
+        yield X
+
+    with Client(transport=Answering().transport) as client, pytest.raises(errors.InvalidInput, match="AsyncClient"):
+        client.attend_many("small", items())
 
 
 def test_the_window_is_never_exceeded(face):
@@ -439,6 +527,39 @@ def test_a_call_that_is_in_flight_when_the_client_closes_is_one_typed_error():
     assert len(service.seen) == 1
 
 
+def test_a_call_that_is_in_flight_when_the_asynchronous_client_closes_is_the_same_typed_error():
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    service = Answering(hang, problem_of(503, "draining", retry_after="60"))
+
+    async def main() -> None:
+        client = AsyncClient(transport=service.transport, timeout_s=None)
+        calls = [asyncio.ensure_future(client.attend("small", X)) for _ in range(2)]
+        await turns()
+        assert len(service.seen) == 2, "one hangs, the other waits to ask again"
+        await client.close()
+        for call in calls:
+            with pytest.raises(ConnectionFailed, match="closed"):
+                await call
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.attend("small", X)
+        await client.close()
+
+    run(main)
+    assert len(service.seen) == 2
+
+
+def test_an_asynchronous_client_says_that_it_belongs_to_another_loop():
+    client = AsyncClient(transport=Answering().transport)
+    asyncio.run(client.layers())
+    with pytest.raises(RuntimeError, match="one for each loop"):
+        asyncio.run(client.layers())
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="one for each loop"):
+        pool.submit(lambda: asyncio.run(client.layers())).result()
+
+
 def test_an_iterator_that_outlives_its_client_says_so():
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * 5, window=1)
@@ -507,6 +628,26 @@ def test_a_forked_process_goes_on_with_a_loop_of_its_own():
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert client.attend("small", X).output.shape == (3, 2)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("num_items", [3, 9], ids=["all are in flight", "more to come"])
+def test_an_iterator_that_was_begun_before_the_fork_says_so_in_the_child(num_items):
+    with Client(transport=Answering().transport) as client:
+        answers = client.attend_many("small", [X] * num_items, window=3)
+        next(answers)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    next(answers)
+                except RuntimeError as told:
+                    status = 0 if "fork" in str(told) else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(list(answers)) == num_items - 1
 
 
 def test_importing_the_client_imports_nothing_heavy():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from service.calling.arrays import FLOATS, VALUES, Entry, dtype_of, maker, raw, shape_of
 from service.calling.tensor_body import read, write
@@ -97,6 +98,84 @@ def test_a_dtype_that_the_contract_lacks_is_refused(array):
 def test_what_has_no_plain_bytes_is_refused(thing):
     with pytest.raises(InvalidInput):
         raw(thing, "/query", FLOATS)
+
+
+class Wrapped(torch.Tensor):
+    """Stands for another tensor, as distributed and quantised ones do, and has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner) -> None:
+        self.held = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[override]
+        found = function(*(arg.held if isinstance(arg, Wrapped) else arg for arg in args), **(kwargs or {}))
+        return Wrapped(found) if isinstance(found, torch.Tensor) else found
+
+
+class OtherTensor(torch.Tensor):
+    """Says of itself what is not so."""
+
+    shape = (1000, 1000)  # type: ignore[assignment]
+    dtype = torch.float64
+
+    def data_ptr(self) -> int:
+        return 8
+
+
+class OtherArray(np.ndarray):
+    shape = property(lambda self: (1000, 1000))
+    dtype = property(lambda self: np.dtype(float))
+    nbytes = property(lambda self: 8_000_000)
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(3, 4)
+
+
+def shrunk(num_bytes: int, tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [fake, lambda: Wrapped(torch.ones(3, 4)), lambda: shrunk(0, torch.ones(3, 4)),
+     lambda: shrunk(8, torch.ones(3, 4)), lambda: shrunk(8, torch.ones(3, 4).T),
+     lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]), lambda: torch.ones(3, 4).to_mkldnn()],
+    ids=["fake", "wrapped", "freed", "shrunk", "shrunk and turned", "nested", "mkldnn"],
+)  # fmt: skip
+def test_a_tensor_without_memory_of_its_own_is_never_read(make):
+    with pytest.raises(InvalidInput, match="query must be a dense tensor with values in memory"):
+        raw(make(), "/query", FLOATS)
+
+
+def test_a_tensor_within_a_transform_or_a_mode_is_refused():
+    def within(tensor):
+        with pytest.raises(InvalidInput, match="in memory"):
+            raw(tensor, "/query", FLOATS)
+        return tensor
+
+    torch.vmap(within)(torch.ones(2, 3))
+    with FakeTensorMode():
+        within(ONES)
+
+
+ONES = torch.ones(3, 4)
+
+
+def test_what_a_subclass_says_of_itself_is_not_asked():
+    likes: list[Any] = [ONES.as_subclass(OtherTensor), np.ones((3, 4), np.float32).view(OtherArray)]
+    for like in likes:
+        found = raw(like, "/x", FLOATS)
+        assert (found.dtype, found.shape, found.num_bytes, dtype_of(found.owner)) == ("float32", (3, 4), 48, "float32")
+        assert read(write({"x": found}, {}))[0]["x"].data == np.ones((3, 4), np.float32).tobytes()
+        assert shape_of(like, "/x") == (3, 4)
 
 
 def test_a_tensor_that_wants_gradients_is_sent_without_them():

@@ -9,7 +9,8 @@ import pytest
 import stamina
 
 from service import errors
-from service.calling.line import Line, LineOptions
+from service.calling.line import Line
+from service.calling.line_options import LineOptions
 from service.calling.problem import BadAnswer, ConnectionFailed, Reply
 from service.calling.request import layers_call
 from tests.doubles import ManualClock, run, turns
@@ -143,26 +144,83 @@ def test_all_attempts_have_one_request_id_and_the_answer_has_the_services():
 
 
 @pytest.mark.parametrize(
-    "failure", [httpx2.TooManyRedirects("x"), httpx2.UnsupportedProtocol("x"), httpx2.InvalidURL("x")]
-)
-def test_no_error_of_the_http_library_gets_out(failure):
-    with pytest.raises(ConnectionFailed):
+    "failure",
+    [httpx2.TooManyRedirects("x"), httpx2.UnsupportedProtocol("x"), httpx2.InvalidURL("x"), OSError("x"),
+     OverflowError("x"), ValueError("x"), UnicodeError("x"), RuntimeError("x"), TimeoutError("x"),
+     ExceptionGroup("x", [OSError("x"), OverflowError("x")])],
+    ids=repr,
+)  # fmt: skip
+def test_no_error_of_the_http_library_or_of_what_lies_below_it_gets_out(failure):
+    with pytest.raises(ConnectionFailed, match=type(failure).__name__) as told:
         asked(Answering(failure), options={"attempts": 1})
-
-
-def test_an_answer_that_cannot_be_decompressed_is_a_bad_answer():
-    damaged = httpx2.Response(200, headers={"content-encoding": "gzip"}, stream=Pieces(b"no gzip"))
-    with pytest.raises(BadAnswer):
-        asked(Answering(damaged))
+    assert told.value.request_id
 
 
 class Pieces(httpx2.AsyncByteStream):
-    def __init__(self, *pieces: bytes) -> None:
+    """Counts what was taken of it."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
         self.pieces = pieces
+        self.num_taken = 0
+        self.is_closed = False
 
     async def __aiter__(self):
         for piece in self.pieces:
+            self.num_taken += 1
+            if isinstance(piece, Exception):
+                raise piece
             yield piece
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_an_answer_that_breaks_in_its_middle_is_a_broken_connection():
+    answer = httpx2.Response(200, stream=Pieces(b"{", ExceptionGroup("x", [OSError("x")])))
+    with pytest.raises(ConnectionFailed, match="ExceptionGroup"):
+        asked(Answering(answer), options={"attempts": 1})
+
+
+def test_an_answer_that_does_not_end_is_read_no_further_than_the_limit():
+    body = Pieces(*[b"x" * 10] * 1000)
+    with pytest.raises(BadAnswer, match="larger than 95 bytes") as told:
+        asked(Answering(httpx2.Response(200, stream=body)), options={"max_answer_bytes": 95})
+    assert (body.num_taken, body.is_closed) == (10, True)
+    assert told.value.status == 200
+    assert told.value.request_id
+
+
+def test_an_answer_as_large_as_the_limit_is_taken():
+    answer = httpx2.Response(200, stream=Pieces(*[b"x" * 10] * 9))
+    assert asked(Answering(answer), options={"max_answer_bytes": 90}).content == b"x" * 90
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_a_refusal_that_does_not_end_is_judged_by_its_status():
+    body = Pieces(*[b"x" * 2**14] * 1000)
+    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "503 is asked again"
+    assert (body.num_taken, body.is_closed) == (5, True)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip", "nonsense"])
+def test_an_answer_that_is_compressed_is_refused_unread(coding):
+    body = Pieces(b"a bomb")
+    with pytest.raises(BadAnswer, match="compressed"):
+        asked(Answering(httpx2.Response(200, headers={"content-encoding": coding}, stream=body)))
+    assert (body.num_taken, body.is_closed) == (0, True)
+
+
+def test_a_refusal_that_is_compressed_is_judged_by_its_status():
+    body = Pieces(b"a bomb")
+    with pytest.raises(errors.Rejected):
+        asked(Answering(httpx2.Response(413, headers={"content-encoding": "gzip"}, stream=body)))
+    assert body.num_taken == 0
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", ""])
+def test_an_answer_that_says_it_is_not_compressed_is_taken(coding):
+    answer = httpx2.Response(200, headers={"content-encoding": coding}, stream=Pieces(b"x"))
+    assert asked(Answering(answer)).content == b"x"
 
 
 def test_a_call_that_is_cancelled_is_cancelled_and_not_asked_again():
@@ -203,13 +261,3 @@ def test_an_address_with_a_path_keeps_it():
     service = Answering()
     asked(service, options={"url": "http://proxy/attention/"})
     assert str(service.seen[0].url) == "http://proxy/attention/v1/layers"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"url": "nonsense"}, {"url": "ftp://x"}, {"url": "http://"}, {"url": "http://x:y"}, {"url": None}, {"timeout_s": 0},
-     {"timeout_s": float("nan")}, {"attempts": 0}, {"max_connections": 0}, {"api_key": "two\nlines"}, {"api_key": ""}],
-)  # fmt: skip
-def test_options_that_cannot_be_are_refused_at_once(wrong):
-    with pytest.raises(errors.InvalidInput):
-        LineOptions(**{**QUICK, **wrong})
