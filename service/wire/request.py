@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from service.attention.call import Call, WeightsWanted
+from service.attention.masked_rows import masked_rows
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.spec import LayerSpec
 from service.batching.job import Cost
@@ -192,7 +193,7 @@ async def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
     """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
     count = seen = 0
     pace = Pace()
-    for rows in mask.masked_rows():
+    for rows in masked_rows(mask):
         found = int(rows.sum())
         if found and is_error:
             sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
