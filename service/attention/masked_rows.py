@@ -70,9 +70,7 @@ def _has_key_in_run(counts: torch.Tensor, run: Run | None, rows: slice) -> torch
     return counts[:, high] > counts[:, low]
 
 
-def _has_key(
-    tables: list[torch.Tensor], columns: torch.Tensor | None, run: Run | None, rows: slice
-) -> torch.Tensor:
+def _has_key(tables: list[torch.Tensor], columns: torch.Tensor | None, run: Run | None, rows: slice) -> torch.Tensor:
     """The same where rows are allowed different keys."""
     parts = [masks.of_rows(table, rows) for table in tables]
     if columns is not None:

@@ -129,7 +129,9 @@ class CombinedMask:
     def table_shape(self) -> tuple[int, int, int]:
         """[N|1, L|1, S] of the table that `lowered` makes: an axis is whole where it is in any of the masks."""
         heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
-        rows = max((part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1)
+        rows = max(
+            (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
+        )
         return heads, rows, self.sizes.keys
 
     def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
