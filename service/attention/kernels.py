@@ -148,7 +148,7 @@ class _Collected:
 
 def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     """Over all heads of all parts, added one by one, so that the bits do not depend on how the heads are grouped."""
-    heads = itertools.chain.from_iterable(parts)
+    heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
     total = next(heads).clone()
     count = 1
     for weights in heads:

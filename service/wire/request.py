@@ -14,8 +14,9 @@ import torch
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.masked_rows import masked_rows
-from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.masks import CombinedMask, Sizes
 from service.attention.spec import LayerSpec
+from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.mask_fields import decode_mask
@@ -28,12 +29,16 @@ BATCH_RANK = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S."""
+    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S.
+
+    `table_bytes` are those of one sequence: one is computed at a time.
+    """
 
     max_sequences: int
     max_tokens: int
     max_cells: int
     max_weights_bytes: int
+    max_table_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +76,11 @@ async def check_request(
         values_param = mask_params[i] if i < len(mask_params) else f"/masks/{i}/values"
         mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=values_param)
         fields.append(mask)
-    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
-    _check_cost(cost, limits)
     combined = CombinedMask(sizes, tuple(fields)) if fields else None
+    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
+    # Tables are float32, of a float64 query float64.
+    itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
+    _check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
     masked = 0
     if combined is not None and not spec.extra_keys:  # appended columns may always be attended to
         masked = await _count_masked_rows(combined, is_error=body.masked_rows == "error")
@@ -143,18 +150,23 @@ async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | No
 
 
 def _cost(
-    spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], masks: list[Mask], wanted: WeightsWanted | None
+    spec: LayerSpec,
+    sizes: Sizes,
+    tensors: list[torch.Tensor],
+    mask: CombinedMask | None,
+    wanted: WeightsWanted | None,
 ) -> Cost:
     b, n, queries, keys = sizes
     columns = keys + spec.extra_keys
     is_cross = len(tensors) > 1
+    masks = () if mask is None else mask.masks
     return Cost(
         sequences=b,
         tokens=b * (queries + (keys if is_cross else 0)),
         cells=b * n * queries * columns,
         weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
-        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for mask in masks for part in mask.parts),
-        flops=spec.flops(b * queries, b * keys, b * queries * columns),
+        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
+        flops=flops(spec, sizes, mask, wanted),
     )
 
 
@@ -170,12 +182,13 @@ def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys:
     return rows * keys * size
 
 
-def _check_cost(cost: Cost, limits: RequestLimits) -> None:
+def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:
     if (
         cost.sequences <= limits.max_sequences
         and cost.tokens <= limits.max_tokens
         and cost.cells <= limits.max_cells
         and cost.weights_bytes <= limits.max_weights_bytes
+        and tables <= limits.max_table_bytes
     ):
         return
     counts = (
@@ -183,6 +196,7 @@ def _check_cost(cost: Cost, limits: RequestLimits) -> None:
         ("query and key rows", cost.tokens, limits.max_tokens),
         ("attention scores (sequences x heads x L x S)", cost.cells, limits.max_cells),
         ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
+        ("bytes of tables for its masks and weights", tables, limits.max_table_bytes),
     )
     for what, need, limit in counts:
         if need > limit:
