@@ -139,7 +139,7 @@ SPEC = LayerSpec(
     query_width=512, key_width=512, value_width=512, out_width=512, num_heads=8, num_kv_heads=8, head_width=64,
     value_head_width=64, scale=0.125, biases=("query", "key", "value", "output"),
 )  # fmt: skip
-LIMITS = RequestLimits(*(2**62,) * 4)
+LIMITS = RequestLimits(*(2**62,) * 5)
 FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
 
 

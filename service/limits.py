@@ -71,6 +71,7 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
             max_tokens=settings.max_request_tokens,
             max_cells=settings.max_request_cells,
             max_weights_bytes=settings.max_weights_bytes,
+            max_table_bytes=settings.max_table_bytes,
         ),
         max_json_depth=settings.max_json_depth,
         timeout_s=settings.request_timeout_ms / 1000,

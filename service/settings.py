@@ -102,6 +102,12 @@ class Settings(BaseSettings):
         2**28, ge=1, description="attention scores of one request: sequences x heads x L x S"
     )
     max_weights_bytes: int = Field(64 * MIB, ge=1024, description="returned attention weights of one request (bytes)")
+    max_table_bytes: int = Field(
+        512 * MIB,
+        ge=1024,
+        description="tables that one sequence of a request takes while it is computed: its masks' sum, the workspace of its "
+        "weights (bytes)",
+    )
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a whole request body to arrive (seconds)")
     write_timeout_s: float = Field(
         30.0,

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.attention import masks
 from service.attention.call import Answer, Call, TopK, Weights
@@ -166,6 +167,27 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class Allocations(TorchDispatchMode):
+    """While entered, notes every tensor that is made in memory of its own, and every sort; sizes in elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.sorted_keys: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "aten.sort" in str(func):
+            self.sorted_keys.append(args[0].shape[-1])
+        given = [*args, *(kwargs or {}).values()]
+        held = {arg.untyped_storage().data_ptr() for arg in given if isinstance(arg, torch.Tensor)}
+        made = out if isinstance(out, list | tuple) else [out]
+        self.sizes += [
+            x.numel() for x in made if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in held
+        ]
+        return out
 
 
 @functools.cache

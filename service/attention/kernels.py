@@ -10,16 +10,20 @@ so that any selection of heads and rows is bit for bit the slice of the full ans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from service.attention import top_k
 from service.attention.call import TopK, Weights, WeightsWanted
 
 # Query rows whose weights are computed together. A row's bits depend on the block it is computed in, so blocks are fixed.
 BLOCK_ROWS = 128
+# Weights that are computed together, in heads: 4 MiB of float32 where one head is no larger. Heads do not see each other.
+MAX_CELLS = 2**20
 
 
 class Heads(NamedTuple):
@@ -55,23 +59,39 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
     rows = torch.arange(queries) if wanted.queries is None else torch.tensor(wanted.queries)
     out = _Collected(wanted, len(chosen), len(rows), keys)
     wide = torch.promote_types(heads.q.dtype, torch.float32)
-    q, k = heads.q.to(wide), heads.k.to(wide)
+    scores = _Scores(Heads(heads.q.to(wide), heads.k.to(wide), heads.v), mask, scale)
     for start in range(0, queries, BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, queries)
-        places = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+        block = slice(start, min(start + BLOCK_ROWS, queries))
+        places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
         if len(places):
-            block = q.new_empty(len(chosen), stop - start, keys)
-            for i, head in enumerate(chosen):
-                torch.mm(q[head, start:stop], k[head].T, out=block[i])
-            block = _softmax(block.mul_(scale), _block_mask(mask, chosen, start, stop))
-            out.put(places, block, rows[places] - start)
+            out.put(places, scores.weights(chosen, block), rows[places] - start)
     return out.weights()
 
 
-def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], start: int, stop: int) -> torch.Tensor | None:
+class _Scores(NamedTuple):
+    """What the weights of one sequence are made from; `heads` are already as wide as the weights."""
+
+    heads: Heads
+    mask: torch.Tensor | None
+    scale: float
+
+    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+        """w_NRS of a block of rows, some of the chosen heads at a time, so that memory does not grow with their number."""
+        q, k = self.heads.q, self.heads.k
+        num_rows, keys = block.stop - block.start, k.shape[1]
+        num_heads = max(1, MAX_CELLS // (num_rows * keys))
+        for first in range(0, len(chosen), num_heads):
+            some = chosen[first : first + num_heads]
+            scores = q.new_empty(len(some), num_rows, keys)
+            for i, head in enumerate(some):
+                torch.mm(q[head, block], k[head].T, out=scores[i])
+            yield _softmax(scores.mul_(self.scale), _block_mask(self.mask, some, block))
+
+
+def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], block: slice) -> torch.Tensor | None:
     if mask is None:
         return None
-    part = mask if mask.shape[1] == 1 else mask[:, start:stop]
+    part = mask if mask.shape[1] == 1 else mask[:, block]
     return part if part.shape[0] == 1 else part[list(heads)]
 
 
@@ -100,24 +120,38 @@ class _Collected:
             self._indices = torch.empty(*lead, k, dtype=torch.int32)
             self._rest = torch.empty(*lead, dtype=wanted.dtype)
 
-    def put(self, places: torch.Tensor, block: torch.Tensor, rows: torch.Tensor) -> None:
-        """`block` w_NRS holds a whole block of rows; its `rows` go to `places` of the answer."""
+    def put(self, places: torch.Tensor, parts: Iterable[torch.Tensor], rows: torch.Tensor) -> None:
+        """`parts` w_NRS hold a whole block of rows of some heads each; its `rows` go to `places` of the answer."""
         if self._wanted.form == "mean":
-            total = block[0].clone()
-            for weights in block[1:]:
-                total += weights
-            self._values[places] = total.div_(len(block))[rows].to("cpu", self._wanted.dtype)
-        elif self._wanted.form == "heads":
-            self._values[:, places] = block[:, rows].to("cpu", self._wanted.dtype)
-        else:
-            # A stable sort, not topk: ties go to the lower index.
-            ordered, order = block[:, rows].sort(dim=-1, descending=True, stable=True)
-            k = self._values.shape[-1]
-            self._values[:, places] = ordered[..., :k].to("cpu", self._wanted.dtype)
-            self._indices[:, places] = order[..., :k].to("cpu", torch.int32)
-            self._rest[:, places] = ordered[..., k:].sum(-1).to("cpu", self._wanted.dtype)
+            self._values[places] = _mean(parts)[rows].to("cpu", self._wanted.dtype)
+            return
+        first = 0
+        for part in parts:
+            self._put_heads(slice(first, first + len(part)), places, part[:, rows])
+            first += len(part)
+
+    def _put_heads(self, heads: slice, places: torch.Tensor, weights: torch.Tensor) -> None:
+        if self._wanted.form == "heads":
+            self._values[heads, places] = weights.to("cpu", self._wanted.dtype)
+            return
+        top = top_k.largest(weights.flatten(0, 1), self._values.shape[-1])
+        lead = weights.shape[:2]
+        self._values[heads, places] = top.values.unflatten(0, lead).to("cpu", self._wanted.dtype)
+        self._indices[heads, places] = top.indices.unflatten(0, lead).to("cpu", torch.int32)
+        self._rest[heads, places] = top.rest.unflatten(0, lead).to("cpu", self._wanted.dtype)
 
     def weights(self) -> Weights:
         if self._wanted.form == "top_k":
             return TopK(self._values, self._indices, self._rest)
         return self._values
+
+
+def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Over all heads of all parts, added one by one, so that the bits do not depend on how the heads are grouped."""
+    heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
+    total = next(heads).clone()
+    count = 1
+    for weights in heads:
+        total += weights
+        count += 1
+    return total.div_(count)

@@ -160,16 +160,14 @@ class Layer:
         if call.mask is None:
             return None
         wide = torch.promote_types(self.dtype, torch.float32)
-        mask = call.mask.lowered(sequence, wide)
-        if mask is None:
-            return None
-        if self.spec.extra_keys:
-            mask = F.pad(mask, (0, self.spec.extra_keys), value=1.0 if mask.dtype == torch.bool else 0.0)
-        if self.device.type != "cpu" and mask.dtype != torch.bool:
-            # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
-            info = torch.finfo(self.dtype)
-            mask = torch.where(mask == -torch.inf, mask, mask.clamp(info.min, info.max)).to(self.dtype)
-        return mask.to(self.device)
+        table = call.mask.lowered(sequence, wide, self.spec.extra_keys)
+        if table is None or self.device.type == "cpu":
+            return table
+        # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
+        info = torch.finfo(self.dtype)
+        for block in table.split(kernels.BLOCK_ROWS, dim=1):
+            torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
+        return table.to(self.device, self.dtype)
 
 
 def _projection(tensors: Mapping[str, torch.Tensor], *names: str) -> _Projection:

@@ -11,12 +11,12 @@ never from scores.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-# Rows of a mask looked at in one step, in scores: a step takes about a millisecond, so a caller may let others in between.
+# Scores that are looked at together: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
 
 
@@ -114,7 +114,7 @@ class CombinedMask:
         """The masks of one sequence, as a combined mask of its own."""
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_sequence(mask, sequence) for mask in self.masks))
 
-    def _run(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The intersection of all runs of keys, as low and high [L|1], or None without one."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
@@ -125,69 +125,69 @@ class CombinedMask:
             high = torch.minimum(high, _of(mask.high, sequence))
         return low, high
 
-    def allowed(self, sequence: int, rows: slice = slice(None)) -> torch.Tensor | None:
-        """Which keys the query rows of one sequence may attend to: bool [N|1, L|1, S], or None where all may."""
-        found: torch.Tensor | None = None
-        if run := self._run(sequence):
-            low, high = (_rows(bound.unsqueeze(-1), rows, -2) for bound in run)
-            keys = torch.arange(self.sizes.keys)
-            found = ((keys >= low) & (keys < high)).unsqueeze(0)
-        for mask in self.masks:
-            if isinstance(mask, Run):
-                continue
-            values = _rows(_of(mask.values, sequence), rows, -2)
-            part = values if isinstance(mask, Allowed) else values != -torch.inf
-            found = part if found is None else found & part
-        return None if found is None else found.expand(*found.shape[:-1], self.sizes.keys)
-
-    def added(self, sequence: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """The sum of all biases of one sequence in `dtype`: [N|1, L|1, S|1], or None without any.
-
-        Finite biases stay finite (the sum is held within the dtype's range): only a caller's own -inf masks.
-        """
-        info = torch.finfo(dtype)
-        # Each part by itself first: a float64 bias can be beyond float32, and -inf + inf would be NaN.
-        parts = [
-            _of(mask.values, sequence).to(dtype).clamp(info.min, info.max)
-            for mask in self.masks
-            if isinstance(mask, Added)
-        ]
-        if not parts:
-            return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = (total + part).clamp_(info.min, info.max)
-        return total
-
-    def lowered(self, sequence: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """What the kernels take: bool (true = may attend) without biases, else float with -inf; [N|1, L|1, S] or None."""
-        allowed, added = self.allowed(sequence), self.added(sequence, dtype)
-        if added is None or allowed is None:
-            return allowed
-        return torch.where(allowed, added, -torch.inf)
-
-    def masked_rows(self) -> Iterator[torch.Tensor]:
-        """Step by step, which query rows may attend to nothing in at least one head: bool, B·L values in all.
-
-        A step looks at about STEP_CELLS scores, so that a caller on an event loop can let others in between.
-        """
-        sizes = self.sizes
-        if not self.masks:
-            return
+    @property
+    def table_shape(self) -> tuple[int, int, int]:
+        """[N|1, L|1, S] of the table that `lowered` makes: an axis is whole where it is in any of the masks."""
         heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
-        step = max(1, STEP_CELLS // (heads * sizes.keys * len(self.masks)))
-        for sequence in range(sizes.sequences):
-            if all(isinstance(mask, Run) for mask in self.masks):
-                run = self._run(sequence)
-                assert run is not None, "a combined mask of runs has a run. This is a bug."
-                yield (run[1] <= run[0]).expand(sizes.queries)
-                continue
-            for start in range(0, sizes.queries, step):
-                rows = slice(start, min(start + step, sizes.queries))
-                allowed = self.allowed(sequence, rows)
-                assert allowed is not None, "a combined mask of values allows or forbids. This is a bug."
-                dead = (~allowed.any(-1)).any(0)
-                yield dead.expand(rows.stop - rows.start)
+        rows = max(
+            (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
+        )
+        return heads, rows, self.sizes.keys
+
+    def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
+        """What the masks other than runs allow in one sequence, each as it was written: bool [N|1, L|1, S|1]."""
+        return [
+            values if isinstance(mask, Allowed) else values != -torch.inf
+            for mask in self.masks
+            if isinstance(mask, Allowed) or (isinstance(mask, Added) and with_biases)
+            for values in [_of(mask.values, sequence)]
+        ]
+
+    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
+        """What the kernels take: the sum of the biases in `dtype`, -inf where a key is not allowed, or None without masks.
+
+        [N|1, L|1, S + extra_keys], zero in the columns that a layer appends. Made in blocks of rows, so that no more memory
+        is taken than the table itself has. Finite biases stay finite: only a caller's own -inf masks.
+        """
+        if not self.masks:
+            return None
+        heads, rows, keys = self.table_shape
+        table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
+        table[..., keys:].zero_()
+        biases = [_of(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
+        # Where no sum can leave the dtype's range there is nothing to hold within it, and -inf stays -inf by itself.
+        is_held = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
+        blocked = torch.tensor(-torch.inf, dtype=dtype)
+        allowed, run = self.allowed_values(sequence, with_biases=is_held), self.run(sequence)
+        step = max(1, STEP_CELLS // (heads * keys))
+        for start in range(0, rows, step):
+            block = slice(start, start + step)
+            part = table[:, block, :keys]
+            _add(part, [of_rows(values, block) for values in biases], is_held=is_held)
+            for values in [of_rows(values, block) for values in allowed] + ([in_run(run, block, keys)] if run else []):
+                torch.where(values, part, blocked, out=part)
+        return table
+
+
+def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_held: bool) -> None:
+    """Writes the sum of the biases into `part`, from left to right; `is_held`: each sum within the range of its dtype."""
+    if is_held:
+        # Each bias by itself first: a float64 one can be beyond float32, and -inf + inf would be NaN.
+        info = torch.finfo(part.dtype)
+        biases = [values.to(part.dtype).clamp(info.min, info.max) for values in biases]
+    part.copy_(biases[0]) if biases else part.zero_()
+    for values in biases[1:]:
+        part.add_(values.to(part.dtype))
+        if is_held:
+            part.clamp_(info.min, info.max)
+
+
+def _largest(bias_values: torch.Tensor) -> float:
+    """What no finite bias of these exceeds in magnitude."""
+    if bias_values.dtype == torch.float16:
+        return torch.finfo(torch.float16).max
+    low, high = bias_values.nan_to_num(neginf=0.0).aminmax()
+    return max(abs(float(low)), abs(float(high)))
 
 
 def _sequence(mask: Mask, sequence: int) -> Mask:
@@ -200,10 +200,13 @@ def _of(values: torch.Tensor, sequence: int) -> torch.Tensor:
     return values[0 if values.shape[0] == 1 else sequence]
 
 
-def _rows(values: torch.Tensor, rows: slice, axis: int) -> torch.Tensor:
-    """The asked rows along `axis`, or the one row that stands for all."""
-    if values.shape[axis] == 1:
-        return values
-    index = [slice(None)] * values.dim()
-    index[axis] = rows
-    return values[tuple(index)]
+def of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
+    """The asked query rows (the last axis but one), or the one row that stands for all."""
+    return values if values.shape[-2] == 1 else values[..., rows, :]
+
+
+def in_run(run: tuple[torch.Tensor, torch.Tensor], rows: slice, keys: int) -> torch.Tensor:
+    """Which keys are in the runs of these query rows: bool [1, L|1, S]."""
+    low, high = (of_rows(bound.unsqueeze(-1), rows) for bound in run)
+    places = torch.arange(keys)
+    return ((places >= low) & (places < high)).unsqueeze(0)

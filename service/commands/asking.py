@@ -86,7 +86,7 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     from service.wire.schemas import checked_request
 
     stored = Store(directory).load(layer)
-    plenty = RequestLimits(*(2**62,) * 4)
+    plenty = RequestLimits(*(2**62,) * 5)
     document = await parse(orjson.dumps(body), max_depth=32)
     request = await check_request(checked_request(document), layer, stored.spec, plenty)
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))

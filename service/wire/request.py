@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.masked_rows import masked_rows
+from service.attention.masks import CombinedMask, Sizes
 from service.attention.spec import LayerSpec
+from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.mask_fields import decode_mask, values_of
@@ -28,12 +30,16 @@ BATCH_RANK = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S."""
+    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S.
+
+    `table_bytes` are those of one sequence: one is computed at a time.
+    """
 
     max_sequences: int
     max_tokens: int
     max_cells: int
     max_weights_bytes: int
+    max_table_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -72,9 +78,11 @@ async def check_request(
     for i, field in enumerate(body.masks):
         mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=params[i])
         fields.append(mask)
-    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], fields, wanted)
-    _check_cost(cost, limits)
     combined = CombinedMask(sizes, tuple(fields)) if fields else None
+    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
+    # Tables are float32, of a float64 query float64.
+    itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
+    _check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
     masked = 0
     if combined is not None and not spec.extra_keys:  # appended columns may always be attended to
         masked = await _count_masked_rows(combined, is_error=body.masked_rows == "error")
@@ -156,18 +164,23 @@ async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | No
 
 
 def _cost(
-    spec: LayerSpec, sizes: Sizes, tensors: list[torch.Tensor], masks: list[Mask], wanted: WeightsWanted | None
+    spec: LayerSpec,
+    sizes: Sizes,
+    tensors: list[torch.Tensor],
+    mask: CombinedMask | None,
+    wanted: WeightsWanted | None,
 ) -> Cost:
     b, n, queries, keys = sizes
     columns = keys + spec.extra_keys
     is_cross = len(tensors) > 1
+    masks = () if mask is None else mask.masks
     return Cost(
         sequences=b,
         tokens=b * (queries + (keys if is_cross else 0)),
         cells=b * n * queries * columns,
         weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
-        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for mask in masks for part in mask.parts),
-        flops=spec.flops(b * queries, b * keys, b * queries * columns),
+        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
+        flops=flops(spec, sizes, mask, wanted),
     )
 
 
@@ -183,12 +196,13 @@ def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys:
     return rows * keys * size
 
 
-def _check_cost(cost: Cost, limits: RequestLimits) -> None:
+def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:
     if (
         cost.sequences <= limits.max_sequences
         and cost.tokens <= limits.max_tokens
         and cost.cells <= limits.max_cells
         and cost.weights_bytes <= limits.max_weights_bytes
+        and tables <= limits.max_table_bytes
     ):
         return
     counts = (
@@ -196,6 +210,7 @@ def _check_cost(cost: Cost, limits: RequestLimits) -> None:
         ("query and key rows", cost.tokens, limits.max_tokens),
         ("attention scores (sequences x heads x L x S)", cost.cells, limits.max_cells),
         ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
+        ("bytes of tables for its masks and weights", tables, limits.max_table_bytes),
     )
     for what, need, limit in counts:
         if need > limit:
@@ -206,7 +221,7 @@ async def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
     """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
     count = seen = 0
     pace = Pace()
-    for rows in mask.masked_rows():
+    for rows in masked_rows(mask):
         found = int(rows.sum())
         if found and is_error:
             sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)

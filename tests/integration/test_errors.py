@@ -342,3 +342,18 @@ def test_a_deadline_that_is_none_is_told_after_the_body_was_looked_at(served):
         assert (await service.client.post(path, content=b"{}", headers=headers)).json()["code"] == "invalid"
 
     served(story, max_body_bytes=4096)
+
+
+def test_tables_of_masks_are_bounded_before_they_are_made(served):
+    """Two small biases whose sum is a table of every head: 413 that says how much; alone neither needs one."""
+
+    async def story(service):
+        rows = [X[0]] * 20
+        by_row, by_key = ({"kind": "bias", "values": v} for v in ([[[0.0]] * 20] * 4, [0.0] * 20))
+        refused = await service.attend({"query": rows, "masks": [by_row, by_key]})
+        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+        assert "the request needs 6,400 bytes of tables" in refused.json()["detail"]
+        assert (await service.attend({"query": rows, "masks": [by_key, {"kind": "causal"}]})).status_code == 200
+        assert (await service.attend({"query": rows})).status_code == 200
+
+    served(story, max_table_bytes=6399)

@@ -137,7 +137,12 @@ def errors_are_read_as_errors(url: str) -> None:
             (LAYER, [asked("query", narrow, "FP32")], "400", f"query has {WIDTH + 1} features"),
             (LAYER, [asked("query", np.full((1, 2, WIDTH), np.nan, np.float32), "FP32")], "400", "not finite"),
             (LAYER, [asked("key", X, "FP32")], "400", "query is required"),
-            (LAYER, [asked("query", X, "FP32"), asked("attend_mask", MASK[:, :, :3], "BOOL")], "400", "attend_mask must be"),
+            (
+                LAYER,
+                [asked("query", X, "FP32"), asked("attend_mask", MASK[:, :, :3], "BOOL")],
+                "400",
+                "attend_mask must be",
+            ),
         ):
             try:
                 client.infer(model, inputs)

@@ -18,6 +18,7 @@ from tests import reference
 from tests.engine_room import (
     DTYPES,
     THREADS,
+    Allocations,
     engine_mask,
     full_weights,
     make_layer,
@@ -75,8 +76,8 @@ def sliced(full: torch.Tensor, wanted: WeightsWanted):
     assert wanted.k is not None
     part = full[chosen][:, rows]
     values, indices, _ = reference.top_k(part.numpy(), wanted.k)
-    ordered = part.sort(dim=-1, descending=True, stable=True).values
-    return TopK(torch.from_numpy(values), torch.from_numpy(indices).int(), ordered[..., wanted.k :].sum(-1))
+    listed = torch.from_numpy(indices)
+    return TopK(torch.from_numpy(values), listed.int(), part.scatter(-1, listed, 0.0).sum(-1))
 
 
 def rows_of(weights, wanted: WeightsWanted):
@@ -204,23 +205,37 @@ def test_weights_are_computed_in_float32_whatever_the_layer_computes_in(dtype):
 
 def test_a_few_rows_of_a_long_sequence_need_a_block_and_not_the_whole_square():
     """One head and two rows of 4,096 x 4,096: nothing as large as a mask's or a head's full square is ever allocated."""
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            held = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
-            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in held:
-                largest = max(largest, out.numel())
-            return out
-
     sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
     heads = random_heads(sizes, torch.float32, width=4)
     mask = torch.ones(8, 4096, 4096, dtype=torch.bool)
-    with Watch():
+    with Allocations() as made:
         kernels.attention_weights(heads, mask, 1.0, WeightsWanted("heads", heads=(1,), queries=rows))
-    assert 0 < largest <= kernels.BLOCK_ROWS * 4096
+    assert 0 < max(made.sizes) <= kernels.BLOCK_ROWS * 4096
+
+
+@pytest.mark.parametrize("form", ["mean", "top_k"])
+def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
+    """64 heads of 128 x 512: never more at once than two of them, and no row is sorted."""
+    sizes = Sizes(1, 64, kernels.BLOCK_ROWS, 512)
+    heads, wanted = random_heads(sizes, torch.float32, width=4), WeightsWanted(form, k=2 if form == "top_k" else None)
+    with pytest.MonkeyPatch.context() as patch, Allocations() as made:
+        patch.setattr(kernels, "MAX_CELLS", 2 * kernels.BLOCK_ROWS * 512)
+        kernels.attention_weights(heads, None, 1.0, wanted)
+    assert max(made.sizes) <= 2 * kernels.BLOCK_ROWS * 512
+    assert all(keys <= 2 for keys in made.sorted_keys)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 7), st.integers(1, 150), st.integers(1, 40), st.sampled_from(DTYPES), seeds)
+def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_heads, queries, keys, dtype, seed):
+    sizes = Sizes(1, num_heads, queries, keys)
+    combined = engine_mask(data.draw(masks_for(sizes, max_masks=2)), sizes)
+    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
+    heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
+    together = kernels.attention_weights(heads, mask, 0.3, wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MAX_CELLS", 1)
+        assert same_weights(kernels.attention_weights(heads, mask, 0.3, wanted), together)
 
 
 def test_weights_of_a_layer_with_appended_columns_show_them():

@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from service.attention import masks
 from service.attention.call import Call, WeightsWanted
+from service.attention.masked_rows import masked_rows
 from service.attention.masks import CombinedMask, Mask, Sizes
 from tests import reference
 from tests.engine_room import (
     DTYPES,
     THREADS,
+    Allocations,
     engine_mask,
     full_weights,
     make_layer,
     make_spec,
     randn,
     same_answers,
+    same_bits,
     torch_threads,
 )
 from tests.strategies import masks_for, seeds
@@ -58,7 +61,7 @@ def test_masked_rows_are_those_that_may_attend_to_nothing_in_some_head(data, siz
     combined = engine_mask(drawn, sizes) or CombinedMask(sizes, ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "STEP_CELLS", step_cells)
-        steps = list(combined.masked_rows())
+        steps = list(masked_rows(combined))
     if not drawn:
         assert steps == []
         return
@@ -177,7 +180,7 @@ def test_extreme_biases_stay_finite(dtype):
             weights = full_weights(answer)
             assert torch.isfinite(answer.output).all(), values
             assert torch.allclose(weights.sum(-1), torch.ones(1)), values
-            assert not any(step.any() for step in combined.masked_rows())
+            assert not any(step.any() for step in masked_rows(combined))
         if len(set(np.sign(values))) == 1:
             # All keys alike shift nothing that a softmax sees; one key far below or above gets nothing or everything.
             assert weights[..., 3].unique().tolist() == [float(values[0] > 0)]
@@ -205,6 +208,41 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
     )
     assert full_weights(with_bias).flatten(0, 2).tolist() == [[0.0, 1.0, 0.0, 0.0]] * 6
     torch.testing.assert_close(with_bias.output, without.output)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), small_sizes, st.integers(1, 60), st.sampled_from([torch.float32, torch.float64]))
+def test_a_table_has_the_same_bits_in_whatever_blocks_it_is_made(data, sizes, step_cells, dtype):
+    """With biases so large that their sums are held within the dtype's range, too, and with appended columns."""
+    drawn = engine_mask(data.draw(masks_for(sizes)), sizes)
+    huge = masks.bias(torch.tensor(data.draw(st.sampled_from([0.0, 1e38, -1e308]))).double().view(1, 1, 1, 1))
+    combined = CombinedMask(sizes, (*(drawn.masks if drawn else ()), huge, huge))
+    whole, bare = combined.lowered(0, dtype, extra_keys=1), combined.lowered(0, dtype)
+    assert whole is not None
+    assert bare is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "STEP_CELLS", step_cells)
+        stepwise = combined.lowered(0, dtype, extra_keys=1)
+    assert stepwise is not None
+    assert same_bits(stepwise, whole)
+    assert not whole[..., sizes.keys :].any()
+    assert same_bits(whole[..., : sizes.keys].contiguous(), bare)
+
+
+def test_broadcast_biases_take_one_table_and_masked_rows_none():
+    """Sixteen biases [H, L, 1] and [S], a causal mask: one table of 4 x 600 x 600, else small steps; 12 MB where it was 200."""
+    sizes, step = Sizes(1, 4, 600, 600), masks.STEP_CELLS
+    biases = [masks.bias(torch.zeros(1, 4, 600, 1) if i % 2 else torch.zeros(1, 1, 1, 600)) for i in range(16)]
+    for huge in (0.0, 3e38):
+        combined = CombinedMask(sizes, (*biases, masks.causal(sizes, 0), masks.bias(torch.full((1, 1, 1, 1), huge))))
+        with Allocations() as made:
+            combined.lowered(0, torch.float32)
+        *others, largest = sorted(made.sizes)
+        assert largest == 4 * 600 * 600
+        assert max(others) <= step
+        with Allocations() as made:
+            assert not torch.cat(list(masked_rows(combined))).any()
+        assert max(made.sizes) <= 4 * 601, "no mask tells rows and keys apart"
 
 
 def test_numbers_beyond_int64_mean_what_they_say():

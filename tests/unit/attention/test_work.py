@@ -1,0 +1,91 @@
+"""Work: what a call is said to take is what its tables have, and every part of it costs something."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.attention import kernels
+from service.attention.call import WeightsWanted
+from service.attention.masks import CombinedMask, Sizes, bias, causal
+from service.attention.work import WORKSPACE_TABLES, flops, table_bytes
+from tests.engine_room import engine_mask, make_spec
+from tests.strategies import masks_for, weights_wanted
+
+sizes_drawn = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 40))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), sizes_drawn, st.booleans())
+def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
+    combined = engine_mask(data.draw(masks_for(sizes)), sizes)
+    spec = make_spec(12, sizes.heads, add_zero_attn=has_extra)
+    for dtype in (torch.float32, torch.float64):
+        table = None if combined is None else combined.lowered(0, dtype, spec.extra_keys)
+        found = table_bytes(spec, sizes, combined, None, dtype.itemsize)
+        assert found == (0 if table is None else table.nbytes)
+
+
+def test_the_workspace_of_weights_is_that_of_a_block_of_rows():
+    spec, sizes = make_spec(24, 3), Sizes(5, 3, 10**6, 10**7)
+    block = kernels.BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
+    assert table_bytes(spec, sizes, None, WeightsWanted("heads"), 4) == block
+    assert table_bytes(spec, sizes, None, WeightsWanted("top_k", k=1, heads=(2,), queries=(0,)), 4) == block
+    few = Sizes(1, 3, 2, 50)
+    assert table_bytes(spec, few, None, WeightsWanted("mean"), 4) == 3 * 2 * 50 * WORKSPACE_TABLES * 4
+
+
+def test_without_masks_and_weights_only_the_products_count():
+    spec = make_spec(24, 3, add_zero_attn=True)
+    assert flops(spec, Sizes(2, 3, 5, 7), None, None) == spec.flops(10, 14, 2 * 5 * 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), sizes_drawn)
+def test_masks_and_weights_cost_and_more_of_them_cost_more(data, sizes):
+    spec = make_spec(12, sizes.heads)
+    combined, wanted = engine_mask(data.draw(masks_for(sizes)), sizes), data.draw(weights_wanted(sizes))
+    nothing, masked = flops(spec, sizes, None, None), flops(spec, sizes, combined, None)
+    both = flops(spec, sizes, combined, wanted)
+    assert (masked > nothing) == (combined is not None)
+    assert both > masked
+    assert both <= flops(spec, sizes, combined, WeightsWanted(wanted.form, wanted.k))
+    if combined is not None:
+        more = CombinedMask(sizes, (*combined.masks, causal(sizes, 0)))
+        assert flops(spec, sizes, more, None) > masked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least"),
+    [
+        (WeightsWanted("mean"), 1.4),
+        (WeightsWanted("top_k", k=1), 2),
+        (WeightsWanted("top_k", k=2000), 10),
+        (WeightsWanted("mean", queries=(0, 1999)), 1.05),
+    ],
+    ids=["mean", "top_k of 1", "top_k of all", "two rows"],
+)
+def test_weights_of_a_long_sequence_cost_about_as_much_time_as_was_measured(wanted, least):
+    """Twelve heads of 32 over 2,000 keys, as in docs/performance.md: within a factor of two."""
+    spec, sizes = make_spec(384, 12), Sizes(1, 12, 2000, 2000)
+    share = flops(spec, sizes, None, wanted) / flops(spec, sizes, None, None)
+    assert least <= share <= 3 * least
+
+
+def test_a_selection_costs_the_blocks_that_it_touches():
+    spec, sizes = make_spec(24, 3), Sizes(1, 3, 1000, 50)
+    of_rows = [
+        flops(spec, sizes, None, WeightsWanted("mean", queries=rows)) for rows in ((0,), (1, 127), (0, 128), (999,))
+    ]
+    assert of_rows[0] == of_rows[1] < of_rows[2]
+    assert of_rows[3] < of_rows[0], "the last block is shorter"
+
+
+def test_a_bias_alike_for_all_rows_needs_no_table_of_rows():
+    sizes = Sizes(1, 12, 4700, 4700)
+    spec, columns = make_spec(384, 12), bias(torch.zeros(1, 1, 1, 4700))
+    assert table_bytes(spec, sizes, CombinedMask(sizes, (columns,)), None, 4) == 4 * 4700
+    rows = bias(torch.zeros(1, 12, 4700, 1))
+    assert table_bytes(spec, sizes, CombinedMask(sizes, (rows, columns)), None, 4) == 4 * 12 * 4700**2
