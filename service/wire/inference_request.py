@@ -46,6 +46,7 @@ QUERY_RANK = 3
 MAX_LISTED = 16  # inputs or outputs that are looked at
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
+_NO_PARAMETERS = InferParameters()
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
 
@@ -91,7 +92,7 @@ async def parse_inference(body: bytearray, json_length: bytes | None, *, max_dep
         raise BadBinary(f"{len(rest)} bytes behind the JSON belong to no input")
     outputs = _wanted_outputs(request)
     _check_json_form(request.inputs, outputs)
-    parameters = request.parameters
+    parameters = request.parameters or _NO_PARAMETERS
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     return InferenceRequest(
         attend=_attend(tensors, parameters, outputs),
@@ -196,9 +197,10 @@ async def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
 
 def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
     """In the asked order; a flag of an output's own goes before that of the request."""
-    default = request.parameters.binary_data_output
+    parameters = request.parameters or _NO_PARAMETERS
+    default = parameters.binary_data_output or False
     if not request.outputs:
-        names = OUTPUTS if request.parameters.weights else OUTPUTS[:1]
+        names = OUTPUTS if parameters.weights else OUTPUTS[:1]
         return tuple(WantedOutput(name, default) for name in names)
     _check_names([output.name for output in request.outputs], OUTPUTS, "output", "/outputs")
     return tuple(WantedOutput(output.name, _is_binary(output, default)) for output in request.outputs)
@@ -232,4 +234,4 @@ def _attend(
     document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}
     if any(output.name == "weights" for output in outputs):
         document["weights"] = {"form": parameters.weights or "heads"}
-    return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows})
+    return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"})

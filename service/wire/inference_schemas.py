@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 VERSION = "1"
 """A layer's only version as a model."""
@@ -26,23 +26,18 @@ def _as_text(value: str) -> str:
 Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
 
 
-def _or(default: Any) -> BeforeValidator:
-    """What null means: the same as nothing."""
-    return BeforeValidator(lambda value: default if value is None else value)
-
-
 class InferParameters(BaseModel):
-    """What changes an answer; and what clients send of themselves and a stateless layer has no use for."""
+    """What changes an answer; and what clients send of themselves and a stateless layer has no use for. null says nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
     weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
-    masked_rows: Annotated[Literal["zero", "error"], _or("zero")] = "zero"
-    timeout: Annotated[int, Field(ge=0, description="deadline in microseconds; 0 = the service's own"), _or(0)] = 0
-    binary_data_output: Annotated[
-        bool, Field(description="outputs that do not say otherwise come as bytes"), _or(False)
-    ] = False
+    masked_rows: Literal["zero", "error"] | None = None
+    timeout: Annotated[int | None, Field(ge=0, description="deadline in microseconds; 0 = the service's own")] = None
+    binary_data_output: Annotated[bool | None, Field(description="outputs that do not say otherwise come as bytes")] = (
+        None
+    )
     sequence_id: Any = None
     sequence_start: Any = None
     sequence_end: Any = None
@@ -81,7 +76,7 @@ class InferRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     id: Id = None
-    parameters: Annotated[InferParameters, _or(InferParameters())] = InferParameters()
+    parameters: InferParameters | None = None
     inputs: Annotated[list[InferInput], Field(min_length=1)]
     outputs: list[InferOutput] | None = None
 
