@@ -204,6 +204,7 @@ class Service:
                 tokens=settings.max_request_tokens,
                 cells=settings.max_request_cells,
                 weights_bytes=settings.max_weights_bytes,
+                table_bytes=settings.max_table_bytes,
                 timeout_ms=settings.request_timeout_ms,
             ),
         )

@@ -25,6 +25,7 @@ class LayerLimits(BaseModel):
     tokens: int
     cells: int
     weights_bytes: int
+    table_bytes: int
     timeout_ms: int
 
 

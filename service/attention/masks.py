@@ -18,6 +18,7 @@ import torch
 
 # Scores that are looked at together: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
+_BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
 class Sizes(NamedTuple):
@@ -153,11 +154,11 @@ class CombinedMask:
             return None
         heads, rows, keys = self.table_shape
         table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
-        table[..., keys:].zero_()
+        if extra_keys:
+            table[..., keys:].zero_()
         biases = [_of(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
         # Where no sum can leave the dtype's range there is nothing to hold within it, and -inf stays -inf by itself.
         is_held = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
-        blocked = torch.tensor(-torch.inf, dtype=dtype)
         allowed, run = self.allowed_values(sequence, with_biases=is_held), self.run(sequence)
         step = max(1, STEP_CELLS // (heads * keys))
         for start in range(0, rows, step):
@@ -165,7 +166,7 @@ class CombinedMask:
             part = table[:, block, :keys]
             _add(part, [of_rows(values, block) for values in biases], is_held=is_held)
             for values in [of_rows(values, block) for values in allowed] + ([in_run(run, block, keys)] if run else []):
-                torch.where(values, part, blocked, out=part)
+                torch.where(values, part, _BLOCKED[dtype], out=part)
         return table
 
 
