@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     standing_wait_ms: float | None = Field(
         None,
         ge=0,
-        description="a queue that is no burst takes no more than this wait and four batches (milliseconds); 0 = up to its "
+        description="a queue that is no burst takes no more than this wait and two batches (milliseconds); 0 = up to its "
         "capacity; default: 100, and 0 where the capacity is set",
     )
 

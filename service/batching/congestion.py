@@ -14,7 +14,7 @@ from collections.abc import Hashable
 
 STANDING_S = 0.1
 """A queue that has been long for this time is no burst."""
-MAX_BATCHES = 4
+MAX_BATCHES = 2
 """The standing queue that is left to a lane: enough to fill every batch, and few enough that the wait stays within
 three times that of a busy service without a queue (docs/reliability.md has the figures)."""
 

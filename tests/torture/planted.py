@@ -45,7 +45,7 @@ def _plant(plants: dict[str, Any]) -> None:
     write = _writer(plants.get("executed"))
 
     def run_planted(engine: Engine, batch: Any) -> Any:
-        marks = [float(call.query[0, 0, 0]) for call in batch]
+        marks = [float(work.call.query[0, 0, 0]) for work in batch]
         write(marks)
         if any(mark == plants.get("raising") for mark in marks):
             raise RuntimeError("a planted fault")

@@ -14,7 +14,7 @@ MOST = MAX_BATCHES * BATCH
 WAIT_S = 0.1
 
 
-def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_eight_batches():
+def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_two_batches():
     congestion = Congestion(WAIT_S)
     for now in (0.0, STANDING_S / 2):
         congestion.dispatched("a", BATCH, MOST + 1, RATE, now)
@@ -26,7 +26,7 @@ def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_eight_batc
 
 def test_short_batches_may_wait_for_the_time_that_is_allowed():
     congestion = Congestion(WAIT_S)
-    fast = 1000 * BATCH  # a batch a millisecond: eight of them are no wait at all
+    fast = 1000 * BATCH  # a batch a millisecond: two of them are no wait at all
     for now in (0.0, 1.0):
         congestion.dispatched("a", BATCH, 200 * BATCH, fast, now)
     assert congestion.standing_s("a", 100 * BATCH, 1.0) is None
