@@ -77,7 +77,9 @@ def measure(form: Form) -> Iterator[Row]:
             yield steps[times].row()
             late += _expired(executed, records, max(LEAST_LAG_S, 2 * health.quantile_ms(0.99) / 1000))
             first_mark += len(records) + 1
-        patient = Arrivals(subject.port, 5.0 / COST_S, form.seconds(LONGEST_STEP_S[5.0], 5), form.seed, None, first_mark)
+        patient = Arrivals(
+            subject.port, 5.0 / COST_S, form.seconds(LONGEST_STEP_S[5.0], 5), form.seed, None, first_mark
+        )
         unbounded = _step(5.0, _run(subject, patient, loading), patient.seconds, late_s=None)
         yield dataclasses.replace(unbounded.row(), what="5x of capacity, callers without a deadline, the default queue")
         recovery_s = _recovery_s(
