@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-GROWTH_BYTES = 16 * 2**20
+GROWTH_BYTES = 4 * 2**20
 _STATM = Path("/proc/self/statm")
 
 

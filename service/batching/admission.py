@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from service.batching.congestion import Congestion
 from service.batching.job import Cost
 from service.batching.policy import Lanes
-from service.batching.speed import Speed
+from service.batching.speed import Speed, Work
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 
@@ -106,7 +106,9 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue) -> None:
     if left_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed before it was queued")
     lanes = queue.lanes
-    likely_s = queue.speed.finish_s(flops, lanes.flops_ahead(lane), lanes.flops(lane), queue.now)
+    ahead = Work(lanes.flops_ahead(lane), lanes.jobs_ahead(lane))
+    beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
+    likely_s = queue.speed.finish_s(flops, ahead, beside, queue.now)
     if likely_s > left_s:
         raise DeadlineExceeded(
             f"with the work queued ahead of this request its answer takes {likely_s:.3f} s; its deadline is in {left_s:.3f} s"

@@ -23,7 +23,7 @@ from service.batching.engine import Engine, ask, failure_of, is_out_of_memory, t
 from service.batching.job import NOTHING, BatchInfo, Cost, Job, Outcome, P, R
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.batching.policy import BatchLimits, Lanes, is_full, take
-from service.batching.speed import Speed
+from service.batching.speed import Speed, Work
 from service.errors import DeadlineExceeded, Draining, EngineDown, NotReady, ServiceError
 
 DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
@@ -213,7 +213,8 @@ class Batcher(Generic[P, R]):
         for job in jobs:
             job.start(batch)
         started_at = self._clock.now()
-        self._speed.begin(sum(cost.flops for cost in costs), started_at)
+        work = Work(sum(cost.flops for cost in costs), len(costs))
+        self._speed.begin(work, started_at)
         until = started_at + self._queue_limits.max_compute_s
         future = await ask(self._engine, [job.payload for job in jobs], self._clock, until)
         compute_s = self._clock.now() - started_at
@@ -227,7 +228,7 @@ class Batcher(Generic[P, R]):
             return []
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
-        self._speed.note(sum(cost.flops for cost in costs), compute_s)
+        self._speed.note(work, compute_s)
         self._observer.batch_done(BatchEvent.of(jobs[0].lane, costs, compute_s))
         return []
 

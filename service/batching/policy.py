@@ -94,6 +94,10 @@ class Lanes(Generic[J]):
         """The work done before a job that joined this lane now: its own lane's, and as much for each other one."""
         return min(self.num_flops, self.flops(name) * len(self._lanes))
 
+    def jobs_ahead(self, name: Hashable) -> int:
+        """The same in jobs."""
+        return min(self.num_jobs, len(self.jobs(name)) * len(self._lanes))
+
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)
         if lane is None:
