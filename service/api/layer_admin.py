@@ -28,6 +28,7 @@ _DELETE = (
     "in the layer directory: PUT loads it again, and so does a new start of the service."
 )
 _WORDS = {
+    403: "the key is not an admin's, or there is no keys file with an admin's",
     404: "the layer directory has no such file, or no layer of that name is served",
     422: "the file is not a layer that can be served; the detail says why",
     503: "another change is under way, or not every process followed: nothing was changed",
@@ -52,7 +53,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
         response_model=LayerAnswer,
-        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_refusals(404, 422, 503)},
+        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_refusals(403, 404, 422, 503)},
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = ROUTE
@@ -65,7 +66,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         description=_DELETE,
         status_code=204,
         response_class=Response,
-        responses=_refusals(404, 503),
+        responses=_refusals(403, 404, 503),
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         trace_of(request.scope).route = ROUTE

@@ -48,6 +48,12 @@ async def processes(directory, count=2, **changes):
         yield started
 
 
+def deafen(process: Running) -> None:
+    """It lives, and follows no roll any more."""
+    (follower,) = (task for task in process.service._tasks if task.get_name() == "follower")
+    follower.cancel()
+
+
 @pytest.fixture
 def service(tmp_path):
     """Runs `story(*processes)`; `store` is theirs."""
@@ -320,8 +326,7 @@ def test_a_process_that_does_not_answer_keeps_all_from_serving_it(service, store
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
-        (follower,) = (task for task in two.service._tasks if task.get_name() == "follower")
-        follower.cancel()  # the process is alive and deaf
+        deafen(two)
         answer = await one.client.put(PATH)
         assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
         assert await outputs(one) == await outputs(two) == before
@@ -465,7 +470,7 @@ def test_a_draining_process_changes_nothing_and_takes_its_change_back(service, s
     async def story(one, two):
         store.save(small_layer("small", scale=0.25))
         before = await outputs(one)
-        two.service._tasks[1].cancel()
+        deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
         await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
         one.service.begin_drain()

@@ -20,6 +20,8 @@ from typing import Any
 
 VARIABLE = "TORTURE_PLANTS"
 _KEPT: list[object] = []
+_FILES: list[object] = []
+MAX_FILES = 300  # far more than the check needs to find them, and not so many that nothing can be opened any more
 
 
 def main() -> None:
@@ -53,8 +55,8 @@ def _plant(plants: dict[str, Any]) -> None:
         for _ in batch:
             if plants.get("leak_bytes"):
                 _KEPT.append(bytearray(os.urandom(16) * (plants["leak_bytes"] // 16)))
-            if plants.get("leak_descriptors"):
-                _KEPT.append(Path("/dev/null").open("rb"))  # noqa: SIM115 (that is the leak)
+            if plants.get("leak_descriptors") and len(_FILES) < MAX_FILES:
+                _FILES.append(Path("/dev/null").open("rb"))  # noqa: SIM115 (that is the leak)
         return run(engine, batch)
 
     Engine._run = run_planted  # type: ignore[method-assign, assignment]

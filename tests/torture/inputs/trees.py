@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -42,14 +43,14 @@ def mutate_tree(tree: Any, rng: random.Random) -> Any:
     tree = json.loads(json.dumps(tree))
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         if not isinstance(tree, dict | list) or not (where := places(tree)):
-            return rng.choice(ODD)
+            return copy.deepcopy(rng.choice(ODD))
         node, key = rng.choice(where)
         rng.choice(_CHANGES)(node, key, rng)
     return tree
 
 
 def _replace(node: Any, key: Any, rng: random.Random) -> None:
-    node[key] = rng.choice(ODD)
+    node[key] = copy.deepcopy(rng.choice(ODD))
 
 
 def _drop(node: Any, key: Any, _: random.Random) -> None:
@@ -64,7 +65,7 @@ def _nudge(node: Any, key: Any, rng: random.Random) -> None:
     elif isinstance(value, int | float):
         node[key] = value + rng.choice([-1, 1, 0.5, 2**32, -(2**31)])
     elif isinstance(value, list):
-        node[key] = value[:-1] if rng.random() < 0.5 else [*value, rng.choice(ODD)]
+        node[key] = value[:-1] if rng.random() < 0.5 else [*value, copy.deepcopy(rng.choice(ODD))]
     elif isinstance(value, str):
         at = rng.randint(0, len(value))
         node[key] = value[:at] + rng.choice(["", " ", "x", "\n", "=", MARK]) + value[at + rng.randint(0, 2) :]
@@ -75,10 +76,10 @@ def _nudge(node: Any, key: Any, rng: random.Random) -> None:
 def _invent(node: Any, key: Any, rng: random.Random) -> None:
     if isinstance(node, dict):
         node[rng.choice([MARK, f"{key}s", str(key).upper(), "", "shape", "data", "dtype", "values", "kind"])] = (
-            rng.choice(ODD)
+            copy.deepcopy(rng.choice(ODD))
         )
     else:
-        node.insert(rng.randint(0, len(node)), rng.choice(ODD))
+        node.insert(rng.randint(0, len(node)), copy.deepcopy(rng.choice(ODD)))
 
 
 def _wrap(node: Any, key: Any, rng: random.Random) -> None:

@@ -14,53 +14,55 @@ MOST = MAX_BATCHES * BATCH
 WAIT_S = 0.1
 
 
+def after(*lefts: int, every_s: float = STANDING_S, rate: float = RATE) -> Congestion:
+    """What is known after dispatches that left so much behind."""
+    found = Congestion(WAIT_S)
+    for number, left in enumerate(lefts):
+        found.dispatched("a", BATCH, left, rate, number * every_s)
+    return found
+
+
 def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_two_batches():
-    congestion = Congestion(WAIT_S)
-    for now in (0.0, STANDING_S / 2):
-        congestion.dispatched("a", BATCH, MOST + 1, RATE, now)
-        assert congestion.standing_s("a", MOST + 1, now) is None
-    assert congestion.standing_s("a", MOST + 1, STANDING_S) == STANDING_S
-    assert congestion.standing_s("a", MOST, STANDING_S) is None
-    assert congestion.standing_s("b", MOST + 1, STANDING_S) is None, "another lane"
+    assert after(MOST + 1).standing_s("a", MOST + 1, 99.0) is None, "one look is none"
+    assert after(MOST + 1, MOST + 1, every_s=STANDING_S / 2).standing_s("a", MOST + 1, 99.0) is None
+    found = after(MOST + 1, MOST + 1)
+    assert found.standing_s("a", MOST + 1, STANDING_S) == STANDING_S
+    assert found.standing_s("a", MOST, STANDING_S) is None
+    assert found.standing_s("b", MOST + 1, STANDING_S) is None, "another lane"
 
 
 def test_short_batches_may_wait_for_the_time_that_is_allowed():
-    congestion = Congestion(WAIT_S)
     fast = 1000 * BATCH  # a batch a millisecond: two of them are no wait at all
-    for now in (0.0, 1.0):
-        congestion.dispatched("a", BATCH, 200 * BATCH, fast, now)
-    assert congestion.standing_s("a", 100 * BATCH, 1.0) is None
-    assert congestion.standing_s("a", 100 * BATCH + 1, 1.0) == 1.0
+    found = after(200 * BATCH, 200 * BATCH, rate=fast)
+    assert found.standing_s("a", 100 * BATCH, 1.0) is None
+    assert found.standing_s("a", 100 * BATCH + 1, 1.0) is not None
 
 
-def test_a_burst_that_drains_never_stands():
-    congestion = Congestion(WAIT_S)
-    for left in range(20 * BATCH, -1, -BATCH):
-        now = (20 * BATCH - left) / BATCH * STANDING_S / 20
-        congestion.dispatched("a", BATCH, left, RATE, now)
-    assert congestion.standing_s("a", 10**9, 99.0) is None
+def test_what_a_burst_or_a_stall_left_behind_drains_and_never_stands():
+    assert after(*range(50 * BATCH, 0, -100)).standing_s("a", 10**9, 99.0) is None
+
+
+def test_what_grows_stands_though_it_shrank_now_and_then_before():
+    found = after(9000, 8000, 8500, 9000)
+    assert found.standing_s("a", 9000, 3 * STANDING_S) == pytest.approx(2 * STANDING_S)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e6))
 def test_an_engine_that_stands_still_turns_nobody_away(queued, now):
-    assert Congestion(WAIT_S).standing_s("a", queued, now) is None
+    assert after().standing_s("a", queued, now) is None
+    assert after(MOST + 1).standing_s("a", queued, now) is None
 
 
 def test_it_stands_until_half_of_it_is_gone():
-    congestion = Congestion(WAIT_S)
-    congestion.dispatched("a", BATCH, MOST + 1, RATE, 0.0)
-    congestion.dispatched("a", BATCH, MOST // 2 + 1, RATE, 1.0)
-    assert congestion.standing_s("a", MOST + 1, 1.0) == 1.0
-    congestion.dispatched("a", BATCH, MOST // 2, RATE, 2.0)
-    congestion.dispatched("a", BATCH, MOST + 1, RATE, 3.0)
-    assert congestion.standing_s("a", MOST + 1, 3.0) is None
+    assert after(MOST + 1, MOST + 1, MOST // 2 + 1).standing_s("a", MOST + 1, 1.0) == 1.0
+    assert after(MOST + 1, MOST + 1, MOST // 2).standing_s("a", MOST + 1, 1.0) is None
+    assert after(MOST + 1, MOST + 1, MOST // 2, MOST + 1).standing_s("a", MOST + 1, 1.0) is None
 
 
 def test_it_is_forgotten_when_nothing_waits_anywhere():
-    congestion = Congestion(WAIT_S)
-    congestion.dispatched("a", BATCH, MOST + 1, RATE, 0.0)
-    congestion.rest()
-    assert congestion.standing_s("a", MOST + 1, 9.0) is None
+    found = after(MOST + 1, MOST + 1)
+    found.rest()
+    assert found.standing_s("a", MOST + 1, 9.0) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
