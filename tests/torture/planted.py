@@ -2,14 +2,15 @@
 
 Laws: the service itself has no hook for any of this; what is planted is told in one variable, as JSON, and read here only:
 `cost_s` (each request costs this much engine time), `executed` (a file that gets a line for every request that an engine
-runs: its mark and when), `raising` (requests with this mark raise), `leak_bytes` and `leak_descriptors` (kept forever, a
-request).
+runs: its mark and when), `raising` (requests with this mark raise), `leak_bytes` (kept for ever, a request) and
+`leak_descriptors` (one for a hundred requests).
 A request's mark is the first number of its query.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -21,7 +22,9 @@ from typing import Any
 VARIABLE = "TORTURE_PLANTS"
 _KEPT: list[object] = []
 _FILES: list[object] = []
-MAX_FILES = 300  # far more than the check needs to find them, and not so many that nothing can be opened any more
+# Slowly and to an end: found by the check, and never so many that nothing can be opened any more.
+EACH, MAX_FILES = 100, 800
+_NUMBER = itertools.count()
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def _plant(plants: dict[str, Any]) -> None:
         for _ in batch:
             if plants.get("leak_bytes"):
                 _KEPT.append(bytearray(os.urandom(16) * (plants["leak_bytes"] // 16)))
-            if plants.get("leak_descriptors") and len(_FILES) < MAX_FILES:
+            if plants.get("leak_descriptors") and next(_NUMBER) % EACH == 0 and len(_FILES) < MAX_FILES:
                 _FILES.append(Path("/dev/null").open("rb"))  # noqa: SIM115 (that is the leak)
         return run(engine, batch)
 

@@ -53,7 +53,7 @@ def measure(form: Form) -> Iterator[Row]:
         told = f"{soak.growth_mib:.1f} MiB; {'; '.join(soak.grown)}"
         yield Row(
             4,
-            f"a planted leak of {leak_bytes:,} bytes and a descriptor a request fails the check",
+            f"a planted leak of {leak_bytes:,} bytes a request and some descriptors fails the check",
             "fails",
             told,
             is_found,
