@@ -91,11 +91,11 @@ def presented(scope: Scope) -> bytes | None:
     bearers, plain = headers(scope, b"authorization"), headers(scope, b"x-api-key")
     if len(bearers) > 1 or len(plain) > 1:
         return None
-    found = {*map(_bearer, bearers), *(value.strip(b" \t") for value in plain)}
+    found = {*map(_bearer, bearers), *plain}
     secret = found.pop() if len(found) == 1 else b""
     return secret if _SECRET.fullmatch(secret) else None
 
 
 def _bearer(value: bytes) -> bytes:
-    scheme, _, secret = value.strip(b" \t").partition(b" ")
+    scheme, _, secret = value.partition(b" ")
     return secret.strip(b" ") if scheme.lower() == b"bearer" else b""

@@ -6,12 +6,12 @@ directory has the file; who may come here is decided before (`access.py`).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from service.api.problems import MEDIA_TYPE
+from service.api.problems import announced
 from service.api.routes import LayerAnswer
 from service.api.trace import trace_of
 
@@ -53,7 +53,10 @@ def make_admin_router(service: AdminView) -> APIRouter:
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
         response_model=LayerAnswer,
-        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_refusals(403, 404, 422, 503)},
+        responses={
+            201: {"description": "the layer is new", "model": LayerAnswer},
+            **announced(_WORDS, 403, 404, 422, 503),
+        },
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = ROUTE
@@ -66,7 +69,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         description=_DELETE,
         status_code=204,
         response_class=Response,
-        responses=_refusals(403, 404, 503),
+        responses=announced(_WORDS, 403, 404, 503),
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         trace_of(request.scope).route = ROUTE
@@ -74,8 +77,3 @@ def make_admin_router(service: AdminView) -> APIRouter:
         return Response(status_code=204)
 
     return router
-
-
-def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    content = {MEDIA_TYPE.decode("ascii"): {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": _WORDS[status], "content": content} for status in statuses}

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from service import __version__
+from service.api.problems import announced
 from service.api.trace import trace_of
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
@@ -24,9 +25,7 @@ from service.wire.inference_schemas import VERSION
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
 _ANY = -1
-_ERROR: dict[str, Any] = {
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceError"}}},
-}
+_WORDS = {404: "no such model", 503: "not ready, draining or down"}
 
 
 class ServerLive(BaseModel):
@@ -81,8 +80,7 @@ class ModelsView(Protocol):
 
 
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    words = {400: "not understood", 404: "no such model", 503: "not ready, draining or down"}
-    return {status: {"description": words[status], **_ERROR} for status in statuses}
+    return announced(_WORDS, *statuses, as_inference=True)
 
 
 def make_models_router(service: ModelsView) -> APIRouter:

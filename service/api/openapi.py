@@ -18,7 +18,7 @@ from service.api.attend import ROUTE
 from service.api.content_type import JSON, OCTET_STREAM, SAFETENSORS
 from service.api.examples import attend_examples, infer_examples
 from service.api.infer import ROUTES as INFER_ROUTES
-from service.api.problems import INFERENCE_STATUS, MEDIA_TYPE, STATUS, is_inference
+from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
 from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
@@ -77,10 +77,7 @@ def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dic
     for path, operations in page["paths"].items():
         for operation in operations.values() if needs_key(path) else ():
             operation["security"] = [{"bearer": []}, {"header": []}]
-            if is_inference(path):
-                told = _refusals("InferenceError", _name(JSON), INFERENCE_STATUS)
-            else:
-                told = _refusals("Problem", MEDIA_TYPE.decode("ascii"), STATUS)
+            told = _refusals(path)
             for status in ("401", "403"):
                 operation["responses"].setdefault(status, told[status])
     return page
@@ -112,7 +109,7 @@ def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _json_content("AttendRequest", examples) | binary},
         "responses": {
             "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
-            **_refusals("Problem", MEDIA_TYPE.decode("ascii"), STATUS),
+            **_refusals(ROUTE),
         },
     }
 
@@ -127,7 +124,7 @@ def _infer_operation(route: str, examples: dict[str, Any]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _json_content("InferRequest", examples) | binary},
         "responses": {
             "200": {"description": "the model's outputs", "content": _json_content("InferAnswer") | binary},
-            **_refusals("InferenceError", _name(JSON), INFERENCE_STATUS),
+            **_refusals(route),
         },
     }
 
@@ -143,14 +140,14 @@ def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[st
     return {_name(JSON): content}
 
 
-def _refusals(model: str, media_type: str, table: Mapping[type[ServiceError], int]) -> dict[str, Any]:
-    """Every status that a POST can be refused with, and the codes behind it."""
+def _refusals(path: str) -> dict[str, Any]:
+    """Every status that a POST to this path can be refused with, and the codes behind it."""
+    as_inference = is_inference(path)
+    table = INFERENCE_STATUS if as_inference else STATUS
     codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
-    content = {media_type: {"schema": {"$ref": _REF.format(model=model)}}}
-    return {
-        str(status): {"description": ", ".join(f"`{code}`" for code in sorted(found)), "content": content}
-        for status, found in sorted(codes.items())
-    }
+    words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
+    told = announced(words, *sorted(words), as_inference=as_inference)
+    return {str(status): answer for status, answer in told.items()}
 
 
 def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:

@@ -8,7 +8,8 @@ in our own words; whatever is no ServiceError is a 500 with a generic sentence, 
 from __future__ import annotations
 
 import http
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -42,6 +43,7 @@ STATUS: dict[type[ServiceError], int] = {
 INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
 MAX_DETAIL = 2000
 MEDIA_TYPE = b"application/problem+json"
+INFERENCE_MEDIA_TYPE = b"application/json"
 # Answers after which the rest of a body may still be on its way: the connection cannot be used again.
 _CLOSING = (
     errors.BodyTooLarge,
@@ -75,7 +77,7 @@ def render_inference(error: ServiceError) -> Problem:
     """As the protocol's clients read it: 400 for whatever is wrong with a request, 503 for a full queue."""
     status = status_of(error, INFERENCE_STATUS)
     body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
-    return Problem(status, _headers(error, b"application/json", body), body)
+    return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE, body), body)
 
 
 def render(error: ServiceError, request_id: str) -> Problem:
@@ -92,6 +94,13 @@ def render(error: ServiceError, request_id: str) -> Problem:
         }
     )
     return Problem(status, _headers(error, MEDIA_TYPE, body), body)
+
+
+def announced(words: Mapping[int, str], *statuses: int, as_inference: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Refusals as OpenAPI tells them: what each of these statuses means on a route, and the form that its body has."""
+    media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
+    content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {status: {"description": words[status], "content": content} for status in statuses}
 
 
 def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -6,12 +6,13 @@ about a layer tells what its bits depend on.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from service.api.problems import announced
 from service.api.trace import trace_of
 from service.errors import NotReady
 from service.layers.catalog import Catalog
@@ -86,14 +87,7 @@ class ServiceView(Protocol):
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PROBLEM: dict[str, Any] = {
-    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-}
-
-
-def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    words = {404: "no such layer", 503: "not ready, draining or down"}
-    return {status: {"description": words[status], **_PROBLEM} for status in statuses}
+_WORDS = {404: "no such layer", 503: "not ready, draining or down"}
 
 
 def make_router(service: ServiceView) -> APIRouter:
@@ -108,7 +102,7 @@ def make_router(service: ServiceView) -> APIRouter:
         "/readyz",
         summary="Every layer has answered a real forward pass lately, in every process",
         response_model=HealthAnswer,
-        responses=_refusals(503),
+        responses=announced(_WORDS, 503),
         tags=["operations"],
     )
     async def readyz(request: Request) -> JSONResponse:
@@ -125,7 +119,11 @@ def make_router(service: ServiceView) -> APIRouter:
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
     @router.get(
-        "/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_refusals(503), tags=["layers"]
+        "/v1/layers",
+        summary="What is served",
+        response_model=LayersAnswer,
+        responses=announced(_WORDS, 503),
+        tags=["layers"],
     )
     async def list_layers(request: Request) -> JSONResponse:
         trace_of(request.scope).route = "/v1/layers"
@@ -136,7 +134,7 @@ def make_router(service: ServiceView) -> APIRouter:
         "/v1/layers/{layer}",
         summary="One layer: widths, heads, digest, numerics, limits",
         response_model=LayerAnswer,
-        responses=_refusals(404, 503),
+        responses=announced(_WORDS, 404, 503),
         tags=["layers"],
     )
     async def get_layer(request: Request, layer: str) -> JSONResponse:

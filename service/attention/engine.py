@@ -8,7 +8,6 @@ Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import threading
 import time
@@ -22,9 +21,10 @@ import torch
 from service.attention.call import Answer
 from service.attention.layer import Layer
 from service.attention.resident import Resident, Work
-from service.attention.self_check import checks
+from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
+from service.memory import trim
 
 # What torch's allocators say, where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -188,14 +188,14 @@ class Engine:
         if found := resident.variants.get(dtype):
             return found
         layer = self._variant(resident, dtype)
-        return self._take(resident, layer, is_bitwise=all(checks(layer)))
+        return self._take(resident, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:
         if self.options.device.type != "cpu":
             torch.cuda.empty_cache()
-        elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-            # glibc keeps what was freed: 48 MB of a 1,024 wide layer that had been replaced twice.
-            trim(0)
+        else:
+            # 48 MB of a 1,024 wide layer that had been replaced twice.
+            trim()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import threading
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import httpx2
 import torch
 
+from service.api.keys import Role, line_for
 from service.app import Service, build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
@@ -102,7 +102,7 @@ async def running(directory: Path, *, wait: bool = True, admin: bool = False, bo
     With `admin` there are API keys, and the client has the admin's.
     """
     if admin:
-        (directory / "keys").write_text(f"{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()} admin\n", encoding="ascii")
+        (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
         changes["api_keys_file"] = directory / "keys"
     board = board or Board(directory / "heartbeats", 1, 5.0)
     settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})

@@ -7,7 +7,6 @@ is refused with a LayerError that has our own words, or loads as the very layer 
 from __future__ import annotations
 
 import collections
-import hashlib
 import json
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 
 import httpx2
 
+from service.api.keys import Role, line_for
 from tests.e2e.started import Started, X
 from tests.integration.running import ADMIN_KEY, prepare, small_layer
 from tests.torture.figure import Form
@@ -53,7 +53,7 @@ def _reloads(form: Form) -> Iterator[Row]:
     """F14: mutants in the place of a served layer, and PUT; what is served stays what it was, to the last bit."""
     room, num = form.room("reloads"), form.count(RELOADS, 20)
     prepare(room, [small_layer("small")])
-    (room / "keys").write_text(f"{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()} admin\n", encoding="ascii")
+    (room / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
     path = room / "layers" / "small.safetensors"
     content = path.read_bytes()
     service = Started(room / "layers", workers=2, api_keys_file=room / "keys")
