@@ -3,14 +3,16 @@
 Legend: N heads, L query rows, S key rows, H head width, V value head width.
 
 Laws: `attend` is one 4-D scaled_dot_product_attention call a sequence on contiguous, 64-byte aligned q, k, v (the 3-D call is
-another kernel, and grouping sequences rounds differently), so a sequence's bits do not depend on its mates; weights come from
-a second pass, so asking for them cannot change the output (P2); they are computed in whole blocks of query rows and per head,
-so that any selection of heads and rows is bit for bit the slice of the full answer.
+another kernel), and `attend_alike` one for several where each is computed as it would be alone (`may_share`), so a sequence's
+bits do not depend on its mates; weights come from a second pass, so asking for them cannot change the output (P2); they are
+computed in whole blocks of query rows and per head, so that any selection of heads and rows is bit for bit the slice of the
+full answer.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -45,6 +47,29 @@ def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tenso
     mask = mask.unsqueeze(0)
     q, k, v = (x.unsqueeze(0) for x in heads)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0]
+
+
+ALIGNMENT = 64
+
+
+def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
+    """Whether sequences of `shape` N, L, H in the dtype and place of `like` may share one call and keep their bits.
+
+    With several threads the kernel cuts the work of all sequences between them, and so at other rows than alone; a sequence
+    that does not begin at 64 bytes is read by other instructions (docs/performance.md). A GPU promises a tolerance.
+    """
+    if like.device.type != "cpu":
+        return True
+    return torch.get_num_threads() == 1 and math.prod(shape) * like.element_size() % ALIGNMENT == 0
+
+
+def attend_alike(qkv_TW: torch.Tensor, shape: tuple[int, int, int], scale: float, out_TD: torch.Tensor) -> None:
+    """`attend` for sequences of one `shape` N, L, H, without masks; rows hold q, k and v side by side (W = 3·N·H, D = N·H)."""
+    num_heads, length, head_width = shape
+    qkv_BL3NH = qkv_TW.view(-1, length, 3, num_heads, head_width)
+    q, k, v = qkv_BL3NH.permute(2, 0, 3, 1, 4).contiguous().unbind()
+    o_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=q.new_zeros(1, 1, 1, length), scale=scale)
+    out_TD.view(-1, length, num_heads, head_width).copy_(o_BNLH.transpose(1, 2))
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:

@@ -12,6 +12,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,8 +21,11 @@ import torch.nn.functional as F
 from service.attention import kernels
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
-from service.attention.ragged import pack, padded_rows, padded_width, split
+from service.attention.ragged import fill, pack, padded_rows, padded_width, split
 from service.attention.spec import LayerSpec
+
+# Where a call stands in its batch: ALIKE shares its product and, with those of its length, its attention; FUSED its product.
+ALIKE, FUSED, APART = range(3)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -80,49 +84,95 @@ class Layer:
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
-        projected = self._project(calls)
-        tokens = sum(call.query.shape[0] * call.query.shape[1] for call in calls)
+        """Calls that are alike lie side by side, then those that share their product, then the rest."""
+        places = [self._place(call) for call in calls]
+        order = sorted(range(len(calls)), key=places.__getitem__)
+        answers: list[Answer | None] = [None] * len(calls)
+        for i, answer in zip(order, self._in_order([calls[i] for i in order], sorted(places)), strict=True):
+            answers[i] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def _place(self, call: Call) -> tuple[int, int]:
+        """ALIKE calls come first, by their length."""
+        if self._fused is None or not call.is_self_attention:
+            return APART, 0
+        length = call.query.shape[1]
+        is_plain = call.mask is None and call.weights is None
+        return (ALIKE, length) if is_plain and self._may_share(length) else (FUSED, 0)
+
+    def _may_share(self, length: int) -> bool:
+        """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""
+        spec = self.spec
+        is_even = spec.num_heads == spec.num_kv_heads and spec.head_width == spec.value_head_width
+        return is_even and not spec.extra_keys and kernels.may_share(self._shape(length), self._inputs[0].weight)
+
+    def _shape(self, length: int) -> tuple[int, int, int]:
+        return self.spec.num_heads, length, self.spec.head_width
+
+    def _in_order(self, calls: Sequence[Call], places: Sequence[tuple[int, int]]) -> list[Answer]:
+        shapes = [call.query.shape[:2] for call in calls]
+        tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
         context_RK = self._inputs[0].weight.new_empty(self._rows(tokens), padded_width(width))
-        context_RK[tokens:].zero_()
-        context_RK[:, width:].zero_()
-        weights, start = [], 0
-        for call, parts in zip(calls, projected, strict=True):
-            stop = start + call.query.shape[0] * call.query.shape[1]
-            weights.append(self._attend(call, parts, context_RK[start:stop, :width]))
-            start = stop
+        fill(context_RK, tokens, width)
+        weights = self._attend_all(calls, places, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
-        shapes = [call.query.shape[:2] for call in calls]
-        outputs = [part.to("cpu", call.query.dtype) for call, part in zip(calls, split(output, shapes), strict=True)]
-        return [Answer(part, found) for part, found in zip(outputs, weights, strict=True)]
+        parts = zip(calls, split(output, shapes), weights, strict=True)
+        return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows(self, tokens: int) -> int:
         rows = padded_rows(tokens, self.dtype, self._smallest_weight)
         self.filler_rows += rows - tokens
         return rows
 
-    def _project(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
-        """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, in order."""
-        own = [call for call in calls if self._fused is not None and call.is_self_attention]
-        others = [call for call in calls if self._fused is None or not call.is_self_attention]
-        found: dict[int, tuple[torch.Tensor, ...]] = {}
-        if own and self._fused is not None:
-            parts = self._through(self._fused, [call.query for call in own])
-            found |= {id(call): part.split(self._widths, dim=-1) for call, part in zip(own, parts, strict=True)}
-        if others:
-            inputs = (
-                [call.query for call in others],
-                [call.source for call in others],
-                [call.source if call.value is None else call.value for call in others],
-            )
-            columns = [self._through(projection, parts) for projection, parts in zip(self._inputs, inputs, strict=True)]
-            found |= {id(call): qkv for call, qkv in zip(others, zip(*columns, strict=True), strict=True)}
-        return [found[id(call)] for call in calls]
+    def _attend_all(
+        self, calls: Sequence[Call], places: Sequence[tuple[int, int]], context_TD: torch.Tensor
+    ) -> list[Weights | None]:
+        """Writes the heads' output of all sequences, in order; returns the weights that each call asked for."""
+        num_alike = sum(kind == ALIKE for kind, _ in places)
+        num_fused = sum(kind != APART for kind, _ in places)
+        projected: list[tuple[torch.Tensor, ...]] = []
+        start = 0
+        if num_fused and self._fused is not None:
+            qkv_RW = self._packed(self._fused, [call.query for call in calls[:num_fused]])
+            start = self._attend_alike(calls[:num_alike], qkv_RW, context_TD)
+            shapes = [call.query.shape[:2] for call in calls[num_alike:num_fused]]
+            projected += [part.split(self._widths, dim=-1) for part in split(qkv_RW[start:], shapes)]
+        projected += self._apart(calls[num_fused:])
+        weights: list[Weights | None] = [None] * num_alike
+        for call, parts in zip(calls[num_alike:], projected, strict=True):
+            stop = start + call.query.shape[0] * call.query.shape[1]
+            weights.append(self._attend(call, parts, context_TD[start:stop]))
+            start = stop
+        return weights
 
-    def _through(self, projection: _Projection, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _attend_alike(self, calls: Sequence[Call], qkv_RW: torch.Tensor, context_TD: torch.Tensor) -> int:
+        """One attention call for all sequences of one length; returns how many rows there were."""
+        start = 0
+        for length, alike in itertools.groupby(calls, key=lambda call: call.query.shape[1]):
+            stop = start + length * sum(call.query.shape[0] for call in alike)
+            kernels.attend_alike(qkv_RW[start:stop], self._shape(length), self.spec.scale, context_TD[start:stop])
+            start = stop
+        return start
+
+    def _apart(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
+        """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, each projected by its own matrix."""
+        if not calls:
+            return []
+        inputs = (
+            [call.query for call in calls],
+            [call.source for call in calls],
+            [call.source if call.value is None else call.value for call in calls],
+        )
+        columns = [
+            split(self._packed(projection, parts), [part.shape[:2] for part in parts])
+            for projection, parts in zip(self._inputs, inputs, strict=True)
+        ]
+        return list(zip(*columns, strict=True))
+
+    def _packed(self, projection: _Projection, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        packed_RK = pack(parts, self._rows(tokens), like=projection.weight)
-        return split(projection(packed_RK), [part.shape[:2] for part in parts])
+        return projection(pack(parts, self._rows(tokens), like=projection.weight))
 
     def _attend(self, call: Call, projected: tuple[torch.Tensor, ...], context: torch.Tensor) -> Weights | None:
         """Writes the heads' output of every sequence of one call into its rows of `context`; returns the asked weights."""

@@ -38,22 +38,28 @@ def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.
     """Parts [B, L, D] (any float dtype, any B and L) one after another as x_RK, `rows` long, in the dtype and place of `like`."""
     width = parts[0].shape[-1]
     packed = like.new_empty(rows, padded_width(width))
-    packed[:, width:].zero_()
-    start = 0
-    for part in parts:
-        flat = part.reshape(-1, width)
-        packed[start : start + len(flat), :width].copy_(flat)
-        start += len(flat)
-    packed[start:].zero_()
+    flat = [part.reshape(-1, width) for part in parts]
+    tokens = sum(map(len, flat))
+    place = packed[:tokens, :width]
+    if all(part.dtype == like.dtype and part.device == like.device for part in flat):
+        torch.cat(flat, out=place)
+    else:
+        for part, rows_of_it in zip(flat, place.split([len(part) for part in flat]), strict=True):
+            rows_of_it.copy_(part)
+    fill(packed, tokens, width)
     return packed
+
+
+def fill(packed: torch.Tensor, tokens: int, width: int) -> None:
+    """Zeros wherever no position is: below the tokens and beside the width."""
+    if tokens < packed.shape[0]:
+        packed[tokens:].zero_()
+    if width < packed.shape[1]:
+        packed[:, width:].zero_()
 
 
 def split(packed: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """The inverse of `pack`: views [*shape, width] of the rows, in order; filler rows belong to nobody."""
-    parts = []
-    start = 0
-    for shape in shapes:
-        stop = start + math.prod(shape)
-        parts.append(packed[start:stop].unflatten(0, tuple(shape)))
-        start = stop
-    return parts
+    counts = [math.prod(shape) for shape in shapes]
+    rows = packed.split([*counts, len(packed) - sum(counts)])
+    return [part.view(*shape, part.shape[1]) for part, shape in zip(rows, shapes, strict=False)]

@@ -173,8 +173,9 @@ def find_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
     for draw in range(draws):
         name = rng.choice(list(layers))
         layer, width = layers[name], NEEDLE_SPECS[name].query_width
-        batch = [_random_call(rng, NEEDLE_SPECS[name], layer.dtype) for _ in range(rng.randint(0, 15))]
-        needle = _random_call(rng, NEEDLE_SPECS[name], layer.dtype)
+        length = rng.randint(1, 48)  # of several, so that some share an attention call
+        batch = [_random_call(rng, NEEDLE_SPECS[name], layer.dtype, length) for _ in range(rng.randint(0, 15))]
+        needle = _random_call(rng, NEEDLE_SPECS[name], layer.dtype, length)
         place = rng.randint(0, len(batch))
         batch.insert(place, needle)
         if not same_answers(layer.forward([needle])[0], layer.forward(batch)[place]):
@@ -183,8 +184,9 @@ def find_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
     return found
 
 
-def _random_call(rng: random.Random, spec, dtype: torch.dtype) -> Call:
-    rows, seed = rng.choice([1, 2, 3, rng.randint(1, 16), rng.randint(1, 48)]), rng.randrange(2**31)
+def _random_call(rng: random.Random, spec, dtype: torch.dtype, length: int) -> Call:
+    rows = rng.choice([1, 2, 3, rng.randint(1, 16), rng.randint(1, 48), length, length])
+    seed = rng.randrange(2**31)
     query = randn(
         1, rows, spec.query_width, seed=seed, dtype=torch.float64 if dtype == torch.float64 else torch.float32
     )

@@ -90,6 +90,43 @@ def rows_of(weights, wanted: WeightsWanted):
     return weights[..., rows, :].to(wanted.dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
+    """Up to the blocks in which the kernel cuts queries and keys, and beyond them."""
+    lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256, 257]))
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        lengths, st.integers(1, 6), st.sampled_from([1, 2, 3, 4, 8, 12]), st.sampled_from([4, 8, 16, 32, 33, 64]), seeds
+    )
+    def check(length: int, count: int, num_heads: int, width: int, seed: int) -> None:
+        shape = (num_heads, length, width)
+        rows = randn(count * length, 3 * num_heads * width, seed=seed).to(dtype)
+        if not kernels.may_share(shape, rows):
+            return
+        together = rows.new_empty(len(rows), num_heads * width)
+        kernels.attend_alike(rows, shape, 0.3, together)
+        for one, found in zip(rows.split(length), together.split(length), strict=True):
+            heads = [x.unflatten(-1, (num_heads, width)).transpose(0, 1).contiguous() for x in one.chunk(3, dim=1)]
+            alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)
+            assert same_bits(found, alone)
+
+    with torch_threads(1):
+        check()
+
+
+def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned():
+    """16 floats are 64 bytes: eight of them, twice, are; eight of them three times are not."""
+    like = torch.zeros(1)
+    with torch_threads(1):
+        assert kernels.may_share((2, 1, 8), like)
+        assert not kernels.may_share((3, 1, 8), like)
+        assert kernels.may_share((3, 2, 8), like)
+        assert not kernels.may_share((3, 2, 8), like.half())
+    with torch_threads(2):
+        assert not kernels.may_share((2, 1, 8), like)
+
+
 def random_heads(sizes: Sizes, dtype: torch.dtype, seed: int = 0, width: int = 8) -> Heads:
     q, k, v = (
         randn(sizes.heads, rows, width, seed=seed + i, dtype=dtype)

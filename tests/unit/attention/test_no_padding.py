@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from service.attention.call import Call
 from service.attention.masks import CombinedMask, Sizes, causal
-from tests.engine_room import DTYPES, make_layer, make_spec, randn
+from tests.engine_room import DTYPES, THREADS, make_layer, make_spec, randn, torch_threads
 
 LENGTHS = (1, 500, 3, 64, 7, 7, 129)
 
@@ -46,15 +46,21 @@ def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted,
     assert layer.filler_rows == len(rows)
 
 
-def test_no_attention_call_is_larger_than_its_sequence(counted):
+@pytest.mark.parametrize("threads", THREADS)
+def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
+    """With one thread those of one length share a call; none is stretched to the length of another."""
     _, shapes = counted
     calls = [Call("layer", randn(1, length, 64)) for length in LENGTHS]
     calls.append(Call("layer", randn(3, 5, 64), randn(3, 11, 64)))
     sizes = Sizes(1, 4, 9, 9)
     calls.append(Call("layer", randn(1, 9, 64), mask=CombinedMask(sizes, (causal(sizes, 0),))))
-    make_layer(make_spec(64, 4)).forward(calls)
-    pairs = [(length, length) for length in LENGTHS] + [(5, 11)] * 3 + [(9, 9)]
-    assert shapes == [((1, 4, queries, 16), (1, 4, keys, 16)) for queries, keys in pairs]
+    with torch_threads(threads):
+        make_layer(make_spec(64, 4)).forward(calls)
+    alike = (
+        [(1, 1), (1, 3), (2, 7), (1, 64), (1, 129), (1, 500)] if threads == 1 else [(1, length) for length in LENGTHS]
+    )
+    groups = [(count, length, length) for count, length in alike] + [(1, 9, 9)] + [(1, 5, 11)] * 3
+    assert sorted(shapes) == sorted(((n, 4, queries, 16), (n, 4, keys, 16)) for n, queries, keys in groups)
 
 
 def test_cross_attention_packs_queries_and_keys_by_themselves(counted):

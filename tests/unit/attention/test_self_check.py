@@ -29,21 +29,22 @@ from tests.engine_room import (
 class ManyRowsRoundDifferently(Layer):
     """Adds one unit in the last place for each sequence in company, as a BLAS that picks its kernel by the rows does."""
 
-    def _through(self, projection, parts):
-        found = super()._through(projection, parts)
-        return [torch.nextafter(part, torch.full_like(part, torch.inf)) for part in found] if len(parts) > 1 else found
+    def _packed(self, projection, parts):
+        found = super()._packed(projection, parts)
+        return torch.nextafter(found, torch.full_like(found, torch.inf)) if len(parts) > 1 else found
 
 
 class OddPlacesRoundDifferently(Layer):
     """Only a sequence that starts at an odd row is off by one unit in the last place."""
 
-    def _through(self, projection, parts):
-        found = super()._through(projection, parts)
+    def _packed(self, projection, parts):
+        found = super()._packed(projection, parts)
         start = 0
-        for i, part in enumerate(found):
+        for part in parts:
+            stop = start + part.shape[0] * part.shape[1]
             if start % 2:
-                found[i] = torch.nextafter(part, torch.full_like(part, torch.inf))
-            start += part.shape[0] * part.shape[1]
+                found[start:stop] = torch.nextafter(found[start:stop], torch.tensor(torch.inf).to(found))
+            start = stop
         return found
 
 
