@@ -8,6 +8,7 @@ a caller who wants an answer compressed names one coding, or weighs `identity` d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from service.api.asgi import Scope, headers
 from service.errors import NotAcceptable
@@ -16,7 +17,7 @@ from service.errors import NotAcceptable
 def answer_type(scope: Scope, offered: tuple[bytes, ...]) -> bytes:
     """Which of `offered` the answer is to be, the caller's favourite; raises NotAcceptable."""
     values = headers(scope, b"accept")
-    if not values or values == [b"*/*"]:
+    if not values or values == (b"*/*",):
         return offered[0]
     wishes = _wishes(values)
     if not wishes:
@@ -50,7 +51,7 @@ def answer_coding(scope: Scope, offered: tuple[bytes, ...], *, take_offers: bool
     return best if quality > 0 and is_asked else None
 
 
-def _wishes(values: list[bytes]) -> dict[bytes, float]:
+def _wishes(values: Sequence[bytes]) -> dict[bytes, float]:
     """What the entries of a header name, with their weights."""
     found: dict[bytes, float] = {}
     for entry in b",".join(values).split(b","):

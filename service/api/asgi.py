@@ -6,7 +6,7 @@ Laws: header names are lower-case bytes as the server hands them over; the blank
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -17,6 +17,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # In the scope of a request that the transport refuses: the ServiceError that is its answer.
 REFUSED = "attention.refused"
+# In the scope of our own transport's requests: what it says of who asks (`caller.py`).
+CALLER = "attention.caller"
 
 
 BLANKS = b" \t"
@@ -26,10 +28,22 @@ class ClientGone(Exception):
     """The connection closed before the request was answered."""
 
 
+_FIELDS = "attention.fields"
+_NONE: tuple[bytes, ...] = ()
+
+
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of that name, or None."""
-    return next((value.strip(BLANKS) for key, value in scope["headers"] if key == name), None)
+    found = headers(scope, name)
+    return found[0] if found else None
 
 
-def headers(scope: Scope, name: bytes) -> list[bytes]:
-    return [value.strip(BLANKS) for key, value in scope["headers"] if key == name]
+def headers(scope: Scope, name: bytes) -> Sequence[bytes]:
+    """All headers of that name, in their order."""
+    fields = scope.get(_FIELDS)
+    if fields is None:
+        fields = scope[_FIELDS] = {}
+        for key, value in scope["headers"]:
+            fields[key] = (*fields.get(key, _NONE), value.strip(BLANKS))
+    found: Sequence[bytes] = fields.get(name, _NONE)
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from service.api.accept import answer_coding, answer_type
 from service.api.asgi import Receive, Scope, Send
+from service.api.body import Part, joined
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
 from service.api.reception import Reception
@@ -51,7 +52,7 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
         document = await _document(parts, came, limits.max_json_depth)
         return await check_request(document, layer.name, layer.spec, limits.request)
 
-    async with exchange.watched():
+    with exchange.watched():
         request = await exchange.decoded(decode)
         outcome = await exchange.ask(layer, request)
     facts = exchange.facts(layer, request, outcome)
@@ -60,13 +61,12 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
     exchange.sent()
 
 
-async def _document(parts: list[bytes], came: bytes, max_depth: int) -> AttendRequest:
+async def _document(parts: list[Part], came: bytes, max_depth: int) -> AttendRequest:
     """Empties `parts`: from here on the document alone holds the bytes."""
     if came == SAFETENSORS:
-        body = bytearray().join(parts)
-        parts.clear()
+        body = joined(parts)
         return checked_request(await parse_safetensors(body, max_depth=max_depth))
-    text = parts[0] if len(parts) == 1 else b"".join(parts)
+    text = b"".join(parts)
     parts.clear()
     return checked_request(await parse(text, max_depth=max_depth))
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import zstandard
 
-from service.api.asgi import ClientGone, Receive, Scope, headers
+from service.api.asgi import ClientGone, Scope, headers
+from service.api.caller import Caller
 from service.api.intake import Share
 from service.errors import (
     BadEncoding,
@@ -25,6 +26,7 @@ from service.errors import (
 )
 from service.wire.pace import Pace
 
+Part = bytes | bytearray
 PIECE = 2**20
 GZIP_STEP = 2**16
 # Every member costs a fresh decompressor; `pigz -i` and concatenated files have a few.
@@ -42,22 +44,32 @@ class BodyLimits:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, limits: BodyLimits, codings: tuple[bytes, ...], share: Share
-) -> list[bytes]:
+    scope: Scope, caller: Caller, limits: BodyLimits, codings: tuple[bytes, ...], share: Share
+) -> list[Part]:
     """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
 
     Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
     """
     coding = _content_coding(scope, codings)
     _check_announced(scope, limits)
-    try:
-        async with asyncio.timeout(limits.timeout_s):
-            parts = await _receive_all(receive, limits, share)
-    except TimeoutError:
-        raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+    if (whole := caller.take_body()) is not None:
+        parts: list[Part] = [_counted(whole, 0, limits, share)]
+    else:
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                parts = await _receive_all(caller, limits, share)
+        except TimeoutError:
+            raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
     if coding is None:
         return parts
     return await _decompressed(b"".join(parts), coding, limits, share)
+
+
+def joined(parts: list[Part]) -> bytearray:
+    """Empties `parts`: whoever has the whole is the only one to hold it. Not copied where it came whole."""
+    body = parts[0] if len(parts) == 1 and isinstance(parts[0], bytearray) else bytearray().join(parts)
+    parts.clear()
+    return body
 
 
 def _content_coding(scope: Scope, codings: tuple[bytes, ...]) -> bytes | None:
@@ -82,25 +94,30 @@ def _check_announced(scope: Scope, limits: BodyLimits) -> None:
         raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
 
 
-async def _receive_all(receive: Receive, limits: BodyLimits, share: Share) -> list[bytes]:
-    parts: list[bytes] = []
+async def _receive_all(caller: Caller, limits: BodyLimits, share: Share) -> list[Part]:
+    parts: list[Part] = []
     total = 0
     while True:
-        message = await receive()
+        message = await caller.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        part = message.get("body", b"")
-        total += len(part)
-        if total > limits.max_bytes:
-            raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
-        share.grow(len(part))
-        parts.append(part)
+        parts.append(_counted(message.get("body", b""), total, limits, share))
+        total += len(parts[-1])
         if not message.get("more_body", False):
             return parts
 
 
-async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits, share: Share) -> list[bytes]:
-    pieces, total, pace = [], 0, Pace()
+def _counted(part: Part, before: int, limits: BodyLimits, share: Share) -> Part:
+    """A part that came after so many bytes."""
+    if before + len(part) > limits.max_bytes:
+        raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
+    share.grow(len(part))
+    return part
+
+
+async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits, share: Share) -> list[Part]:
+    pieces: list[Part] = []
+    total, pace = 0, Pace()
     read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding]
     try:
         for piece in read(body):

@@ -23,6 +23,8 @@ from service.api.trace import Trace, start_trace, trace_of
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
+# Paths of the hot routes, which are few; matching one anew costs as much as writing the answer's head.
+NUM_REMEMBERED = 256
 # On every answer: answers are about the caller's own tensors, and what they are is what we say they are.
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
@@ -78,6 +80,7 @@ class Edge:
         self._access = access or Access()
         self._application = around(self._serve)
         self._hot = hot
+        self._found: dict[str, tuple[Route, Scope]] = {}
         self._routes = routes
         self._log = log
         self._now = now
@@ -129,9 +132,15 @@ class Edge:
             await self._problem(unknown_failure(), send, trace, error)
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
+        found = self._found.get(scope["path"])
+        if found is not None:
+            return found
         for route in self._hot:
             match, child = route.matches(scope)
             if match is Match.FULL:
+                if len(self._found) == NUM_REMEMBERED:
+                    self._found.clear()
+                self._found[scope["path"]] = route, child
                 return route, child
         return None
 

@@ -7,14 +7,14 @@ who leaves frees its place at once, wherever it is; every time that is told (tra
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from service.api.asgi import ClientGone, Receive, Scope, headers
-from service.api.body import BodyLimits, read_body
+from service.api.body import BodyLimits, Part, read_body
+from service.api.caller import Caller, caller_of
 from service.api.intake import Share
 from service.api.trace import Trace
 from service.attention.call import Answer
@@ -31,6 +31,7 @@ from service.wire.request import CheckedRequest, RequestLimits
 R = TypeVar("R")
 
 MAX_TIMEOUT_DIGITS = 12
+_SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # Of a number in a body, about: base64 has 5, lists 9 and more.
 TEXT_BYTES, BINARY_BYTES = 8, 4
 
@@ -84,7 +85,7 @@ class Exchange:
         self._is_settled = False
         self._trace = trace
         self._scope = scope
-        self._receive = receive
+        self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = house.limits.timeout_s
         self._complete = self._answered = 0.0
 
@@ -125,39 +126,17 @@ class Exchange:
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...]) -> list[bytes]:
+    async def read(self, codings: tuple[bytes, ...]) -> list[Part]:
         """The parts of the whole body; the deadline starts when it is complete."""
-        parts = await read_body(self._scope, self._receive, self.limits.body, codings, self._share)
+        parts = await read_body(self._scope, self._caller, self.limits.body, codings, self._share)
         self.shorten(_asked_timeout_s(self._scope))
         self._complete = self._house.now()
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         return parts
 
-    @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    def watched(self) -> _Watch:
         """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
-        serving = asyncio.current_task()
-        assert serving is not None, "an endpoint runs in a task. This is a bug."
-        gone = False
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            serving.cancel()
-
-        watcher = asyncio.ensure_future(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not gone:
-                raise
-            # The cancellation was the watcher's and ends here; one from outside (shutdown) goes on.
-            serving.uncancel()
-            raise ClientGone from None
-        finally:
-            watcher.cancel()
+        return _Watch(self._caller)
 
     async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
@@ -178,9 +157,12 @@ class Exchange:
 
         How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
         """
-        bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
-        tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
-        self._house.batcher.check_lane(self._lane(layer, dataclasses.replace(NOTHING, tokens=tokens)))
+        batcher = self._house.batcher
+        batcher.check_open()
+        if batcher.is_congested:
+            bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
+            tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
+            batcher.check_lane(self._lane(layer, dataclasses.replace(NOTHING, tokens=tokens)))
 
     def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """The digest, because a layer and the one that replaces it may both have requests waiting."""
@@ -229,13 +211,44 @@ class Exchange:
 
     def server_timing(self) -> tuple[bytes, bytes]:
         """The same as a header."""
-        return b"server-timing", ", ".join(f"{name};dur={ms}" for name, ms in self.timing_ms().items()).encode()
+        trace = self._trace
+        phases = (trace.decode_s or 0.0, trace.queue_s or 0.0, trace.compute_s or 0.0, self._elapsed_s())
+        return b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in phases])
 
     def _elapsed_s(self) -> float:
         return self._house.now() - self._complete
 
     def _left_s(self) -> float:
         return max(0.0, self._timeout_s - self._elapsed_s())
+
+
+class _Watch:
+    """`with` it: the task inside is cancelled when the caller leaves, and ends in ClientGone."""
+
+    __slots__ = ("_caller", "_is_gone", "_serving")
+
+    def __init__(self, caller: Caller) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None, "an endpoint runs in a task. This is a bug."
+        self._serving = serving
+        self._caller = caller
+        self._is_gone = False
+
+    def __enter__(self) -> None:
+        self._caller.when_gone(self._leave)
+
+    def _leave(self) -> None:
+        self._is_gone = True
+        self._serving.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller.when_gone(None)
+        if self._is_gone and isinstance(error, asyncio.CancelledError):
+            # The cancellation was ours and ends here; one from outside (shutdown) goes on.
+            self._serving.uncancel()
+            raise ClientGone from None
 
 
 def _asked_timeout_s(scope: Scope) -> float | None:

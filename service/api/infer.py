@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from service.api.accept import answer_coding
 from service.api.asgi import Receive, Scope, Send, headers
+from service.api.body import joined
 from service.api.content_type import JSON, OCTET_STREAM
 from service.api.exchange import Exchange
 from service.api.reception import Reception
@@ -41,15 +42,14 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     exchange.check_lane(layer, is_binary=json_length is not None)
 
     async def decode() -> tuple[WantedAnswer, CheckedRequest]:
-        body = bytearray().join(parts)
-        parts.clear()
+        body = joined(parts)
         found = await parse_inference(body, json_length, max_depth=limits.max_json_depth)
         checked = await check_request(
             found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params
         )
         return found.wanted, checked
 
-    async with exchange.watched():
+    with exchange.watched():
         wanted, request = await exchange.decoded(decode)
         exchange.shorten(wanted.timeout_s)
         outcome = await exchange.ask(layer, request)

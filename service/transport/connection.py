@@ -72,6 +72,8 @@ class Connection(HttpToolsProtocol):
         self._writing.stop()
         self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
         super().connection_lost(exc)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.leave()
 
     def data_received(self, data: bytes) -> None:
         self._wait(data) if self._waiting else self._take(data)
@@ -141,9 +143,13 @@ class Connection(HttpToolsProtocol):
         if not cycle.response_complete:
             cycle.body += piece
             cycle.more_body = not body.is_complete
-            cycle.message_event.set()
             if len(cycle.body) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
+                cycle.message_event.set()
+            elif body.is_complete:
+                cycle.message_event.set()
+            else:  # a byte a second wakes nobody
+                self.flow.resume_reading()
         if not body.is_complete and rest:
             self._wait(rest)
             self.loop.call_later(PAUSE_S, self._take_waiting)

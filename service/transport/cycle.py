@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.api.asgi import ClientGone
+from service.api.asgi import CALLER, ClientGone
 from service.errors import ServiceError
 
 
@@ -58,7 +58,7 @@ class Owner(Protocol):
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's, with three differences: `fail`, ClientGone, and a body that may be left behind."""
+    """uvicorn's, with four differences: `fail`, ClientGone, a body that may be left behind, and what `api/caller.py` asks."""
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
@@ -76,12 +76,33 @@ class Cycle(RequestResponseCycle):
         )
         self._goes_on = owner.goes_on
         self._failure: ServiceError | None = None
+        self._tell_gone: Callable[[], object] | None = None
+        scope[CALLER] = self
 
     def fail(self, failure: ServiceError) -> None:
         """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
         self._failure = failure
         self.keep_alive = False
         self.message_event.set()
+
+    def leave(self) -> None:
+        """The connection is lost."""
+        if self._tell_gone is not None:
+            tell, self._tell_gone = self._tell_gone, None
+            tell()
+
+    def when_gone(self, tell: Callable[[], object] | None) -> None:
+        self._tell_gone = tell
+        if self.disconnected and not self.response_complete:
+            self.leave()
+
+    def take_body(self) -> bytearray | None:
+        if self.more_body or self.disconnected or self._failure is not None:
+            return None
+        body, self.body = self.body, bytearray()
+        self.message_event.clear()
+        self.flow.resume_reading()
+        return body
 
     async def receive(self) -> Any:
         message = await super().receive()

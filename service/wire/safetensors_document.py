@@ -8,6 +8,7 @@ the same way, so they give the same bits and the same errors.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from service.errors import BadBinary, Malformed, UnknownField
@@ -17,6 +18,9 @@ from service.wire.json_document import parse
 from service.wire.tensors import RawTensor
 
 MAX_HEADER_BYTES = 256 * 1024
+# Callers send the same few shapes again and again; reading a header costs ten times as much as finding it.
+NUM_REMEMBERED = 256
+MAX_REMEMBERED_BYTES = 512
 TENSORS = ("query", "key", "value")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
 # What other writers leave in the metadata of every file, and what means nothing here.
@@ -28,7 +32,8 @@ async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, obj
     to no field, and whatever the JSON of the other fields is refused for.
     """
     length = _READER.length(body, len(body))
-    header = _READER.read(body[LENGTH_BYTES : LENGTH_BYTES + length], len(body))
+    raw = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
+    header = (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(raw, len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
         raise UnknownField("the header's __metadata__ takes one key: request")
     document = await _parse_request(header.metadata.get("request", "{}"), max_depth)
@@ -45,6 +50,8 @@ def _label(name: str) -> str:
 
 
 _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
+# Nobody changes what it gives, so it may be given twice.
+_remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 
 def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:

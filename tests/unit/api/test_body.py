@@ -10,6 +10,7 @@ import zstandard
 
 from service.api.asgi import ClientGone
 from service.api.body import BodyLimits, read_body
+from service.api.caller import caller_of
 from service.api.intake import Intake
 from service.errors import (
     BadEncoding,
@@ -52,7 +53,11 @@ packed = pytest.mark.parametrize("name", list(PACKERS), ids=lambda name: name.de
 def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
-    return b"".join(asyncio.run(read_body({"headers": list(headers)}, receive, limits, codings, Intake(2**40).share())))
+    return b"".join(
+        asyncio.run(
+            read_body({"headers": list(headers)}, caller_of({}, receive), limits, codings, Intake(2**40).share())
+        )
+    )
 
 
 def test_parts_are_joined():

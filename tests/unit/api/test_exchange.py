@@ -111,7 +111,7 @@ def test_a_caller_who_leaves_while_he_is_decoded_stops_it():
         exchange, messages = await house.exchange(OFF_LOOP)
 
         async def serve() -> None:
-            async with exchange.watched():
+            with exchange.watched():
                 await exchange.decoded(held.work)
 
         serving = asyncio.ensure_future(serve())
@@ -186,9 +186,8 @@ def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
         second, _ = await house.exchange(OFF_LOOP)
 
         async def decode(exchange: Exchange, work: Any) -> None:
-            with exchange:
-                async with exchange.watched():
-                    await exchange.decoded(work)
+            with exchange, exchange.watched():
+                await exchange.decoded(work)
 
         tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, where))]
         await asyncio.to_thread(held.runs.wait)

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 
+from service.api.caller import caller_of
 from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.transport.wire import LIMITS, Room, turns
@@ -98,6 +99,74 @@ async def test_a_caller_who_leaves_is_noticed_at_every_stage():
         assert room.ledger.num_received == len(room.ledger.ends) == 1
         assert room.ledger.ends == ["gone"]
         assert room.clock.num_calls == 0
+
+
+class Asking:
+    """An application that asks the connection about its caller (`api/caller.py`), and answers when `gate` opens."""
+
+    def __init__(self, room: Room) -> None:
+        self.gate = asyncio.Event()
+        self.taken: list[bytes | None] = []
+        self.gone: list[str] = []
+        room.connection.app = self
+
+    async def __call__(self, scope, receive, send):
+        caller = caller_of(scope, receive)
+        whole = caller.take_body()
+        self.taken.append(None if whole is None else bytes(whole))
+        while whole is None and (await receive())["more_body"]:
+            pass
+        caller.when_gone(lambda: self.gone.append(scope["path"]))
+        await self.gate.wait()
+        caller.when_gone(None)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@on_the_loop
+async def test_a_body_that_is_here_is_had_without_waiting_and_once():
+    room = Room()
+    asking = Asking(room)
+    await room.send(post(b"/1", b"hello"))
+    assert asking.taken == [b"hello"]
+    asking.gate.set()
+    await turns()
+    await room.send(post(b"/2", b"hello")[:-1], b"o")
+    assert asking.taken == [b"hello", None]
+    assert room.statuses == [200, 200]
+
+
+@on_the_loop
+async def test_who_asked_is_told_once_that_the_caller_left_and_nobody_after_the_answer():
+    room = Room()
+    asking = Asking(room)
+    await room.send(post(b"/1"))
+    await room.lose()
+    assert asking.gone == ["/1"]
+    answered = Room()
+    asking = Asking(answered)
+    asking.gate.set()
+    await answered.send(post(b"/2"))
+    await answered.lose()
+    assert asking.gone == []
+
+
+@on_the_loop
+async def test_a_body_that_drips_wakes_nobody_until_it_is_whole():
+    room = Room()
+    woken: list[int] = []
+
+    async def application(scope, receive, send):
+        message = await receive()
+        woken.append(len(message["body"]))
+        while message["more_body"]:
+            message = await receive()
+            woken.append(len(message["body"]))
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(*(raw[i : i + 1] for i in range(len(raw))))
+    assert woken == [1000]
 
 
 @on_the_loop

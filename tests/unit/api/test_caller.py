@@ -1,0 +1,45 @@
+"""Caller: as our own transport tells of him, and as any other ASGI server does."""
+
+import asyncio
+
+from service.api.asgi import CALLER, Message
+from service.api.caller import caller_of
+from tests.doubles import turns
+
+
+def test_our_own_transport_is_asked_itself():
+    told = object()
+    assert caller_of({CALLER: told}, asyncio.Queue[Message]().get) is told
+
+
+def test_of_another_server_it_is_heard_that_he_leaves_and_told_once():
+    async def story():
+        messages = asyncio.Queue[Message]()
+        caller = caller_of({}, messages.get)
+        assert caller.take_body() is None
+        gone = []
+        caller.when_gone(lambda: gone.append("gone"))
+        messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+        await turns()
+        assert gone == []
+        messages.put_nowait({"type": "http.disconnect"})
+        await turns()
+        assert gone == ["gone"]
+        caller.when_gone(None)
+
+    asyncio.run(story())
+
+
+def test_what_was_called_off_is_not_told():
+    async def story():
+        messages = asyncio.Queue[Message]()
+        caller = caller_of({}, messages.get)
+        gone = []
+        caller.when_gone(lambda: gone.append("gone"))
+        await turns()
+        caller.when_gone(None)
+        messages.put_nowait({"type": "http.disconnect"})
+        await turns()
+        assert gone == []
+
+    asyncio.run(story())
