@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import operator
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -23,6 +23,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from service import __version__
+from service.turn import Turn
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
@@ -56,7 +57,8 @@ _REQUEST_VALUES = operator.attrgetter(*_REQUEST_FIELDS)
 
 def configure_logs(level: str, stream: TextIO | None = None) -> None:
     """Once a process, before its first line; `stream` is stdout unless a test says otherwise."""
-    lines = _Lines(sys.stdout if stream is None else stream)
+    global _lines  # noqa: PLW0603 (structlog's configuration is global as well)
+    lines = _lines = _Lines(sys.stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -78,23 +80,57 @@ def get_logger() -> FilteringBoundLogger:
     return logger
 
 
-def log_request(logger: FilteringBoundLogger, line: RequestLine) -> None:
-    """The one line of a request."""
-    logger.info("request", **dict(zip(_REQUEST_FIELDS, _REQUEST_VALUES(line), strict=True)))
+def log_request(line: RequestLine) -> None:
+    """The one line of a request; it is written at the end of the loop's turn, together with those of others."""
+    if _lines.level <= _LEVELS["info"]:
+        event = {"event": "request", **dict(zip(_REQUEST_FIELDS, _REQUEST_VALUES(line), strict=True))}
+        _lines.put_off(_render(None, "info", event))
 
 
 class _Lines:
-    """Where structlog writes: one line, one write, one flush."""
+    """Where structlog writes: as few writes as lines fit into MAX_LINE_BYTES."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, level: int) -> None:
+        self.level = level
         self._stream = stream
+        self._put_off: list[str] = []
+        self._turn = Turn(self._write)
 
     def msg(self, line: str) -> None:
+        self._put_off.append(line)
+        self._write()
+
+    def put_off(self, line: str) -> None:
+        """To the end of the loop's turn."""
+        self._put_off.append(line)
+        self._turn.ask()
+
+    def _write(self) -> None:
+        lines, self._put_off = self._put_off, []
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(line)
-            self._stream.flush()
+            for together in _together(lines):
+                self._stream.write(together)
+                self._stream.flush()
 
     debug = info = warning = warn = error = critical = exception = log = msg
+
+
+def _together(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
+    joined: list[str] = []
+    size = 0
+    for line in lines:
+        num_bytes = len(line) if line.isascii() else 4 * len(line)
+        if joined and size + num_bytes > MAX_LINE_BYTES:
+            yield "".join(joined)
+            joined, size = [], 0
+        joined.append(line)
+        size += num_bytes
+    if joined:
+        yield "".join(joined)
+
+
+_lines = _Lines(sys.stdout, _LEVELS["info"])
 
 
 class _FromLogging(logging.Handler):

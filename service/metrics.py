@@ -15,14 +15,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from service.memory import resident_bytes
+from service.shared_values import SharedValues
+
+T = TypeVar("T", bound=MetricWrapperBase)
 
 PREFIX = "attention"
 # One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
@@ -126,6 +131,18 @@ def is_counted(path: str) -> bool:
     return path not in _UNCOUNTED
 
 
+class _Children(dict[tuple[str, ...], T]):
+    """A series by its labels; the library's own look-up locks, counts and converts at every event. Labels are bounded."""
+
+    def __init__(self, series: T) -> None:
+        super().__init__()
+        self._series = series
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._series.labels(*labels)
+        return child
+
+
 class _Shown(Collector):
     """A registry's series without those of layers that are not served (any more)."""
 
@@ -147,9 +164,8 @@ class Metrics:
         unanswered = 0 if shared is None else _left_unanswered(shared)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # The library decides by an environment variable at its import; here it is decided in one visible place.
-        values.ValueClass = (
-            values.MutexValue if shared is None else values.MultiProcessValue(lambda: shared.slot)  # type: ignore[no-untyped-call]
-        )
+        self._values = None if shared is None else SharedValues(shared.directory, shared.slot)
+        values.ValueClass = self._values or values.MutexValue
         self._registry = CollectorRegistry()
         self._shared = shared
         self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
@@ -181,22 +197,26 @@ class Metrics:
 
     def _make_request_series(self) -> None:
         self._received = self._counter("received", "Requests that came, health and metrics left out")
-        self._requests = self._counter("requests", "Requests that were answered", ("route", "status"))
+        self._requests = _Children(self._counter("requests", "Requests that were answered", ("route", "status")))
         self._rejected = self._counter("rejected", "Requests answered with an error, by its code", ("reason",))
         self._cancelled = self._counter(
             "cancelled", "Requests whose caller left first, by how far they were", ("stage",)
         )
-        self._request_seconds = self._histogram(
-            "request_seconds", "From the complete headers to the answer, refusals too", TIME_BUCKETS, ("route",)
+        self._request_seconds = _Children(
+            self._histogram(
+                "request_seconds", "From the complete headers to the answer, refusals too", TIME_BUCKETS, ("route",)
+            )
         )
-        self._queue_seconds = self._histogram(
-            "queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",)
+        self._queue_seconds = _Children(
+            self._histogram("queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",))
         )
         self._in_flight = self._gauge("in_flight_requests", "Requests being received, served or answered")
         self._masked_rows = self._counter("masked_rows", "Query rows answered that may attend to nothing")
 
     def _make_batch_series(self) -> None:
-        self._compute_seconds = self._histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
+        self._compute_seconds = _Children(
+            self._histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
+        )
         self._compute_busy = self._counter("compute_busy_seconds", "Time that compute threads spent in forward passes")
         self._batch_requests = self._histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
         self._batch_sequences = self._histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
@@ -254,12 +274,12 @@ class Metrics:
 
     def answered(self, end: Answered) -> None:
         self._in_flight.dec()
-        self._requests.labels(end.route, str(end.status)).inc()
-        self._request_seconds.labels(end.route).observe(end.total_s)
+        self._requests[end.route, str(end.status)].inc()
+        self._request_seconds[end.route,].observe(end.total_s)
         if end.code is not None:
             self._rejected.labels(end.code).inc()
         if end.layer is not None and end.queue_s is not None:
-            self._queue_seconds.labels(end.layer).observe(end.queue_s)
+            self._queue_seconds[end.layer,].observe(end.queue_s)
         if end.masked_rows:
             self._masked_rows.inc(end.masked_rows)
 
@@ -269,7 +289,7 @@ class Metrics:
         self._cancelled.labels(stage).inc()
 
     def batch_done(self, batch: BatchDone) -> None:
-        self._compute_seconds.labels(batch.layer).observe(batch.compute_s)
+        self._compute_seconds[batch.layer,].observe(batch.compute_s)
         self._compute_busy.inc(batch.compute_s)
         self._batch_requests.observe(batch.requests)
         self._batch_sequences.observe(batch.sequences)
@@ -299,8 +319,8 @@ class Metrics:
     def layer_loaded(self, layer: str, seconds: float) -> None:
         """From here on `layer` is a label; its series begin at zero, so that rates see the first event."""
         self._load_seconds.labels(layer).set(seconds)
-        self._queue_seconds.labels(layer)
-        self._compute_seconds.labels(layer)
+        self._queue_seconds[layer,]
+        self._compute_seconds[layer,]
 
     def layers_served(self, names: Iterable[str]) -> None:
         """Series of other layers are kept and not shown: they go on where they were if the layer comes back."""
@@ -349,6 +369,11 @@ class Metrics:
         shown = CollectorRegistry()
         shown.register(_Shown(self._all_processes(), self._served))
         return generate_latest(shown)
+
+    def close(self) -> None:
+        """The end of the process; what it counted stays."""
+        if self._values is not None:
+            self._values.close()
 
     def _all_processes(self) -> CollectorRegistry:
         if self._shared is None:

@@ -30,8 +30,6 @@ from service.errors import ServiceError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
-# Where prometheus_client keeps the values that processes share; its name for it, not a setting of ours.
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class StartError(ServiceError):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.bell import NEWS
-from service.processes import METRICS_VARIABLE, Posix, RunDirectory, StartError, reserve_port, write_log_line
+from service.processes import Posix, RunDirectory, StartError, reserve_port, write_log_line
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -226,9 +226,7 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
         with reserve_port(plan.host, plan.port) as reserved, RunDirectory(plan.run_dir) as run:
             port = reserved.getsockname()[1]
             values = {"{port}": str(port), "{lifeline}": str(system.lifeline), "{run_dir}": str(run.path)}
-            environment = {**plan.environment, METRICS_VARIABLE: str(run.metrics)}
             log("info", "serving", host=plan.host, port=port, workers=plan.workers)
-            plan = dataclasses.replace(plan, environment=environment)
             return Supervisor(plan, values, system, run.bury, log).run()
     except StartError as error:
         sys.stderr.write(f"attention-service: {error.message}\n")

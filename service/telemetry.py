@@ -56,7 +56,7 @@ class Telemetry:
             )
         )
         self._tally.answered(trace, total_s)
-        log_request(self._log, _line(trace, total_s))
+        log_request(_line(trace, total_s))
 
     def abandoned(self, trace: Trace, total_s: float) -> None:
         """The caller left before the answer."""
@@ -64,7 +64,7 @@ class Telemetry:
             return
         self._metrics.cancelled(trace.stage)
         trace.code = "client_gone"
-        log_request(self._log, _line(trace, total_s))
+        log_request(_line(trace, total_s))
 
     def faulted(self, trace: Trace, error: BaseException) -> None:
         self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)

@@ -106,6 +106,8 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue) -> None:
     if left_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed before it was queued")
     lanes = queue.lanes
+    if queue.speed.is_sure_in(left_s, lanes.num_flops + flops):
+        return
     ahead = Work(lanes.flops_ahead(lane), lanes.jobs_ahead(lane))
     beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
     likely_s = queue.speed.finish_s(flops, ahead, beside, queue.now)

@@ -119,12 +119,20 @@ class Batcher(Generic[P, R]):
         self._tell_queue()
         return job
 
-    def check_lane(self, lane: Hashable) -> None:
-        """Raise what even the smallest job of this lane would be refused with now: to be asked before a job is made."""
+    def check_open(self) -> None:
+        """Raise what even the smallest job of any lane would be refused with now: to be asked before a job is made."""
         self._check_open()
-        queue = self._queue()
-        check_room(NOTHING, queue)
-        check_standing(lane, queue)
+        if self._lanes.num_jobs:
+            check_room(NOTHING, self._queue())
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether any lane has a standing queue, so that `check_lane` has something to say."""
+        return self._congestion.is_any
+
+    def check_lane(self, lane: Hashable) -> None:
+        """Raise what even the smallest job of this lane would be refused with now, besides what `check_open` raises."""
+        check_standing(lane, self._queue())
 
     def begin_drain(self) -> None:
         """Admit nothing any more; what waits is dispatched without waiting for company."""

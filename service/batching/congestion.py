@@ -40,6 +40,11 @@ class Congestion:
         self._wait_s = wait_s
         self._long: dict[Hashable, _Long] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a lane that holds too much."""
+        return bool(self._long)
+
     def dispatched(self, lane: Hashable, batch_flops: int, left_flops: int, rate: float, now: float) -> None:
         """A batch of `lane` was taken and so much stayed behind; `rate` is flops per second lately, 0 if unknown."""
         most = max(MAX_BATCHES * batch_flops, self._wait_s * rate)

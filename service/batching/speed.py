@@ -64,6 +64,10 @@ class Speed:
         rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
         return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
 
+    def is_sure_in(self, left_s: float, flops: int) -> bool:
+        """Whether `finish_s` is less than that even if all the queued `flops` and the whole batch that runs came first."""
+        return self._batch_s + (self._running.flops + flops) / (self._rate or math.inf) < left_s
+
     def finish_s(self, flops: int, ahead: Work, beside: Work, now: float) -> float:
         """Seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
 

@@ -134,7 +134,8 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
-    telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
+    metrics = Metrics(Shared(run_dir / "metrics", slot))
+    telemetry = Telemetry(metrics, time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
     try:
@@ -151,4 +152,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         is_over=service.is_over,
     )
     server = Server(edge, listener, drain, transport_limits(settings), lifeline=lifeline, tls=tls_files(settings))
-    return server.run_to_end()
+    try:
+        return server.run_to_end()
+    finally:
+        metrics.close()

@@ -77,7 +77,7 @@ def test_a_line_says_when_how_bad_what_and_by_which_version(captured):
 
 
 def test_a_request_is_one_line_with_what_is_known_of_it(captured):
-    log_request(get_logger(), LINE)
+    log_request(LINE)
     (line,) = captured.lines
     assert line["event"] == "request"
     assert {name: line[name] for name in ("request_id", "status", "compute_ms", "bytes_out")} == {
@@ -91,7 +91,7 @@ def test_a_request_is_one_line_with_what_is_known_of_it(captured):
 
 def test_lines_below_the_level_are_not_written():
     with Captured("error") as captured:
-        log_request(get_logger(), LINE)
+        log_request(LINE)
         get_logger().error("worse")
         assert [line["event"] for line in captured.lines] == ["worse"]
 
@@ -166,5 +166,5 @@ class ClosedPipe(io.StringIO):
 def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
     with Captured() as captured:
         configure_logs("info", ClosedPipe())
-        log_request(get_logger(), LINE)
+        log_request(LINE)
         assert captured.text == ""

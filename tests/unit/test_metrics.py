@@ -198,6 +198,7 @@ from tests.unit.test_metrics import busy
 metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])
 sys.stdout.buffer.write(metrics.render())
+metrics.close()
 """
 
 
@@ -208,7 +209,7 @@ def run_worker(directory, slot, code):
         check=True,
         capture_output=True,
         timeout=60,
-        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory), "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": "."},
     )
     return done.stdout
 

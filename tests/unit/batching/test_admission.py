@@ -275,14 +275,14 @@ def test_who_asks_beforehand_hears_what_he_would_be_refused_with():
     async def main():
         async with Room(capacity=2, max_requests=1) as room:
             await room.send_running("x")
-            room.batcher.check_lane("a")
+            room.batcher.check_open()
             await room.send_waiting("y", "z")
             with pytest.raises(QueueFull, match="2 requests wait"):
-                room.batcher.check_lane("a")
+                room.batcher.check_open()
             assert room.batcher.num_queued == 2
             room.batcher.begin_drain()
             with pytest.raises(Draining):
-                room.batcher.check_lane("a")
+                room.batcher.check_open()
             room.engine.open()
             await turns()
 
