@@ -129,6 +129,14 @@ def test_the_context_is_no_more_than_what_is_copied():
     assert {"requirements.lock", "requirements.cuda.lock"} <= allowed
 
 
+def test_every_argument_is_on_the_page():
+    page = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
+    for value in values(instructions(DOCKERFILES["service"]), "ARG"):
+        name, _, default = value.partition("=")
+        assert f"`{name}`" in page
+        assert not default or f"`{default}`" in page
+
+
 def test_the_cuda_lock_is_the_other_lock_with_another_torch():
     """Its own packages are NVIDIA's and the compiler that torch brings for a GPU."""
     locks = {}
