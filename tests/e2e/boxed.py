@@ -22,19 +22,18 @@ BWRAP = (
     "--unshare-pid", "--unshare-ipc", "--unshare-user", "--uid", "10001", "--gid", "10001", "--cap-drop", "ALL",
     "--as-pid-1", "--new-session", "--die-with-parent",
 )  # fmt: skip
-SERVE = (sys.executable, "-m", "service", "serve")
 
 
 class Boxed:
-    """`serve` over a directory of layers in a box."""
+    """`serve` over a directory of layers in a box, or another `command` of the service."""
 
-    def __init__(self, layers: Path, **environment: str) -> None:
+    def __init__(self, layers: Path, *command: str, **environment: str) -> None:
         # What the tmpfs would hide where a checkout or an interpreter is in /tmp.
         seen = [word for path in (ROOT, sys.prefix, sys.base_prefix) for word in ("--ro-bind", str(path), str(path))]
         told, tell = os.pipe()
         box = (*BWRAP, *seen, "--ro-bind", str(layers), "/tmp/layers", "--info-fd", str(tell), "--")
         self.process = subprocess.Popen(
-            [*box, *SERVE],
+            [*box, sys.executable, "-m", "service", *(command or ("serve",))],
             pass_fds=(tell,),
             env={**_without_settings(), "ATTENTION_LAYERS_DIR": "/tmp/layers", "ATTENTION_PORT": "0", **environment},
             stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ more, with the image itself.
 import os
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def start(tmp_path):
     prepare(tmp_path, LAYERS)
     started: list[Boxed] = []
 
-    def begin(**environment: str) -> Boxed:
-        started.append(Boxed(tmp_path / "layers", **environment))
+    def begin(*command: str, **environment: str) -> Boxed:
+        started.append(Boxed(tmp_path / "layers", *command, **environment))
         return started[-1]
 
     yield begin
@@ -69,6 +70,15 @@ def test_l12_told_to_stop_the_first_process_ends_in_order_within_the_grace(start
     assert time.monotonic() - started < 10
     assert '"exit_code": 0' in said.splitlines()[-1]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "nobody is left"
+
+
+def test_l12_a_command_that_handles_no_signal_is_told_to_stop_all_the_same(start):
+    """The kernel drops a signal for the first process that nobody handles; the engine would wait and kill."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        box = start("health", "--url", f"http://127.0.0.1:{mute.getsockname()[1]}", "--timeout-s", "60")
+        connection, _ = mute.accept()
+        with connection:
+            assert box.stop() == (128 + signal.SIGTERM, "")
 
 
 def test_l12_the_first_process_buries_a_worker_that_was_killed(start):
