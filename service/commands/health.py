@@ -1,0 +1,91 @@
+"""`health`: asks the service in this machine or container whether it is ready; the exit code is the answer.
+
+Must not know: torch, httpx2 (a check is run every few seconds, so it imports little).
+Laws: it needs no shell, no curl and no key; where to ask is what the settings say the service binds; it follows no redirect; one
+line says how it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from service.errors import InvalidInput
+from service.settings import Settings, SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
+# Asked from the same place, whoever listens on every address listens here.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
+_READY = 200
+_MAX_ANSWER_BYTES = 65536
+
+
+def health(
+    url: Annotated[str | None, typer.Option(help="where the service is [what the settings bind]")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="how long one step of asking may take")] = 4.0,
+) -> None:
+    """Ask /readyz: exit code 0 = ready, 1 = not."""
+    is_ready, told = ask(url or own_url(load_settings()), timeout_s)
+    (sys.stdout if is_ready else sys.stderr).write(f"{told}\n")
+    raise typer.Exit(0 if is_ready else 1)
+
+
+def own_url(settings: Settings) -> str:
+    """Where a service with these settings is asked from inside; raises SettingsError where nobody can know."""
+    if settings.port == 0:
+        raise SettingsError("ATTENTION_PORT: 0 is a port that only the service knows; give --url")
+    host = _LOOPBACK.get(settings.host, settings.host)
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def ask(url: str, timeout_s: float) -> tuple[bool, str]:
+    """Whether it is ready, and one line that says so or why not; raises InvalidInput."""
+    from http.client import HTTPException
+
+    connection = _connection(url, timeout_s)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read(_MAX_ANSWER_BYTES)
+    except (OSError, HTTPException) as error:
+        return False, f"not ready: no answer ({getattr(error, 'strerror', None) or type(error).__name__})"
+    finally:
+        connection.close()
+    return (True, "ready") if answer.status == _READY else (False, f"not ready: {answer.status}{_detail(body)}")
+
+
+def _connection(url: str, timeout_s: float) -> HTTPConnection:
+    import http.client
+    import ssl
+
+    try:
+        where = urlsplit(url)
+        host, port = where.hostname, where.port
+    except ValueError:
+        host, port = None, None
+    if host is None or where.scheme not in ("http", "https"):
+        raise InvalidInput("--url must be like http://127.0.0.1:8000")
+    if where.scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    # The certificate names the service as others call it, not the address asked here; nothing secret is sent.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+
+
+def _detail(body: bytes) -> str:
+    """What problem details say, as the end of a line."""
+    import json
+
+    try:
+        detail = json.loads(body)["detail"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return f" {detail}" if isinstance(detail, str) and detail.isprintable() else ""

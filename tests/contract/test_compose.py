@@ -1,0 +1,100 @@
+"""docker-compose.yml and what is laid over it, read by the program that runs them and by the specification of today.
+
+R1: every service without a writable root and without a capability; R3: within a limit of processes.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from compose_spec import PyCompose
+
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ("docker-compose.yml", "deploy/compose.keys.yml")
+PROFILES = ("observability", "loadtest", "gpu")
+PORTS = {"attention", "attention-gpu", "prometheus", "grafana", "locust"}
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory) -> dict:
+    """The services of both compose files, all profiles on, variables filled in, by the program that runs them."""
+    program = shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("docker-compose reads the compose files")
+    keys = tmp_path_factory.mktemp("keys")
+    files = [word for name in COMPOSE for word in ("--file", name)]
+    told = subprocess.run(
+        [program, *files, *(word for name in PROFILES for word in ("--profile", name)), "config"],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "KEYS": str(keys)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    PyCompose.from_yaml(told.stdout).validate()  # raises; the specification has grown since that program was written
+    read = yaml.safe_load(told.stdout)
+    services: dict = read["services"]
+    return services
+
+
+def test_the_compose_files_are_read_by_their_program_and_are_what_the_specification_says(composed):
+    assert composed.keys() == {"attention", "attention-gpu", "prometheus", "grafana", "locust", "locust-worker"}
+    assert {name: service.get("profiles") for name, service in composed.items()} == {
+        "attention": None, "attention-gpu": ["gpu"], "prometheus": ["observability"], "grafana": ["observability"],
+        "locust": ["loadtest"], "locust-worker": ["loadtest"],
+    }  # fmt: skip
+
+
+def test_r1_every_service_has_a_read_only_root_no_capability_and_no_way_to_get_one(composed):
+    for name, service in composed.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "cap_add" not in service, name
+        assert "privileged" not in service, name
+        assert str(service.get("user", "10001")).split(":")[0] != "0", name
+
+
+def test_r3_every_service_has_limits_of_memory_and_of_processes(composed):
+    for name, service in composed.items():
+        assert service["mem_limit"], name
+        assert service["pids_limit"] <= 512, name
+    assert composed["attention"]["pids_limit"] == 128
+
+
+def test_nothing_is_reached_from_another_machine_unless_it_is_said(composed):
+    assert {name for name, service in composed.items() if "ports" in service} == PORTS
+    for name in PORTS:
+        assert all(port.startswith("127.0.0.1:") for port in composed[name]["ports"]), name
+
+
+def test_every_image_of_others_has_a_tag_and_can_be_given_by_digest(composed):
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert ":latest" not in text
+    for name in ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "LOCUST_IMAGE", "IMAGE", "GPU_IMAGE", "BASE"):
+        assert f"${{{name}:-" in text
+    for name, service in composed.items():
+        assert re.fullmatch(r"[a-z./-]+:v?\d+\.\d+\.\d+(-cuda)?", service["image"]), name
+
+
+def test_what_answers_questions_has_a_health_check_and_none_needs_a_shell(composed):
+    own = {name: service["healthcheck"]["test"] for name, service in composed.items() if "healthcheck" in service}
+    assert own.keys() == {"prometheus", "grafana", "locust"}, (
+        "the service's is in its image; a Locust worker answers nobody"
+    )
+    assert {test[0] for test in own.values()} == {"CMD"}
+
+
+def test_the_grace_of_the_engine_is_longer_than_that_of_the_service(composed):
+    assert composed["attention"]["stop_grace_period"] == "40s"
+    assert Settings.model_fields["shutdown_grace_s"].default < 40
+
+
+@pytest.mark.skipif(not (ROOT / "deploy" / "prometheus").is_dir(), reason="there is nothing to mount here")
+def test_everything_of_the_repository_that_is_mounted_is_there(composed):
+    for service in composed.values():
+        for volume in service.get("volumes", ()):
+            source = Path(volume.split(":")[0])
+            assert not source.is_relative_to(ROOT / "deploy") or source.exists(), volume

@@ -1,0 +1,117 @@
+"""`attention-service health`: where it asks, and what it makes of every answer."""
+
+import contextlib
+import http.server
+import socket
+import sys
+import threading
+
+import pytest
+
+from service import cli
+from service.commands.health import ask, own_url
+from service.errors import InvalidInput
+from service.settings import ENV_PREFIX, Settings, SettingsError, load_settings
+
+READY = b'{"status":"ready"}'
+LOADING = b'{"code":"not_ready","detail":"the layers are being loaded","status":503}'
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes):
+    """A server on a port of its own that says this to everybody; gives its URL and the paths that it was asked."""
+    asked: list[str] = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", "/healthz")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def told(arguments, monkeypatch, capfd) -> tuple[int, str, str]:
+    """Exit code and output of the command line."""
+    monkeypatch.setattr(sys, "argv", ["attention-service", "health", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *capfd.readouterr()
+
+
+def test_a_service_that_is_ready_is_exit_code_0(monkeypatch, capfd):
+    with answering(200, READY) as (url, asked):
+        assert told(["--url", url], monkeypatch, capfd) == (0, "ready\n", "")
+    assert asked == ["/readyz"]
+
+
+def test_one_that_is_not_is_exit_code_1_with_its_own_reason(monkeypatch, capfd):
+    with answering(503, LOADING) as (url, _):
+        expected = (1, "", "not ready: 503 the layers are being loaded\n")
+        assert told(["--url", url], monkeypatch, capfd) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}'])
+def test_an_answer_without_a_reason_is_one_line_too(body):
+    with answering(503, body) as (url, _):
+        assert ask(url, 4) == (False, "not ready: 503")
+
+
+def test_a_redirect_is_not_followed():
+    with answering(307, b"") as (url, asked):
+        assert ask(url, 4) == (False, "not ready: 307")
+    assert asked == ["/readyz"]
+
+
+def test_a_port_where_nobody_listens_is_not_ready():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        is_ready, line = ask(f"http://127.0.0.1:{taken.getsockname()[1]}", 4)
+    assert (is_ready, line) == (False, "not ready: no answer (Connection refused)")
+
+
+def test_one_who_takes_the_connection_and_says_nothing_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        is_ready, line = ask(f"http://127.0.0.1:{mute.getsockname()[1]}", 0.1)
+    assert (is_ready, line) == (False, "not ready: no answer (TimeoutError)")
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"host": "0.0.0.0", "port": 9000}, "http://127.0.0.1:9000"),
+        ({"host": "::"}, "http://[::1]:8000"),
+        ({"host": "192.0.2.7"}, "http://192.0.2.7:8000"),
+        ({"tls_cert_file": "cert.pem"}, "https://127.0.0.1:8000"),
+    ],
+)
+def test_it_asks_where_the_settings_bind(given, url, monkeypatch):
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
+    assert own_url(load_settings(**given)) == url
+
+
+def test_a_port_that_only_the_service_knows_cannot_be_asked():
+    with pytest.raises(SettingsError, match="give --url"):
+        own_url(load_settings(port=0))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:x"])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(InvalidInput, match="must be like"):
+        ask(url, 1)
