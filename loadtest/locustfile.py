@@ -6,6 +6,7 @@ kind of this process a lead (single or master) or a hand (worker). Nothing is wr
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 import orjson
@@ -45,7 +46,10 @@ def wire(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
         Hand(environment, AttentionUser.load)
         return
     crew = Workers(environment) if isinstance(runner, MasterRunner) else Alone(AttentionUser.load)
-    lead = ChosenShape.lead = Lead(environment, crew)
+    try:
+        lead = ChosenShape.lead = Lead(environment, crew)
+    except ValueError as error:
+        sys.exit(f"load test: {error}")
     if web_ui is not None:
 
         @web_ui.app.route("/verdict")

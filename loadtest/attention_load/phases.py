@@ -45,7 +45,7 @@ class Part:
 
 def shape_phases(shape: str, *, peak: int, base: int, hold_s: float, steps: int) -> tuple[Phase, ...]:
     """`hold_s` of 0 is the shape's own."""
-    hold_s = hold_s or HOLD_S[shape]
+    hold_s = hold_s or HOLD_S.get(shape, 0.0)
     match shape:
         case "smoke":
             parts = [Part("warm-up", peak, min(3.0, hold_s / 4), is_judged=False), Part("steady", peak, hold_s)]
