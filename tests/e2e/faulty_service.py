@@ -1,8 +1,8 @@
 """The real service with faults on demand and with the admin routes: `python faulty_service.py serve …`.
 
 A request whose first number is one of the marks below does to the engine what the mark says. `FAULTY_LOAD_S` makes reading a
-layer take that long, in a call that cannot be called off; `FAULTY_FORWARD_S` does so to every forward pass. With `FAULTY_FLIP` one
-bit of the first answer is flipped wherever several requests share a forward pass.
+layer take that long, in a call that cannot be called off; `FAULTY_FORWARD_S` does so to every forward pass. With
+`FAULTY_FLIP` one bit of the first answer is flipped wherever several requests share a forward pass.
 """
 
 import dataclasses
