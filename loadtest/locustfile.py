@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import orjson
 from flask import Response
-from locust import LoadTestShape, events
+from locust import LoadTestShape, __version__, events
 from locust.runners import MasterRunner, WorkerRunner
 
 from attention_load.crew import Alone, Workers
@@ -47,7 +47,7 @@ def wire(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
         return
     crew = Workers(environment) if isinstance(runner, MasterRunner) else Alone(AttentionUser.load)
     try:
-        lead = ChosenShape.lead = Lead(environment, crew)
+        lead = ChosenShape.lead = Lead(environment, crew, f"locust {__version__}")
     except ValueError as error:
         sys.exit(f"load test: {error}")
     if web_ui is not None:

@@ -53,7 +53,8 @@ class Workers:
 
     lag_s = 4.0  # they report every three seconds
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, prepare_s: float = PREPARE_S, finish_s: float = FINISH_S) -> None:
+        self._prepare_s, self._finish_s = prepare_s, finish_s
         self.faults: list[str] = []
         self._runner = environment.runner
         self._run = 0
@@ -74,7 +75,7 @@ class Workers:
         self._prepared, self._finished = {}, set()
         for client in list(self._runner.clients.ready):
             self._runner.send_message("prepare", {"plan": plan.to_message(), "url": url}, client_id=client.id)
-            if not _wait_for(functools.partial(self._is_prepared, client.id), PREPARE_S):
+            if not _wait_for(functools.partial(self._is_prepared, client.id), self._prepare_s):
                 self.faults.append("a worker did not get ready")
         return next(iter(self._prepared.values()), None) if not self.faults else None
 
@@ -83,7 +84,7 @@ class Workers:
 
     def finish(self) -> None:
         self._runner.send_message("finish")
-        if not _wait_for(lambda: self._prepared.keys() <= self._finished, FINISH_S):
+        if not _wait_for(lambda: self._prepared.keys() <= self._finished, self._finish_s):
             self.faults.append(f"{len(self._prepared.keys() - self._finished)} workers were lost on the way")
 
     def _is_prepared(self, client_id: str) -> bool:

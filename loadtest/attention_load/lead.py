@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ class State(enum.Enum):
 
 
 class Lead:
-    def __init__(self, environment: Any, crew: Alone | Workers) -> None:
+    def __init__(
+        self, environment: Any, crew: Alone | Workers, generator: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self.report: dict[str, Any] | None = None
-        self._environment, self._crew = environment, crew
+        self._environment, self._crew, self._generator, self._clock = environment, crew, generator, clock
         self._state = State.IDLE
         self._runs = 0
         self._plan = Plan.read(environment.parsed_options)
@@ -86,7 +89,7 @@ class Lead:
             self._state = State.OVER
             _log.error("not prepared: %s", "; ".join([*self._faults, *self._crew.faults]) or "no worker is ready")
         else:
-            self._course, self._state = Course(self._plan.phases), State.RUNNING
+            self._course, self._state = Course(self._plan.phases, self._clock), State.RUNNING
 
     def _on_spawning_complete(self, **_: Any) -> None:
         if self._course is not None and self._state is State.RUNNING:
@@ -95,7 +98,7 @@ class Lead:
     def _is_beyond_knee(self, course: Course) -> bool:
         if self._plan.shape != "ramp":
             return False
-        known = time.time() - self._crew.lag_s
+        known = self._clock() - self._crew.lag_s
         windows = [window for window in course.windows if window.end_s is not None and window.end_s < known]
         return is_beyond(steps_of(measure(windows, self._tally)), self._plan.objectives.limit_ms)
 
@@ -123,7 +126,7 @@ class Lead:
         verdict = judge(self._plan, windows, self._tally, [*self._faults, *self._crew.faults])
         runner = self._environment.runner
         is_busy = runner.cpu_warning_emitted or runner.worker_cpu_warning_emitted
-        facts = Facts(self._environment.host or "", self._crew.size, is_busy, self._prepared)
+        facts = Facts(self._environment.host or "", self._crew.size, self._generator, is_busy, self._prepared)
         self.report = full_report(self._plan, verdict, self._tally, facts)
         self._environment.process_exit_code = 0 if verdict.word == "passed" else 1
         if self._plan.json_report:

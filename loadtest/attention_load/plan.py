@@ -134,7 +134,7 @@ def flag(option: str) -> str:
 
 
 class Parser(Protocol):
-    def add_argument(self, *names: str, **settings: Any) -> Any: ...
+    def add_argument(self, name: str, /, **settings: Any) -> Any: ...
 
 
 def add_options(parser: Parser) -> None:

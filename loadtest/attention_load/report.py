@@ -10,7 +10,6 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ class Facts:
 
     url: str
     workers: int
+    generator: str
     is_generator_busy: bool
     prepared: Mapping[str, Any] | None
 
@@ -43,7 +43,6 @@ def generator_machine() -> dict[str, Any]:
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "locust": version("locust"),
     }
 
 
@@ -71,6 +70,7 @@ def full_report(plan: Plan, verdict: Verdict, tally: Tally, facts: Facts) -> dic
         "examples": tally.examples,
         "target": {"url": facts.url, "layers": prepared.get("layers"), "numerics": prepared.get("numerics")},
         "machine": generator_machine(),
+        "generator": facts.generator,
         "workers": facts.workers,
         "is_generator_busy": facts.is_generator_busy,
         "options": plan.to_report(),

@@ -14,7 +14,7 @@ class Listed:
     def __init__(self):
         self.added = {}
 
-    def add_argument(self, name, **settings):
+    def add_argument(self, name, /, **settings):
         self.added[name] = settings
 
 

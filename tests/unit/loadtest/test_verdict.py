@@ -117,12 +117,15 @@ def ramp(*latencies, limit_ms=100.0):
 
 
 def test_a_ramp_is_judged_at_its_knee():
-    verdict = judge(plan(shape="ramp", slo_p99_ms=100), *ramp(10, 20, 300, 900), [])
+    windows, found = ramp(10, 20, 300, 900)
+    verdict = judge(plan(shape="ramp", slo_p99_ms=100), windows, found, [])
     assert verdict.missed == []
+    assert verdict.knee is not None
     assert verdict.knee.number == 1
     assert verdict.judged.slot.total == 40
 
 
 def test_a_ramp_without_a_knee_fails():
-    verdict = judge(plan(shape="ramp", slo_p99_ms=100), *ramp(300, 900), [])
+    windows, found = ramp(300, 900)
+    verdict = judge(plan(shape="ramp", slo_p99_ms=100), windows, found, [])
     assert "knee" in verdict.missed
