@@ -17,6 +17,9 @@ from attention_load.tally import Tally
 from attention_load.target import TargetFailed
 
 PREPARE_S = 300.0
+ASK_AGAIN_S = 2.0
+"""A worker that has just connected may not listen yet."""
+
 FINISH_S = DRAIN_S + 10.0
 
 
@@ -74,8 +77,7 @@ class Workers:
         self._run, self._tally, self.faults = plan.run, tally, []
         self._prepared, self._finished = {}, set()
         for client in list(self._runner.clients.ready):
-            self._runner.send_message("prepare", {"plan": plan.to_message(), "url": url}, client_id=client.id)
-            if not _wait_for(functools.partial(self._is_prepared, client.id), self._prepare_s):
+            if not self._prepare_one(client.id, plan, url):
                 self.faults.append("a worker did not get ready")
         return next(iter(self._prepared.values()), None) if not self.faults else None
 
@@ -86,6 +88,14 @@ class Workers:
         self._runner.send_message("finish")
         if not _wait_for(lambda: self._prepared.keys() <= self._finished, self._finish_s):
             self.faults.append(f"{len(self._prepared.keys() - self._finished)} workers were lost on the way")
+
+    def _prepare_one(self, client_id: str, plan: Plan, url: str) -> bool:
+        end = time.monotonic() + self._prepare_s
+        while time.monotonic() < end:
+            self._runner.send_message("prepare", {"plan": plan.to_message(), "url": url}, client_id=client_id)
+            if _wait_for(functools.partial(self._is_prepared, client_id), min(ASK_AGAIN_S, self._prepare_s)):
+                return True
+        return False
 
     def _is_prepared(self, client_id: str) -> bool:
         return client_id in self._prepared

@@ -39,7 +39,6 @@ class Lead:
         self.report: dict[str, Any] | None = None
         self._environment, self._crew, self._generator, self._clock = environment, crew, generator, clock
         self._state = State.IDLE
-        self._runs = 0
         self._plan = Plan.read(environment.parsed_options)
         self._tally = Tally()
         self._course: Course | None = None
@@ -76,8 +75,8 @@ class Lead:
             return self._plan
 
     def _on_test_start(self, **_: Any) -> None:
-        self._runs += 1
-        self._environment.parsed_options.run = self._runs  # workers get all options that are not Locust's own
+        # Workers get all options that are not Locust's own; a number that no earlier master gave.
+        self._environment.parsed_options.run = round(self._clock() * 1000)
         self._faults = []
         self._plan = self._read_plan()
         self._state, self._tally, self._course = State.PREPARING, Tally(self._plan.slot_s), None

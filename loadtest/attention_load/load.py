@@ -30,6 +30,8 @@ class Load:
         self.plan: Plan | None = None
         self.target = Target("")
         self.is_open = False
+        self.is_over = False
+        """Closed, or could not be prepared; before that users wait."""
         self.in_flight = 0
         self._tally = Tally()
         self._references: dict[str, list[Reference]] = {}
@@ -37,7 +39,16 @@ class Load:
 
     def prepare(self, plan: Plan, url: str) -> dict[str, Any]:
         """Takes the references, checks them and opens; tells what the master needs to know. Raises TargetFailed."""
-        self.is_open = False
+        self.is_open = self.is_over = False
+        try:
+            told = self._take_references(plan, url)
+        except TargetFailed:
+            self.is_over = True
+            raise
+        self.is_open = True
+        return told
+
+    def _take_references(self, plan: Plan, url: str) -> dict[str, Any]:
         self.plan, self.target = plan, Target(url, plan.api_key, plan.request_timeout_s)
         self._tally, self._seen = Tally(plan.slot_s), Counter()
         layers = self.target.layers(plan.layer_names)
@@ -51,7 +62,6 @@ class Load:
         self._references = {}
         for reference in references:
             self._references.setdefault(reference.question.kind, []).append(reference)
-        self.is_open = True
         return {
             "run": plan.run,
             "digest": references_digest(references),
@@ -106,7 +116,7 @@ class Load:
 
     def close(self, drain_s: float = DRAIN_S) -> dict[str, Any]:
         """No more requests; the rest of the count, once what is in flight is settled or has failed to be."""
-        self.is_open = False
+        self.is_open, self.is_over = False, True
         end = time.monotonic() + drain_s
         while self.in_flight and time.monotonic() < end:
             time.sleep(0.02)

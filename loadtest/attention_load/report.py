@@ -102,8 +102,9 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         f"{judged['goodput_per_s']:g} good/s, p50 {judged['p50_ms']} ms, p95 {judged['p95_ms']} ms, p99 {judged['p99_ms']} ms",
         f"bits: {bits['compared']} answers compared with {bits['references']} references, {bits['wrong']} wrong",
     ]
-    if check := report["float64"]:
+    if (check := report["float64"]) and (check["checked"] or check["not_checked"]):
         told.append(f"float64: {check['checked']} references checked, worst at {check['worst']:.2g} of the tolerance")
+        told += [f"  not checked: {layer}" for layer in check["not_checked"]]
     if knee := report["knee"]:
         beyond = "" if knee["is_passed"] else " (the ramp ended before it bent: raise --peak-users)"
         told.append(f"knee: {knee['users']} users, {knee['goodput_per_s']:g} good/s, p99 {knee['p99_ms']} ms{beyond}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,8 +17,11 @@ from locust import FastHttpUser, constant, constant_throughput, tag
 from locust.exception import StopUser
 
 from attention_load.load import RIGHT, Load
+from attention_load.plan import Plan
 from attention_load.question import FORMS, KINDS
 from attention_load.tally import Outcome
+
+WAIT_S = 0.1
 
 
 def _task(kind: str, form: str) -> Callable[[AttentionUser], None]:
@@ -38,20 +42,22 @@ class AttentionUser(FastHttpUser):
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def __init__(self, environment: Any) -> None:
-        plan = self.load.plan
-        if plan is not None:
-            self.network_timeout = self.connection_timeout = plan.request_timeout_s
+        plan = Plan.read(environment.parsed_options)  # a late worker's load has none yet
+        self.network_timeout = self.connection_timeout = plan.request_timeout_s
         super().__init__(environment)
-        self._wait = constant_throughput(plan.pace) if plan is not None and plan.pace else constant(0)
+        self._wait = constant_throughput(plan.pace) if plan.pace else constant(0)
         worker = getattr(environment.runner, "worker_index", 0)
-        self._rng = random.Random(f"{plan.seed if plan else 0} {worker} {next(self._numbers)}")
+        self._rng = random.Random(f"{plan.seed} {worker} {next(self._numbers)}")
 
     def wait_time(self) -> float:
         return float(self._wait(self))
 
     def ask(self, kind: str, form: str) -> None:
-        if not self.load.is_open:  # not prepared (who should have, tells why), or the run is over
+        if self.load.is_over:
             raise StopUser
+        if not self.load.is_open:  # a worker that joined late takes its references while its users are there already
+            time.sleep(WAIT_S)
+            return
         name, reference = f"{kind} {form}", self.load.draw(kind, self._rng)
         question, content_type = reference.question, FORMS[form]
         self.load.began()

@@ -107,7 +107,7 @@ def test_a_load_that_could_not_be_prepared_stays_closed(server, url):
     load = Load()
     with pytest.raises(TargetFailed, match="other bits"):
         load.prepare(plan(api_key=KEY, long_tokens=40), url)
-    assert not load.is_open
+    assert (load.is_open, load.is_over) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["short", "mixed", "long", "weights"])
