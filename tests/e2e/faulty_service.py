@@ -1,7 +1,8 @@
 """The real service with faults on demand and with the admin routes: `python faulty_service.py serve …`.
 
 A request whose first number is one of the marks below does to the engine what the mark says. `FAULTY_LOAD_S` makes reading a
-layer take that long, in a call that cannot be called off.
+layer take that long, in a call that cannot be called off; `FAULTY_FORWARD_S` does so to every forward pass. With
+`FAULTY_FLIP` one bit of the first answer is flipped wherever several requests share a forward pass.
 """
 
 import dataclasses
@@ -48,7 +49,11 @@ def be_worker() -> None:
             raise RuntimeError("a secret reason")
         if SLOW in marks:
             time.sleep(SLOW_S)
-        return forward(self, batch)
+        time.sleep(float(os.environ.get("FAULTY_FORWARD_S", "0")))
+        answers = forward(self, batch)
+        if os.environ.get("FAULTY_FLIP") and len(batch) > 1:
+            answers[0].output.view(torch.int32).view(-1)[0] ^= 1
+        return answers
 
     def slow_load(self, name):
         time.sleep(float(os.environ.get("FAULTY_LOAD_S", "0")))
