@@ -126,9 +126,10 @@ class Bench:
         bodies = self.bodies(running.subject, work)
         run_wrk(running.port, bodies, dataclasses.replace(load, seconds=self.options.warm_s))
         pids = running.pids
-        cpu, began = process_tree.cpu_seconds(pids), time.monotonic()
+        before, began = process_tree.cpu_seconds(pids), time.monotonic()
         figures = run_wrk(running.port, bodies, load)
-        spent, elapsed = process_tree.cpu_seconds(pids) - cpu, time.monotonic() - began
+        elapsed, after = time.monotonic() - began, process_tree.cpu_seconds(pids)
+        spent = sum(seconds - before[pid] for pid, seconds in after.items())
         tok_s = figures["rps"] * work.tokens_a_request
         return {**figures, "tok_s": tok_s, "server_cores": spent / elapsed}
 

@@ -41,14 +41,14 @@ def peak_resident_bytes(pids: list[int]) -> int:
     return sum(_kib(pid, "status", "VmHWM:") for pid in pids) * 1024
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    """Time on cores so far."""
-    ticks = 0
+def cpu_seconds(pids: list[int]) -> dict[int, float]:
+    """Time on cores so far, of those that live."""
+    found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS_A_SECOND
+            found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+    return found
 
 
 def _kib(pid: int, file: str, field: str) -> int:

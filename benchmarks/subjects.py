@@ -87,7 +87,7 @@ def peers() -> dict[str, Subject]:
     )
     triton = dataclasses.replace(
         _peer("triton", "triton", "nvidia-pytriton", WORKERS=2),
-        ready_path="/v2/health/ready",
+        ready_path="/v2/models/numbers/ready",
         forms=triton_wires(),
         by_form={"weights": {"WITH_WEIGHTS": "1"}, "lists": {"WORKERS": "1", "OMP_NUM_THREADS": "2"}},
     )

@@ -57,6 +57,8 @@ def run_wrk(port: int, bodies: Bodies, load: Load) -> dict[str, float]:
 
 def _figures(told: dict[str, Any]) -> dict[str, float]:
     seconds = told["duration_us"] / 1e6
+    if told["requests"] == 0:
+        raise WrkFailed(f"no answer in {seconds:.1f} s")
     good = told["requests"] - told["refused"]
     times = {f"{name}_ms": told[f"{name}_us"] / 1e3 for name in ("p50", "p90", "p99", "max", "mean")}
     refused = told["refused"] / max(1, told["requests"])

@@ -1,9 +1,9 @@
 """LitServe with batches and no timer: raw float32 (with the weights where its route says so) and nested lists.
 
 python litserve_app.py PORT LAYER    ROUTE: the one that is served; BATCH (32)
-"""
 
-from __future__ import annotations
+Without postponed annotations: FastAPI reads those of `decode_request` where their names are not known.
+"""
 
 import os
 import sys
