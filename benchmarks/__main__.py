@@ -100,6 +100,9 @@ def _chosen(only: str) -> list[str]:
 def _options(given: argparse.Namespace) -> Options:
     options = QUICK_OPTIONS if given.quick else Options()
     chosen = tuple(name for name in given.peers.split(",") if name)
+    subjects = tuple(given.subjects.split(","))
+    if unknown := set(subjects) - set(Options().subjects):
+        raise SystemExit(f"there is no subject {', '.join(unknown)}: {', '.join(Options().subjects)}")
     if unknown := set(chosen) - set(peers()):
         raise SystemExit(f"there is no peer {', '.join(unknown)}: {', '.join(peers())}")
     absent = [name for name in chosen if not Path(peers()[name].python).exists()]
@@ -107,12 +110,13 @@ def _options(given: argparse.Namespace) -> Options:
         raise SystemExit(f"not installed: {', '.join(absent)}; `make install-peers` makes their environments")
     rounds = {} if given.rounds is None else {"rounds": given.rounds, "sweep_rounds": given.rounds}
     seconds = {} if given.seconds is None else {"seconds": given.seconds, "sweep_seconds": given.seconds}
-    return dataclasses.replace(options, peers=chosen, **rounds, **seconds)
+    return dataclasses.replace(options, subjects=subjects, peers=chosen, **rounds, **seconds)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; the results are a JSON file.")
     parser.add_argument("--only", help=f"parts, of {', '.join(PARTS)}; or {', '.join(ALIASES)} [all]")
+    parser.add_argument("--subjects", default=",".join(Options().subjects), help="of ours [%(default)s]")
     parser.add_argument("--peers", default="", help=f"beside bound, service and echo: {', '.join(peers())}")
     parser.add_argument("--rounds", type=int, help="interleaved repeats [5, of sweeps 3]")
     parser.add_argument("--seconds", type=float, help="of each timed run, whole ones [8, of sweeps 4]")

@@ -33,13 +33,17 @@ FAILURES = (SubjectFailed, WrkFailed, OSError, subprocess.SubprocessError)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """`seconds` of each timed run of the table, `sweep_seconds` of the many runs of a sweep, `warm_s` before each."""
+    """`seconds` of each timed run of the table, `sweep_seconds` of the many runs of a sweep, `warm_s` before each.
+
+    `subjects` are ours, by name; `peers` come besides.
+    """
 
     rounds: int = 5
     seconds: float = 8
     sweep_rounds: int = 3
     sweep_seconds: float = 4
     warm_s: float = 1
+    subjects: tuple[str, ...] = (BOUND, SERVICE, ECHO)
     peers: tuple[str, ...] = ()
 
 
@@ -70,9 +74,10 @@ class Bench:
         self.round = number
 
     def subjects(self) -> list[Subject]:
-        """The service, the echo and the peers that were asked for, in an order that every round turns by one."""
-        found = [service(), echo(), *(peers()[name] for name in self.options.peers)]
-        turn = self.round % len(found)
+        """The servers that were asked for, in an order that every round turns by one."""
+        ours = [subject for subject in (service(), echo()) if subject.name in self.options.subjects]
+        found = [*ours, *(peers()[name] for name in self.options.peers)]
+        turn = self.round % max(1, len(found))
         return found[turn:] + found[:turn]
 
     @contextlib.contextmanager
@@ -155,7 +160,9 @@ class Bench:
         return found
 
     def bound_samples(self, works: dict[str, str], seconds: float) -> Iterator[tuple[str, Sample]]:
-        """(part, sample) for {part: work}."""
+        """(part, sample) for {part: work}; nothing where the bound is not asked for."""
+        if BOUND not in self.options.subjects or not works:
+            return
         try:
             found = self.bound(list(works.values()), seconds)
         except FAILURES as failure:

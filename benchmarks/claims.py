@@ -40,7 +40,8 @@ def _about(parts: list[Part]) -> str:
     return (
         f"Measured {when} on {about['cpu']}, {about['cores']} cores, which the load generator shares: `serve` with default "
         "settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over rounds "
-        f"({first.rounds} of {first.settings['seconds']:g} s). The bound is the same work in plain torch in one process, without a server:"
+        f"({first.rounds} of {first.settings['seconds']:g} s). The bound is the same work in plain torch in one process, "
+        "without a server:"
     )
 
 

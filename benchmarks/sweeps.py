@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from benchmarks.bench import FAILURES, Bench
+from benchmarks.bench import Bench
 from benchmarks.open_loop import LATEST_S, Arrivals
 from benchmarks.results import Sample
 from benchmarks.running import Running
@@ -59,13 +59,9 @@ def length(bench: Bench, _: Sequence[str]) -> Iterator[Point]:
     """8 to 4,096 rows a request, and the bound on the same."""
     seconds = bench.options.sweep_seconds
     works = {num: of_length(num) for num in LENGTHS}
-    try:
-        found = bench.bound([work.name for work in works.values()], seconds / 2)
-    except FAILURES as failure:
-        yield "length", bench.failed(failure, "bound", "l*")
-    else:
-        for num, work in works.items():
-            yield "length", {**bench.keys("bound", "length", num), **found[work.name]}
+    names = {work.name: num for num, work in works.items()}
+    for name, sample in bench.bound_samples({name: name for name in names}, seconds / 2):
+        yield "length", {**sample, "workload": "length", "point": names[name]}
     for running in _started(bench, service()):
         for num, work in works.items():
             callers = max(2, min(CONCURRENCY, _MAX_ROWS // num))
