@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
+import signal
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import machine, memory, table
-from benchmarks.bench import Bench, Options
+from benchmarks.bench import FAILURES, Bench, Options
 from benchmarks.report import printed
 from benchmarks.results import LATEST, Part, Results, Sample
 from benchmarks.subjects import ECHO, SERVICE, echo, peers, service
@@ -41,6 +42,7 @@ ALIASES = {"table": [*table.CELLS, "bfloat16", "memory"], "sweeps": list(SWEEPS)
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     require_wrk()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
     options = _options(given)
     results = Results(given.out or (QUICK if given.quick else LATEST))
     began = time.monotonic()
@@ -66,11 +68,18 @@ def _measure(bench: Bench, results: Results, names: list[str], measure: Measure,
     first = min(results.begin(_part(name, bench, about, commit), resume=resume) for name in names)
     for number in range(first, rounds):
         bench.begin_round(number)
-        for name, sample in measure(bench, names):
-            results.add(name, sample)
-            print(_line(name, sample), file=sys.stderr, flush=True)
+        try:
+            for name, sample in measure(bench, names):
+                _keep(results, name, sample)
+        except FAILURES as failure:  # what a measurement did not expect ends its round and not the run
+            _keep(results, names[0], bench.failed(failure, SERVICE, ""))
         results.end_round()
     results.end()
+
+
+def _keep(results: Results, name: str, sample: Sample) -> None:
+    results.add(name, sample)
+    print(_line(name, sample), file=sys.stderr, flush=True)
 
 
 def _part(name: str, bench: Bench, about: dict[str, object], commit: str) -> Part:

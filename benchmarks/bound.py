@@ -11,13 +11,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.packed import PackedLayer
-from benchmarks.workloads import BATCH, NAMED, Workload, of_length
+from benchmarks.workloads import BATCH, NAMED, TOLERANCE, Workload, of_length, right_answers
 
 WARM_UP_SHARE = 0.3
 
@@ -29,9 +30,10 @@ def workload(name: str) -> Workload:
 def figures(layer: PackedLayer, work: Workload, batch: int, seconds: float) -> dict[str, float]:
     """tok_s, rps and the median time of a batch."""
     xs = [torch.from_numpy(x) for x in work.inputs()]
-    run: Callable[[list[torch.Tensor]], object] = layer.outputs
+    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor | tuple[torch.Tensor, ...]]] = layer.outputs
     if work.form == "weights":
         run = layer.outputs_and_weights
+    _check(work, run(xs))
     batches = [xs[start : start + batch] for start in range(0, len(xs), batch)]
     end = time.perf_counter() + seconds * WARM_UP_SHARE
     run(batches[0])
@@ -46,6 +48,15 @@ def figures(layer: PackedLayer, work: Workload, batch: int, seconds: float) -> d
         requests += len(part)
     rps = requests / (time.perf_counter() - started)
     return {"rps": rps, "tok_s": rps * work.tokens_a_request, "p50_ms": statistics.median(times) * 1e3}
+
+
+def _check(work: Workload, answers: Sequence[torch.Tensor | tuple[torch.Tensor, ...]]) -> None:
+    """What is fast and wrong is no bound."""
+    for answer, right in zip(answers, right_answers(work), strict=True):
+        parts = (answer,) if isinstance(answer, torch.Tensor) else answer
+        found = np.concatenate([part.numpy().ravel() for part in parts])
+        if not np.abs(found - right).max() <= TOLERANCE:
+            raise SystemExit(f"the bound's answers to {work.name} are wrong")
 
 
 def main(path: str, seconds: str, threads: str, *works: str) -> None:

@@ -24,11 +24,10 @@ from benchmarks.bodies import Bodies
 from benchmarks.echo import SIZE_HEADER
 from benchmarks.subjects import ROOT, Subject
 from benchmarks.wires import Wire
-from benchmarks.workloads import Workload, right_answers
+from benchmarks.workloads import TOLERANCE, Workload, right_answers
 
 READY_S = 120
 END_S = 15
-TOLERANCE = 1e-4
 TOLERANCE_BFLOAT16 = 5e-2
 
 

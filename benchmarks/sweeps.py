@@ -35,8 +35,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 OFFERED = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2)
 EVENNESS = (4, 8, 32, 128)
 EVENNESS_TRIES = 3
-# Rows under way at most, so that long bodies fit into memory: 32 MiB.
-_MAX_ROWS = 2**14
+# Rows under way at most: more would wait longer than the service lets a queue stand, and refusals are not the cost of length.
+_MAX_ROWS = 2**12
 
 
 def concurrency(bench: Bench, _: Sequence[str]) -> Iterator[Point]:

@@ -166,6 +166,7 @@ def _sweeps(parts: Mapping[str, Part]) -> Iterator[str]:
     for name, (title, point, columns) in _SWEEPS.items():
         if name in parts:
             found = [row for row in rows(parts[name].samples) if row["subject"] == "service"]
+            found.sort(key=lambda row: (row["workload"], row["point"] or 0))
             extra = _grown if name == "length" else _nothing
             lines = [_sweep_line(row, columns) + extra(parts[name], row, found) for row in found]
             heads = ["work", point, *(head for head, _ in columns), *extra(parts[name], None, found)]
@@ -181,7 +182,7 @@ def _sweep_line(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
             return f"{row[figure][0]:.0f}"
         return with_range(row[figure]) if figure in _WITH_RANGE else number(row[figure][0])
 
-    point = row["point"] if isinstance(row["point"], float) else f"{row['point']:,}"
+    point = f"{row['point']:,}" if isinstance(row["point"], int) else row["point"] or "failed"
     return [
         row["workload"].upper() if row["workload"] != "length" else "one length",
         str(point),

@@ -26,6 +26,8 @@ Array = npt.NDArray[np.float32]
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NUM_REQUESTS = 64
+# How far an answer in float32 may be off.
+TOLERANCE = 1e-4
 # The bound runs as many sequences at once as callers wait.
 BATCH = 32
 

@@ -59,6 +59,13 @@ def test_a_subject_that_failed_is_told_as_failed():
     assert "mosec (0.9.8, WORKERS=2), 1 of 1 failed" in told
 
 
+def test_a_sweep_that_failed_is_told_as_failed():
+    failed = {"round": 1, "subject": "service", "workload": "", "failed": "no answer"}
+    told = performance({"concurrency": part("concurrency", [sample(0, "service", 850, point=32), failed])})
+    assert "|  | failed |" in told
+    assert "| W1 | 32 | 85.0 |" in told
+
+
 def test_cost_is_told_beside_that_of_half_the_length():
     samples = [
         sample(0, "service", 800, workload="length", point=8),
