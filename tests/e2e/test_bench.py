@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -95,3 +96,8 @@ def test_a_wrong_answer_stops_a_subject_before_it_is_timed(running, sized):
 def test_nobody_there_is_a_failure_and_no_figure(sized):
     with pytest.raises(WrkFailed):
         run_wrk(1, sized, Load(1, 1))
+
+
+def test_silence_is_a_failure_and_no_figure(sized):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(WrkFailed, match="no answer"):
+        run_wrk(silent.getsockname()[1], sized, Load(1, 1))
