@@ -86,7 +86,8 @@ def _part(name: str, bench: Bench, about: dict[str, object], commit: str) -> Par
     options = bench.options
     seconds = options.sweep_seconds if name in SWEEPS else options.seconds
     settings = {"seconds": seconds, "warm_s": options.warm_s}
-    subjects = {SERVICE: service(), ECHO: echo(), **{peer: peers()[peer] for peer in options.peers}}
+    ours = {name: subject for name, subject in ((SERVICE, service()), (ECHO, echo())) if name in options.subjects}
+    subjects = {**ours, **{peer: peers()[peer] for peer in options.peers}}
     told = {n: {"settings": s.settings, "version": machine.package_version(s)} for n, s in subjects.items()}
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return Part(name, now, commit, dict(about), settings, told)
