@@ -114,7 +114,7 @@ class Bench:
         if subject.name == ECHO:
             running.check_sizes(bodies, num)
             return 0.0
-        if subject.name == SERVICE and work.name not in self._sizes:
+        if subject.name == SERVICE and ECHO in self.options.subjects and work.name not in self._sizes:
             self._sizes[work.name] = running.answer_sizes(bodies)
         return running.largest_error(work, bodies, subject.forms[work.form], num)
 

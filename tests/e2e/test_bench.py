@@ -21,6 +21,7 @@ from benchmarks.wrk import Load, WrkFailed, run_wrk
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
 ]
 WORK = Workload("small", (2, 3))
