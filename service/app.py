@@ -51,7 +51,7 @@ from service.layers.catalog import Catalog
 from service.layers.store import Store
 from service.limits import batch_limits, cors_origins, exchange_limits, queue_limits, rate_limit
 from service.memory import Memory
-from service.metrics import LayerTotals
+from service.metrics import Capacity, LayerTotals
 from service.probes import Probes
 from service.roll import RollBook
 from service.settings import Settings
@@ -102,7 +102,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_over = False
-        telemetry.built(self.numerics)
+        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, board.expected_workers))
 
     @property
     def catalog(self) -> Catalog:
@@ -302,7 +302,8 @@ class Service:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._telemetry.beat_failed(error)
         self._telemetry.sample(self.engine)
-        self._telemetry.ready(is_ready=reason is None)
+        num_ready = sum(beat.state is State.READY for beat in self._board.fresh())
+        self._telemetry.ready(is_ready=reason is None, num_ready=num_ready)
 
 
 def build(

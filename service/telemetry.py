@@ -15,9 +15,9 @@ from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
 from service.attention.resident import Resident
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
-from service.errors import LayerError, ServiceError
+from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
 from service.logs import RequestLine, get_logger, log_request
-from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
+from service.metrics import Answered, BatchDone, Build, Capacity, LayerTotals, Metrics, is_counted
 from service.tally import Tally
 
 # The last part of the lane that readiness probes wait in.
@@ -108,7 +108,9 @@ class Telemetry:
 
     # The library and the engine.
 
-    def built(self, numerics: Fingerprint) -> None:
+    def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
+        self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
+        self._metrics.sized(capacity)
         self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
 
     def layer_loaded(self, name: str, resident: Resident) -> None:
@@ -148,8 +150,8 @@ class Telemetry:
     def beat_failed(self, error: OSError) -> None:
         self._log.error("heartbeat_not_written", reason=error.strerror)
 
-    def ready(self, *, is_ready: bool) -> None:
-        self._metrics.readiness_changed(is_ready=is_ready)
+    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+        self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
         """Since the layer last gave an answer (its check at load counts)."""
