@@ -83,9 +83,9 @@ class Telemetry:
         self._metrics.queue_changed(num_jobs, num_bytes)
 
     def batch_done(self, event: BatchEvent) -> None:
-        layer = _layer_of(event.lane)
+        layer = layer_of(event.lane)
         self._answered_at[layer] = self._now()
-        if isinstance(event.lane, tuple) and event.lane[-1] == PROBE:
+        if is_probe(event.lane):
             return  # nobody asked for it, so no number may tell of it
         self._tally.computed(layer, event.sequences)
         self._metrics.batch_done(
@@ -94,11 +94,11 @@ class Telemetry:
 
     def retried_apart(self, event: RetryEvent) -> None:
         self._metrics.batch_retried()
-        self._log.warning("batch_retried", layer=_layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+        self._log.warning("batch_retried", layer=layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
 
     def batch_split(self, event: SplitEvent) -> None:
         self._metrics.batch_split()
-        self._log.warning("batch_split", layer=_layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
+        self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
         """Counted with its request, by the stage that the trace reached."""
@@ -178,7 +178,11 @@ class Telemetry:
         return self._metrics.layer_totals()
 
 
-def _layer_of(lane: Hashable) -> str:
+def is_probe(lane: Hashable) -> bool:
+    return isinstance(lane, tuple) and lane[-1] == PROBE
+
+
+def layer_of(lane: Hashable) -> str:
     assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
 
