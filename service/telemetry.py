@@ -15,9 +15,9 @@ from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
 from service.attention.resident import Resident
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
-from service.errors import LayerError, ServiceError
+from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
 from service.logs import RequestLine, get_logger, log_request
-from service.metrics import Answered, BatchDone, Build, LayerTotals, Metrics, is_counted
+from service.metrics import Answered, BatchDone, Build, Capacity, LayerTotals, Metrics, is_counted
 from service.tally import Tally
 
 # The last part of the lane that readiness probes wait in.
@@ -83,9 +83,9 @@ class Telemetry:
         self._metrics.queue_changed(num_jobs, num_bytes)
 
     def batch_done(self, event: BatchEvent) -> None:
-        layer = _layer_of(event.lane)
+        layer = layer_of(event.lane)
         self._answered_at[layer] = self._now()
-        if isinstance(event.lane, tuple) and event.lane[-1] == PROBE:
+        if is_probe(event.lane):
             return  # nobody asked for it, so no number may tell of it
         self._tally.computed(layer, event.sequences)
         self._metrics.batch_done(
@@ -94,11 +94,11 @@ class Telemetry:
 
     def retried_apart(self, event: RetryEvent) -> None:
         self._metrics.batch_retried()
-        self._log.warning("batch_retried", layer=_layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+        self._log.warning("batch_retried", layer=layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
 
     def batch_split(self, event: SplitEvent) -> None:
         self._metrics.batch_split()
-        self._log.warning("batch_split", layer=_layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
+        self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
         """Counted with its request, by the stage that the trace reached."""
@@ -108,7 +108,9 @@ class Telemetry:
 
     # The library and the engine.
 
-    def built(self, numerics: Fingerprint) -> None:
+    def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
+        self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
+        self._metrics.sized(capacity)
         self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
 
     def layer_loaded(self, name: str, resident: Resident) -> None:
@@ -148,8 +150,8 @@ class Telemetry:
     def beat_failed(self, error: OSError) -> None:
         self._log.error("heartbeat_not_written", reason=error.strerror)
 
-    def ready(self, *, is_ready: bool) -> None:
-        self._metrics.readiness_changed(is_ready=is_ready)
+    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+        self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
         """Since the layer last gave an answer (its check at load counts)."""
@@ -176,7 +178,11 @@ class Telemetry:
         return self._metrics.layer_totals()
 
 
-def _layer_of(lane: Hashable) -> str:
+def is_probe(lane: Hashable) -> bool:
+    return isinstance(lane, tuple) and lane[-1] == PROBE
+
+
+def layer_of(lane: Hashable) -> str:
     assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
 

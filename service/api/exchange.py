@@ -131,6 +131,7 @@ class Exchange:
         parts = await read_body(self._scope, self._caller, self.limits.body, codings, self._share)
         self.shorten(_asked_timeout_s(self._scope))
         self._complete = self._house.now()
+        self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         return parts
 
@@ -180,7 +181,7 @@ class Exchange:
             outcome.queue_s,
             outcome.compute_s,
         )
-        trace.masked_rows, trace.stage = request.masked_rows, "sending"
+        trace.masked_rows, trace.stage, trace.batch = request.masked_rows, "sending", outcome.batch
         self._answered = self._house.now()
         return outcome
 

@@ -11,6 +11,7 @@ import re
 from random import getrandbits
 
 from service.api.asgi import Scope, header
+from service.batching.job import BatchInfo
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _KEY = "attention.trace"
@@ -34,10 +35,12 @@ class Trace:
     tokens: int | None = None
     masked_rows: int = 0
     batch_requests: int | None = None
+    receive_s: float | None = None
     decode_s: float | None = None
     queue_s: float | None = None
     compute_s: float | None = None
     encode_s: float | None = None
+    batch: BatchInfo | None = None
 
 
 def start_trace(scope: Scope, now: float) -> Trace:

@@ -237,7 +237,7 @@ class Batcher(Generic[P, R]):
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
         self._speed.note(work, compute_s)
-        self._observer.batch_done(BatchEvent.of(jobs[0].lane, costs, compute_s))
+        self._observer.batch_done(BatchEvent.of(jobs[0].lane, batch, costs, compute_s))
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:

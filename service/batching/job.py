@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from service.batching.clock import Clock, Handle
@@ -38,11 +38,12 @@ NOTHING = Cost(sequences=0, tokens=0, cells=0, weights_bytes=0, input_bytes=0, f
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """The company a job was computed in."""
+    """The company a job was computed in; in `notes` an observer of the batch may leave word for those of its members."""
 
     requests: int
     sequences: int
     tokens: int
+    notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, costs: Sequence[Cost]) -> BatchInfo:

@@ -8,7 +8,7 @@ Laws: an event is told once, after the state has changed, on the loop; a listene
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.batching.job import BatchInfo, Cost, Stage
@@ -16,7 +16,7 @@ from service.batching.job import BatchInfo, Cost, Stage
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """The engine answered a batch; `requests` counts also those whose caller did not wait for it."""
+    """The engine answered a batch; `requests` counts also those whose caller did not wait for it, `notes` are the batch's."""
 
     lane: Hashable
     requests: int
@@ -24,12 +24,12 @@ class BatchEvent:
     tokens: int
     weights_bytes: int
     compute_s: float
+    notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, lane: Hashable, costs: Sequence[Cost], compute_s: float) -> BatchEvent:
-        batch = BatchInfo.of(costs)
+    def of(cls, lane: Hashable, batch: BatchInfo, costs: Sequence[Cost], compute_s: float) -> BatchEvent:
         weights_bytes = sum(cost.weights_bytes for cost in costs)
-        return cls(lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, compute_s)
+        return cls(lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, compute_s, batch.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from service.settings import Settings, SettingsError, child_environment, load_se
 
 if TYPE_CHECKING:
     from service.tls import Tls
+    from service.trace_export import TraceExport
 
 # A process is late, and the service not ready, after this many heartbeats without one.
 LATE_BEATS = 6
@@ -63,6 +64,17 @@ def _check_files(settings: Settings) -> None:
         read_keys(settings.api_keys_file)
     if tls := tls_files(settings):
         tls.check()
+    if settings.traces and not _has_exporter():
+        raise SettingsError("ATTENTION_TRACES: it needs the extra `otel` (pip install 'attention-service[otel]')")
+
+
+def _has_exporter() -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def tls_files(settings: Settings) -> Tls | None:
@@ -137,9 +149,10 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     metrics = Metrics(Shared(run_dir / "metrics", slot))
     telemetry = Telemetry(metrics, time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
+    export = _trace_export(settings)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
     try:
-        edge, service = build(settings, telemetry, board, leave)
+        edge, service = build(settings, telemetry, board, leave, tracer=None if export is None else export.tracer)
     except ServiceError as error:
         say_once(run_dir, error.message)
         return EXIT_REFUSED
@@ -156,3 +169,13 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         return server.run_to_end()
     finally:
         metrics.close()
+        if export is not None:
+            export.close()
+
+
+def _trace_export(settings: Settings) -> TraceExport | None:
+    if not settings.traces:
+        return None
+    from service.trace_export import TraceExport  # memory: the SDK only where it is used
+
+    return TraceExport()

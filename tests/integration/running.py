@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import torch
+from opentelemetry.trace import Tracer
 
 from service.api.keys import Role, line_for
 from service.app import Service, build
@@ -96,7 +97,15 @@ def prepare(directory: Path, layers) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, *, wait: bool = True, admin: bool = False, board: Board | None = None, **changes):
+async def running(
+    directory: Path,
+    *,
+    wait: bool = True,
+    admin: bool = False,
+    board: Board | None = None,
+    tracer: Tracer | None = None,
+    **changes,
+):
     """A service over a prepared directory, ready (unless `wait` is false), with these settings changed.
 
     With `admin` there are API keys, and the client has the admin's.
@@ -108,7 +117,7 @@ async def running(directory: Path, *, wait: bool = True, admin: bool = False, bo
     settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(settings, telemetry, board, lambda _, reason: refusals.append(reason), HeldEngine)
+    edge, service = build(settings, telemetry, board, lambda _, reason: refusals.append(reason), HeldEngine, tracer)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import TIME_BUCKETS, Answered, BatchDone, Build, Metrics, is_counted
+from service.errors import Failed, LayerError, Refused, Rejected, codes_of
+from service.metrics import TIME_BUCKETS, Answered, BatchDone, Build, Capacity, Metrics, is_counted
 
 ROUTE = "/v1/layers/{layer}/attend"
 
@@ -127,7 +128,11 @@ def test_a_batch_moves_every_series_about_batches(readable):
         (lambda m: m.rows_filled(7), "filler_rows_total", 7),
         (lambda m: m.queue_changed(4, 0), "queued_requests", 4),
         (lambda m: m.queue_changed(0, 1024), "queued_bytes", 1024),
-        (lambda m: m.readiness_changed(is_ready=True), "ready", 1),
+        (lambda m: m.readiness_changed(is_ready=True, num_ready=2), "ready", 1),
+        (lambda m: m.readiness_changed(is_ready=True, num_ready=2), "ready_processes", 2),
+        (lambda m: m.sized(Capacity(256, 4096, 2)), "queue_capacity_requests", 256),
+        (lambda m: m.sized(Capacity(256, 4096, 2)), "queue_capacity_bytes", 4096),
+        (lambda m: m.sized(Capacity(256, 4096, 2)), "expected_processes", 2),
         (lambda m: m.layer_loaded("minilm-l0", 1.5), "layer_load_seconds", 1.5),
         (lambda m: m.layer_load_failed("layer_error"), "layer_load_failures_total", 1),
         (lambda m: m.built(Build("0.1.0", "2.13.0", "cpu", "float32")), "build_info", 1),
@@ -148,6 +153,15 @@ def test_a_served_layer_has_its_series_before_its_first_request(readable):
     readable.metrics.layer_loaded("minilm-l0", 0.1)
     assert readable.value("queue_seconds_count", layer="minilm-l0") == 0
     assert readable.value("compute_seconds_count", layer="minilm-l0") == 0
+
+
+def test_reasons_that_are_known_have_their_series_before_they_happen(readable):
+    readable.metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
+    for reason in ("queue_full", "invalid", "bad_shape", "engine_down", "rate_limited"):
+        assert readable.value("rejected_total", reason=reason) == 0
+    assert readable.value("rejected_total", reason="rejected") is None, "a branch is no reason"
+    assert readable.value("layer_load_failures_total", reason="layer_error") == 0
+    assert readable.value("cancelled_total", stage="killed") == 0
 
 
 def test_what_operators_machines_ask_for_is_not_counted():
@@ -215,12 +229,18 @@ def run_worker(directory, slot, code):
 
 
 def test_processes_add_up_and_a_replacement_goes_on_from_where_the_dead_one_stopped(tmp_path):
-    run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True)")
-    run_worker(tmp_path, 1, "metrics.received(); metrics.received(); metrics.readiness_changed(is_ready=False)")
-    found = samples(run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True)"))
+    run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True, num_ready=1)")
+    run_worker(
+        tmp_path, 1, "metrics.received(); metrics.received(); metrics.readiness_changed(is_ready=False, num_ready=1)"
+    )
+    found = samples(
+        run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True, num_ready=1)")
+    )
     assert found["attention_received_total", ()] == 4
     assert found["attention_in_flight_requests", ()] == 3, "a new process begins with its gauges at zero"
     assert found["attention_ready", ()] == 0, "one process that is not ready is enough"
+    assert found["attention_ready_processes", ()] == 1, "each process counts all of them, so they do not add up"
+    assert found["attention_process_replacements_total", ()] == 1, "the second process in the first slot"
     assert len(list(tmp_path.glob("counter_*.db"))) == 2
 
 

@@ -1,0 +1,117 @@
+"""Traces as a collector gets them: the real service, the real exporter, OTLP over HTTP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx2
+import pytest
+
+from tests.e2e.started import Started, X
+from tests.e2e.trace_collector import TraceCollector, attributes_of
+from tests.integration.running import LAYERS, prepare
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ROUTE = "POST /v1/layers/{layer}/attend"
+TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture
+def serve(tmp_path):
+    started: list[Started] = []
+    prepare(tmp_path, LAYERS)
+
+    def start(endpoint: str, *, workers: int = 1, **otel: str) -> Started:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **otel}
+        started.append(Started(tmp_path / "layers", workers=workers, traces="true", environment=environment))
+        started[-1].wait_ready()
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.end()
+
+
+def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_trace(serve):
+    with TraceCollector() as collector:
+        service = serve(collector.url, workers=2, OTEL_BSP_SCHEDULE_DELAY="100")
+        traceparent = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
+        for _ in range(40):
+            assert httpx2.post(f"{service.url}/v1/layers/small/attend", json=X, headers=traceparent).status_code == 200
+        collector.wait(lambda: len(collector.named(ROUTE)) == len(collector.named("batch")) == 40)
+        collector.wait(lambda: len(collector.named("send")) == 40)
+        batches = {span.span_id for span in collector.named("batch")}
+        for request in collector.named(ROUTE):
+            assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
+            children = {span.name for _, span in collector.spans if span.parent_span_id == request.span_id}
+            assert children == {"receive", "decode", "queue", "compute", "send"}
+            assert [link.span_id in batches for link in request.links] == [True]
+            assert abs(request.start_time_unix_nano / 1e9 - time.time()) < 60
+        assert {attributes_of(span)["attention.batch.requests"] for span in collector.named("batch")} == {1}
+        resources = [resource for resource, _ in collector.spans]
+        assert {(told["service.name"], told["service.version"]) for told in resources} == {
+            ("attention-service", "0.1.0")
+        }
+        assert len({told["service.instance.id"] for told in resources}) == 2, "each process is an instance"
+        assert collector.paths == {"/v1/traces"}
+
+
+def test_the_standard_variables_name_the_service_and_choose_what_is_sampled(serve):
+    with TraceCollector() as collector:
+        service = serve(
+            collector.url,
+            OTEL_BSP_SCHEDULE_DELAY="100",
+            OTEL_SERVICE_NAME="vision",
+            OTEL_TRACES_SAMPLER="parentbased_always_off",
+        )
+        for flags in ("00", "01"):
+            headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-{flags}"}
+            httpx2.post(f"{service.url}/v1/layers/small/attend", json=X, headers=headers)
+        collector.wait(lambda: collector.named(ROUTE))
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert {resource["service.name"] for resource, _ in collector.spans} == {"vision"}
+        assert len(collector.named(ROUTE)) == 1, "the one whose caller samples it"
+
+
+def test_what_was_not_sent_yet_is_sent_at_the_end(serve):
+    with TraceCollector() as collector:
+        service = serve(collector.url, OTEL_BSP_SCHEDULE_DELAY="3600000")
+        assert service.attend().status_code == 200
+        assert not collector.spans
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert len(collector.named(ROUTE)) == 1
+
+
+@pytest.mark.parametrize("kind", ["refuses", "hangs"])
+def test_a_collector_that_is_not_there_holds_up_neither_answers_nor_the_end(serve, kind):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        if kind == "refuses":
+            deaf.close()
+        service = serve(endpoint, OTEL_BSP_SCHEDULE_DELAY="100")
+        assert {service.attend().status_code for _ in range(20)} == {200}
+        started = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert time.monotonic() - started < 7, "the SDK's own end waits 8 to 30 s"
+
+
+def test_without_the_extra_the_start_is_refused_in_one_line(tmp_path):
+    hidden = tmp_path / "opentelemetry"
+    hidden.mkdir()
+    (hidden / "__init__.py").write_text("")
+    (tmp_path / "layers").mkdir()
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--layers-dir", str(tmp_path / "layers")]
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", os.curdir)])
+    environment = {**os.environ, "ATTENTION_TRACES": "true", "PYTHONPATH": paths}
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "attention-service: ATTENTION_TRACES: it needs the extra `otel` (pip install 'attention-service[otel]')\n"
+    )
