@@ -17,6 +17,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # In the scope of a request that the transport refuses: the ServiceError that is its answer.
 REFUSED = "attention.refused"
+# There where the process has as many connections as it may keep: this one is for what must be answered all the same.
+CROWDED = "attention.crowded"
 
 
 BLANKS = b" \t"

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.api.asgi import REFUSED
+from service.api.asgi import CROWDED, REFUSED
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.transport.body import ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
@@ -31,6 +31,7 @@ from service.transport.limits import (
     PAUSE_S,
     TransportLimits,
 )
+from service.transport.listener import Place
 from service.transport.scope import common_scope, request_scope
 from service.transport.stage import Stage
 
@@ -46,11 +47,13 @@ class Connection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         limits: TransportLimits,
+        place: Place,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser = None  # type: ignore[assignment]  # `head.py` and `body.py` read
         self._limits = limits
+        self._place = place
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests: a first one is due from the start
         self._begun = self._waiting = b""
@@ -71,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._reading.stop()
         self._writing.stop()
         self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
+        self._place.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -191,7 +195,9 @@ class Connection(HttpToolsProtocol):
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
-        cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive)
+        cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive and not self._place.is_guest)
+        if self._place.is_guest:
+            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
         if self._body.is_complete:
             cycle.more_body = False
             cycle.message_event.set()

@@ -410,3 +410,37 @@ async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
     await room.advance(LIMITS.write_timeout_s)
     assert room.wire.events[-1] == "abort"
     assert room.ledger.ends == [200]
+
+
+# Guests, who come while as many are there as may stay
+
+
+@on_the_loop
+async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
+    room = Room(is_guest=True)
+    await room.send(post() + post(b"/2"))
+    assert room.statuses == [503]
+    assert room.codes == ["not_ready"]
+    assert b"\r\nretry-after: 1\r\n" in room.wire.written
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.echo.seen == []
+    assert "eof" in room.wire.events
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/v2/health/live", b"/metrics"])
+@on_the_loop
+async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
+    room = Room(is_guest=True)
+    await room.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert room.statuses == [200]
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("is_guest", [False, True])
+@on_the_loop
+async def test_a_place_is_free_when_its_connection_is_lost(is_guest):
+    room = Room(is_guest=is_guest)
+    assert len(room.places) == 1
+    await room.lose()
+    assert len(room.places) == 0
