@@ -81,9 +81,9 @@ class Connection(HttpToolsProtocol):
         self._wait(data) if self._waiting else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
-        """Whether the connection stays open: a refusal that is on its way is still sent."""
+        """Whether the connection stays open: a refusal that is on its way is still sent. Over TLS both ends are one."""
         self._has_ended = True
-        return self._stage is Stage.DROP and not self.cycle.response_complete
+        return self._stage is Stage.DROP and not self.cycle.response_complete and self.transport.can_write_eof()
 
     def shutdown(self) -> None:
         if self._stage is Stage.BODY and self.cycle.response_complete:
@@ -252,5 +252,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._reading.set(LINGER_S)

@@ -412,6 +412,29 @@ async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
     assert room.ledger.ends == [200]
 
 
+# Over TLS, where one end cannot be closed without the other
+
+
+@on_the_loop
+async def test_over_tls_an_answer_that_came_early_ends_the_connection_a_moment_later():
+    room = Room()
+    room.wire.is_tls = True
+    await room.send(b"nonsense\r\n\r\n")
+    assert room.statuses == [400]
+    assert room.codes == ["bad_request"]
+    assert room.wire.events == []
+    await room.advance(LINGER_S)
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_over_tls_a_client_who_ends_is_gone():
+    room = Room()
+    room.wire.is_tls = True
+    room.connection.data_received(b"nonsense\r\n\r\n")
+    assert not room.connection.eof_received()
+
+
 # Guests, who come while as many are there as may stay
 
 

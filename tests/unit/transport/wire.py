@@ -49,6 +49,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
+        self.is_tls = False
         self.events: list[str] = []
         self.is_reading = True
         self.is_stuck = False
@@ -70,7 +71,12 @@ class Wire:
     def abort(self):
         self.events.append("abort")
 
+    def can_write_eof(self):
+        return not self.is_tls
+
     def write_eof(self):
+        if self.is_tls:
+            raise NotImplementedError
         self.events.append("eof")
 
     def is_closing(self):
