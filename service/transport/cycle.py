@@ -58,7 +58,7 @@ class Owner(Protocol):
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's, with three differences: `fail`, ClientGone, and a body that may be left behind."""
+    """uvicorn's, with four differences: `fail`, ClientGone, a body that may be left behind, and no chunks before HTTP/1.1."""
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
@@ -76,6 +76,9 @@ class Cycle(RequestResponseCycle):
         )
         self._goes_on = owner.goes_on
         self._failure: ServiceError | None = None
+        self._is_old = scope["http_version"] == "1.0"
+        if self._is_old:
+            self.chunked_encoding = False
 
     def fail(self, failure: ServiceError) -> None:
         """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
@@ -92,6 +95,9 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.more_body and not self.response_started:
             self.keep_alive = self.keep_alive and self._goes_on()
+        if self._is_old:
+            # Its answer ends with the connection (RFC 9112, section 6.3); uvicorn counts down to what it thinks is the length.
+            self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
         if self.disconnected and not self.response_complete:
             raise ClientGone

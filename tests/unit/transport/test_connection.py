@@ -412,6 +412,24 @@ async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
     assert room.ledger.ends == [200]
 
 
+@on_the_loop
+async def test_before_http_1_1_a_long_answer_ends_with_the_connection_and_has_no_chunks():
+    room = Room()
+    await room.send(post(b"/long").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\n" + b"x" * 10 + b"y" * 10)
+    assert b"transfer-encoding" not in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_before_http_1_1_a_short_answer_tells_its_length():
+    room = Room()
+    await room.send(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\nhello")
+    assert b"\r\ncontent-length: 5\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
 # Over TLS, where one end cannot be closed without the other
 
 
