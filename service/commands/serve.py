@@ -138,10 +138,10 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
-    telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
     try:
+        telemetry = Telemetry(Metrics(Shared(run_dir / "metrics", slot)), time.monotonic)
         edge, service = build(settings, telemetry, board, leave)
     except ServiceError as error:
         say_once(run_dir, error.message)
