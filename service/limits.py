@@ -12,6 +12,7 @@ from service.api.exchange import ExchangeLimits
 from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.policy import BatchLimits
+from service.descriptors import kept_connections
 from service.settings import Settings
 from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
@@ -90,4 +91,5 @@ def transport_limits(settings: Settings) -> TransportLimits:
         max_headers=settings.max_headers,
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
+        max_connections=kept_connections(settings.max_connections),
     )

@@ -2,7 +2,8 @@
 
 glibc keeps what is freed for the next time: after a storm of large bodies a process would stay four times as large as it
 needs to be for the rest of its life. Laws: a trim is made only where much can have been freed since the last one; what a
-trim leaves is in use and is the new measure; where there is no glibc there is nothing to do.
+trim leaves is in use and is the new measure; where there is no glibc there is nothing to do; measuring opens nothing, for a
+process that can open no more descriptors still has to say so at every heartbeat.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 GROWTH_BYTES = 4 * 2**20
-_STATM = Path("/proc/self/statm")
+_STATM = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def resident_bytes() -> int:
-    """Of this process (one small read of /proc, about 15 µs)."""
-    with _STATM.open("rb") as file:
-        return int(file.read(64).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Of this process (one small read of /proc, about 10 µs)."""
+    return int(os.pread(_STATM, 64, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def trim() -> None:

@@ -13,6 +13,7 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from service.errors import ServiceError
 from service.memory import resident_bytes
 from service.shared_values import SharedValues
 
@@ -35,7 +37,16 @@ TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 # The stage of requests that were under way in a process that died.
 KILLED = "killed"
+# What prometheus_client names a process's files after, and space in each for the series of some hundred layers.
+_FILES = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
+RESERVED_BYTES = 2**19
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+
+
+class MetricsError(ServiceError):
+    """The metrics of this process have no place; the message is one line."""
+
+    code = "no_metrics"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +149,19 @@ def _left_unanswered(shared: Shared) -> int:
         return 0
 
 
+def _reserve(shared: Shared) -> None:
+    """Space for this process's files, which it writes to as to its memory; raises MetricsError where there is none.
+
+    A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
+    """
+    try:
+        for kind in _FILES:
+            with (shared.directory / f"{kind}_{shared.slot}.db").open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    except OSError as error:
+        raise MetricsError(f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}") from None
+
+
 def is_counted(path: str) -> bool:
     """Whether requests to this path are counted: what operators' machines ask for every few seconds is not."""
     return path not in _UNCOUNTED
@@ -175,6 +199,8 @@ class Metrics:
     def __init__(self, shared: Shared | None = None) -> None:
         replaced = shared if shared is not None and _counters(shared).exists() else None
         unanswered = 0 if replaced is None else _left_unanswered(replaced)
+        if shared is not None:
+            _reserve(shared)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # The library decides by an environment variable at its import; here it is decided in one visible place.
         self._values = None if shared is None else SharedValues(shared.directory, shared.slot)

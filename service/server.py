@@ -1,6 +1,6 @@
 """Server: uvicorn for one worker process, with an end in three steps.
 
-Lives here: the listener, uvicorn's configuration, signals and the lifeline, the order of the drain.
+Lives here: uvicorn's configuration, signals and the lifeline, the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
 Laws: the first SIGTERM or SIGINT makes readiness say no at once; service goes on unchanged for `delay_s`; then the
 listener closes, idle kept-alive connections may speak once more for LINGER_S (and hear `connection: close`), and what
@@ -14,21 +14,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from service.logs import get_logger
 from service.tls import Tls, has_all
 from service.transport.connection import Connection
 from service.transport.limits import TransportLimits
+from service.transport.listener import BACKLOG, PAUSE_S, Listener, Place, Places
 
-BACKLOG = 2048
 # Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.8
@@ -65,17 +66,6 @@ class Drain:
     """Asked at the very end: False where a thread still works that an orderly exit would wait for."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A worker's own listener on the port that the supervisor reserved; the kernel spreads connections over them."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(address)
-    listener.setblocking(False)
-    return listener
-
-
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process."""
 
@@ -90,9 +80,10 @@ class Server(uvicorn.Server):
         tls: Tls | None = None,
         force: Callable[[int], object] = os._exit,
     ) -> None:
-        super().__init__(_config(application, functools.partial(Connection, limits=limits), tls))
+        super().__init__(_config(application, tls))
         self.exit_code = 0
-        self._listener = listener
+        self._bound = listener
+        self._limits = limits
         self._drain = drain
         self._lifeline = lifeline
         self._force = force
@@ -103,7 +94,7 @@ class Server(uvicorn.Server):
         self._tasks = self.server_state.tasks = _Watched()
 
     def run_to_end(self) -> int:
-        self.run(sockets=[self._listener])
+        self.run()
         return self.exit_code
 
     def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
@@ -112,11 +103,12 @@ class Server(uvicorn.Server):
             return
         self._leaving = True
         self.exit_code = exit_code
-        self._drain.begin()
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self._close)
         else:
+            # The loop comes to it after this step, and comes to it whatever `begin` does.
             self._close()
+        self._drain.begin()
 
     def _close(self) -> None:
         self.should_exit = True
@@ -150,9 +142,18 @@ class Server(uvicorn.Server):
             self._log.warning("forced", reason="a thread still works")
             self._force(self.exit_code)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        host, port = self._listener.getsockname()[:2]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
+        """As uvicorn does, with a listener of our own."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        places = Places(self._limits.max_connections)
+        self._listener = Listener(
+            self._bound, places, self._protocol, self.config.ssl, self._limits.header_timeout_s, self._resting
+        )
+        self._listener.open()
+        self.started = True
+        host, port = self._bound.getsockname()[:2]
         scheme = "https" if self.config.is_ssl else "http"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._log.info("listening", address=address, pid=os.getpid())
@@ -165,22 +166,18 @@ class Server(uvicorn.Server):
                 async with asyncio.timeout(1.0):
                     await self._leave.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
         """Instead of uvicorn's, which closes idle connections under their clients' hands and cancels late requests."""
         loop = asyncio.get_running_loop()
         grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
         end = loop.time() + grace_s
         self._drain.stop_admitting()
         # Taken over in the very step that closes the listener, which would reset them.
-        waiting = list(_accepted(self._listener))
-        for server in self.servers:
-            server.close()
-        for sock in sockets or []:
-            sock.close()
+        waiting = self._listener.close()
         # Every answer from here on says that it is the last one of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         # Together: with TLS each returns only after the peer's handshake, and a peer may leave us waiting for it.
-        await asyncio.gather(*map(self._connect, waiting))
+        await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
         for connection in list(self._connections):
             if not _is_idle(connection):
                 connection.shutdown()
@@ -196,19 +193,11 @@ class Server(uvicorn.Server):
         await self._quiet(CUT_S)
         await self.lifespan.shutdown()
 
-    async def _connect(self, taken: socket.socket) -> None:
-        context = self.config.ssl
-        patience: Any = {} if context is None else {"ssl": context, "ssl_handshake_timeout": LINGER_S}
-        with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken, **patience)
+    def _resting(self, error: OSError) -> None:
+        self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
-    def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn makes one for a connection that it accepts itself."""
-        kind: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = kind(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
+    def _protocol(self, place: Place) -> asyncio.Protocol:
+        return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place)
 
     async def _parted(self, end: float) -> bool:
         """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""
@@ -253,26 +242,15 @@ class _Watched(set[T]):
         await self._empty.wait()
 
 
-def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """Connections that the kernel has completed and nobody has taken yet."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # none is left, or the listener is closed
-            return
-        connection.setblocking(False)
-        yield connection
-
-
 def _is_idle(connection: Any) -> bool:
     return connection.cycle is None or connection.cycle.response_complete
 
 
-def _config(application: Any, protocol: Callable[..., asyncio.Protocol], tls: Tls | None) -> uvicorn.Config:
+def _config(application: Any, tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",
-        http=protocol,  # type: ignore[arg-type]  # called, and nothing else
+        http=Connection,
         ws="none",
         lifespan="on",
         interface="asgi3",

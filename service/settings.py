@@ -81,6 +81,13 @@ class Settings(BaseSettings):
     )
     tls_key_file: Path | None = Field(None, description="private key of the certificate (PEM, without a passphrase)")
 
+    max_connections: int = Field(
+        0,
+        ge=0,
+        le=10**6,
+        description="connections that a process keeps; on more of them health is answered and everything else told to come back; "
+        "0 = as many as its file descriptors allow, at most 8192",
+    )
     max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target: path and query (bytes)")
     max_header_bytes: int = Field(16384, ge=1024, le=MIB, description="all header fields of a request together (bytes)")
     max_headers: int = Field(100, ge=8, le=10_000, description="header fields of a request")

@@ -41,8 +41,12 @@ class Tls(NamedTuple):
 
 
 def has_all(transport: WriteTransport) -> bool:
-    """Whether the peer has acknowledged every byte that was written to it."""
+    """Whether nothing is left to wait for: the peer has acknowledged every byte that was written to it, or is gone."""
     if transport.get_write_buffer_size() > 0:
         return False
-    unacknowledged = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    wire = transport.get_extra_info("socket")  # None from the moment on when it is closed
+    try:
+        unacknowledged = b"" if wire is None else fcntl.ioctl(wire.fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    except (OSError, ValueError):  # it has no descriptor any more
+        return True
     return int.from_bytes(unacknowledged, sys.byteorder) == 0

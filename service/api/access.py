@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from starlette.routing import compile_path
 
-from service.api.asgi import Scope, headers
+from service.api.asgi import CROWDED, Scope, headers
 from service.api.keys import Key, KeyRing, Role
 from service.api.rate import Limiter
-from service.errors import Forbidden, Unauthorized
+from service.errors import Forbidden, NotReady, Unauthorized
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
@@ -44,10 +44,12 @@ class Access:
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
-        """Raises Unauthorized, Forbidden or RateLimited."""
+        """Raises NotReady, Unauthorized, Forbidden or RateLimited."""
         path = scope["path"]
         if path in self._open:
             return
+        if CROWDED in scope and path != METRICS:
+            raise NotReady("this process has as many connections as it keeps; health is answered", retry_after_s=1)
         caller = self._caller(scope)
         # Whoever watches the service must see it when it is busiest.
         if self._limiter is not None and path != METRICS:

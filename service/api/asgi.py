@@ -19,6 +19,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 REFUSED = "attention.refused"
 # In the scope of our own transport's requests: what it says of who asks (`caller.py`).
 CALLER = "attention.caller"
+# There where the process has as many connections as it may keep: this one is for what must be answered all the same.
+CROWDED = "attention.crowded"
 
 
 BLANKS = b" \t"

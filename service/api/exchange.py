@@ -257,7 +257,7 @@ def _asked_timeout_s(scope: Scope) -> float | None:
     values = headers(scope, b"x-request-timeout-ms")
     if not values:
         return None
-    asked = values[0] if len(values) == 1 else b""
-    if not asked.isdigit() or not asked.strip(b"0"):
+    asked = values[0].lstrip(b"0") if len(values) == 1 else b""
+    if not asked.isdigit():
         raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
     return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000

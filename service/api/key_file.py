@@ -13,7 +13,7 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from service.api.keys import KeyRing, KeysError, read_keys
+from service.api.keys import KeyRing, KeysError, KeysUnread, read_keys
 
 LOOK_S = 1.0
 
@@ -37,6 +37,7 @@ class KeyFile:
         self._listener = listener
         self._taken: Stamp | None = None
         self._is_settling = False
+        self._told: str | None = None
 
     async def open(self) -> None:
         """Raises KeysError."""
@@ -69,8 +70,13 @@ class KeyFile:
         if stamp == self._taken or self._is_settling:
             return None
         self._taken = stamp
+        told, self._told = self._told, None
         try:
             return read_keys(self._path)
+        except KeysUnread as error:
+            # Tried again (no descriptor was free, a file server was away), and told once.
+            self._taken, self._told = None, error.message
+            return None if error.message == told else error
         except KeysError as error:
             return error
 

@@ -51,6 +51,10 @@ class KeysError(ServiceError):
         super().__init__(f"{VARIABLE}: {message}")
 
 
+class KeysUnread(KeysError):
+    """The file could not be read; the next time it may be, though nothing of it has changed."""
+
+
 class KeyRing:
     """The keys of one reading of the file; with none, nobody may."""
 
@@ -108,7 +112,7 @@ def read_keys(path: Path) -> KeyRing:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise KeysError(f"it cannot be read: {error.strerror}") from None
+        raise KeysUnread(f"it cannot be read: {error.strerror}") from None
     if len(text) > MAX_FILE_BYTES:
         raise KeysError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
     return parse_keys(text)

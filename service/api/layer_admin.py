@@ -1,19 +1,25 @@
 """The admin's side of the library: load, replace and unload a layer at run time.
 
-Laws: an answer of success means that every process serves it so; the path names the layer and a body is not read, for the layer
-directory has the file; who may come here is decided before (`access.py`).
+Laws: an answer of success means that every process serves it so; a caller who leaves before his answer calls the change off; the
+path names the layer, and what comes as a body is thrown away, for the layer directory has the file; who may come here is decided
+before (`access.py`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from service.api.asgi import ClientGone, Receive
 from service.api.problems import announced
 from service.api.routes import LayerAnswer
 from service.api.trace import trace_of
+
+R = TypeVar("R")
 
 ROUTE = "/v1/layers/{layer}"
 _PUT = (
@@ -60,7 +66,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = ROUTE
-        is_new = await service.put_layer(layer)
+        is_new = await _stayed(request.receive, service.put_layer(layer))
         return JSONResponse(service.describe(layer).model_dump(), status_code=201 if is_new else 200)
 
     @router.delete(
@@ -73,7 +79,29 @@ def make_admin_router(service: AdminView) -> APIRouter:
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         trace_of(request.scope).route = ROUTE
-        await service.drop_layer(layer)
+        await _stayed(request.receive, service.drop_layer(layer))
         return Response(status_code=204)
 
     return router
+
+
+async def _stayed(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
+    """What the change gives; raises ClientGone, the change called off, where the caller leaves first."""
+    changing = asyncio.ensure_future(change)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({changing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not changing.done():
+            leaving.result()
+        return await changing
+    finally:
+        changing.cancel()
+        leaving.cancel()
+        await asyncio.gather(changing, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    """Raises ClientGone when the caller has left, and what is wrong with a body that he sends meanwhile."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGone

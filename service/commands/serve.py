@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.descriptors import allow, kept_connections
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
 
@@ -39,6 +40,7 @@ def serve(
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
     if not settings.layers_dir.is_dir():
         raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+    kept_connections(settings.max_connections)
     _check_files(settings)
     if settings.api_keys_file is None and not _is_loopback(settings.host):
         write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
@@ -128,8 +130,9 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.heartbeat import Board
     from service.metrics import Metrics, Shared
     from service.processes import say_once
-    from service.server import BACKLOG, Drain, Server, listen
+    from service.server import Drain, Server
     from service.supervisor import EXIT_REFUSED
+    from service.transport.listener import BACKLOG, listen
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -137,6 +140,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         server.leave(exit_code)
 
     bell = SupervisorBell()
+    allow(kept_connections(settings.max_connections))
     listener = listen(settings.host, port)
     if not any((run_dir / "heartbeats").glob("*.json")):
         # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
@@ -146,12 +150,12 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
-    metrics = Metrics(Shared(run_dir / "metrics", slot))
-    telemetry = Telemetry(metrics, time.monotonic)
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     export = _trace_export(settings)
     board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
     try:
+        metrics = Metrics(Shared(run_dir / "metrics", slot))
+        telemetry = Telemetry(metrics, time.monotonic)
         edge, service = build(settings, telemetry, board, leave, tracer=None if export is None else export.tracer)
     except ServiceError as error:
         say_once(run_dir, error.message)

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.api.asgi import REFUSED
+from service.api.asgi import CROWDED, REFUSED
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.transport.body import ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
@@ -31,6 +31,7 @@ from service.transport.limits import (
     PAUSE_S,
     TransportLimits,
 )
+from service.transport.listener import Place
 from service.transport.scope import common_scope, request_scope
 from service.transport.stage import Stage
 
@@ -46,11 +47,13 @@ class Connection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         limits: TransportLimits,
+        place: Place,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser = None  # type: ignore[assignment]  # `head.py` and `body.py` read
         self._limits = limits
+        self._place = place
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests: a first one is due from the start
         self._begun = self._waiting = b""
@@ -71,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._reading.stop()
         self._writing.stop()
         self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
+        self._place.leave()
         super().connection_lost(exc)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.leave()
@@ -79,9 +83,9 @@ class Connection(HttpToolsProtocol):
         self._wait(data) if self._waiting else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
-        """Whether the connection stays open: a refusal that is on its way is still sent."""
+        """Whether the connection stays open: a refusal that is on its way is still sent. Over TLS both ends are one."""
         self._has_ended = True
-        return self._stage is Stage.DROP and not self.cycle.response_complete
+        return self._stage is Stage.DROP and not self.cycle.response_complete and self.transport.can_write_eof()
 
     def shutdown(self) -> None:
         if self._stage is Stage.BODY and self.cycle.response_complete:
@@ -197,7 +201,9 @@ class Connection(HttpToolsProtocol):
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
-        cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive)
+        cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive and not self._place.is_guest)
+        if self._place.is_guest:
+            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
         if self._body.is_complete:
             cycle.more_body = False
             cycle.message_event.set()
@@ -252,5 +258,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._reading.set(LINGER_S)

@@ -58,7 +58,9 @@ class Owner(Protocol):
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's, with four differences: `fail`, ClientGone, a body that may be left behind, and what `api/caller.py` asks."""
+    """uvicorn's, with five differences: `fail`, ClientGone, a body that may be left behind, no chunks before HTTP/1.1, and what
+    `api/caller.py` asks.
+    """
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
@@ -78,6 +80,9 @@ class Cycle(RequestResponseCycle):
         self._failure: ServiceError | None = None
         self._tell_gone: Callable[[], object] | None = None
         scope[CALLER] = self
+        self._is_old = scope["http_version"] == "1.0"
+        if self._is_old:
+            self.chunked_encoding = False
 
     def fail(self, failure: ServiceError) -> None:
         """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
@@ -113,6 +118,9 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.more_body and not self.response_started:
             self.keep_alive = self.keep_alive and self._goes_on()
+        if self._is_old:
+            # Its answer ends with the connection (RFC 9112, section 6.3); uvicorn counts down to what it thinks is the length.
+            self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
         if self.disconnected and not self.response_complete:
             raise ClientGone

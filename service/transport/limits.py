@@ -22,7 +22,8 @@ class TransportLimits:
     """The header fields together have at most `max_header_bytes`, the request target `max_target_bytes`.
 
     They are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. What is
-    written is taken within `write_timeout_s`: each piece of a long answer, all of a short one.
+    written is taken within `write_timeout_s`: each piece of a long answer, all of a short one. Of a process's connections
+    `max_connections` may be kept.
     """
 
     max_header_bytes: int
@@ -30,3 +31,4 @@ class TransportLimits:
     max_headers: int
     header_timeout_s: float
     write_timeout_s: float
+    max_connections: int

@@ -115,8 +115,9 @@ def work(options):
     from service.heartbeat import Board
     from service.logs import configure_logs
     from service.metrics import Metrics, Shared
-    from service.server import Drain, Server, listen
+    from service.server import Drain, Server
     from service.transport.limits import TransportLimits
+    from service.transport.listener import listen
 
     if options.refuse:
         say_once(options.run_dir, "the layer directory is empty")
@@ -129,7 +130,12 @@ def work(options):
     app = App(board, metrics, options.ready_after)
     drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
     limits = TransportLimits(
-        max_header_bytes=16384, max_target_bytes=8192, max_headers=100, header_timeout_s=10, write_timeout_s=30
+        max_header_bytes=16384,
+        max_target_bytes=8192,
+        max_headers=100,
+        header_timeout_s=10,
+        write_timeout_s=30,
+        max_connections=1000,
     )
     return Server(app, listen("127.0.0.1", options.port), drain, limits, lifeline=options.lifeline).run_to_end()
 

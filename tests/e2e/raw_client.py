@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import time
 from typing import NamedTuple
 
@@ -17,8 +18,10 @@ class Heard(NamedTuple):
 
 
 class RawClient:
-    def __init__(self, port, timeout_s=10.0) -> None:
+    def __init__(self, port, timeout_s=10.0, tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self._unread = b""
 
     def __enter__(self):

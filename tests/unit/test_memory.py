@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 
 import numpy as np
@@ -60,3 +62,15 @@ def test_this_process_is_measured_and_trimmed():
     del block
     Memory().give_back()
     assert resident_bytes() < before + 48 * MIB
+
+
+def test_memory_is_measured_while_no_descriptor_is_free():
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/proc/self/statm", os.O_RDONLY)
+        found = resident_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    assert found > MIB

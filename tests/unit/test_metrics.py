@@ -1,6 +1,7 @@
 """Metrics: each event moves exactly its series, and several processes add up."""
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -10,7 +11,18 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Failed, LayerError, Refused, Rejected, codes_of
-from service.metrics import TIME_BUCKETS, Answered, BatchDone, Build, Capacity, Metrics, is_counted
+from service.metrics import (
+    RESERVED_BYTES,
+    TIME_BUCKETS,
+    Answered,
+    BatchDone,
+    Build,
+    Capacity,
+    Metrics,
+    MetricsError,
+    Shared,
+    is_counted,
+)
 
 ROUTE = "/v1/layers/{layer}/attend"
 
@@ -207,7 +219,7 @@ def busy(metrics):
 WORKER = """
 import sys
 from pathlib import Path
-from service.metrics import Metrics, Shared
+from service.metrics import LayerTotals, Metrics, Shared
 from tests.unit.test_metrics import busy
 metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])
@@ -264,3 +276,21 @@ def test_two_busy_processes_stay_within_the_bound_of_size(tmp_path):
     text = run_worker(tmp_path, 1, "busy(metrics)")
     assert samples(text)["attention_received_total", ()] == 2 * 420
     assert len(text) <= 256 * 1024
+
+
+def test_every_file_of_a_process_has_its_space_before_it_is_written_to(tmp_path):
+    """A page without space is a SIGBUS."""
+    run_worker(tmp_path, 0, "busy(metrics); metrics.layers_worked({'a': LayerTotals(1, last_answer_s=1.0)})")
+    files = [path.stat() for path in tmp_path.iterdir()]
+    assert len(files) == 6
+    assert all(file.st_blocks * 512 >= file.st_size == RESERVED_BYTES for file in files)
+
+
+def test_without_space_there_are_no_metrics_and_one_line(tmp_path):
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, most))
+    try:
+        with pytest.raises(MetricsError, match=r"^the run directory \(ATTENTION_RUN_DIR\) cannot be written: "):
+            Metrics(Shared(tmp_path, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))

@@ -1,9 +1,11 @@
 """The keys file: taken whole or not at all, read again when it changes, and never repeated in an error."""
 
 import asyncio
+import errno
 import hmac
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -244,6 +246,23 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(watched, sp
         assert not file.lets_in("user")
 
     watched(story)
+
+
+def test_a_file_that_could_not_be_read_for_a_while_is_read_though_it_did_not_change_again(watched, monkeypatch):
+    async def story(file):
+        file.write("new")
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "open", no_descriptor)
+            assert await file.looks(6) == ["refused"]
+            assert file.lets_in("user")
+        assert await file.looks(3) == ["taken 1"]
+        assert file.lets_in("new")
+
+    watched(story)
+
+
+def no_descriptor(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_file_that_went_and_came_back_as_it_was_is_told_to_be_well_again(watched):

@@ -479,3 +479,78 @@ async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
     await room.advance(LIMITS.write_timeout_s)
     assert room.wire.events[-1] == "abort"
     assert room.ledger.ends == [200]
+
+
+@on_the_loop
+async def test_before_http_1_1_a_long_answer_ends_with_the_connection_and_has_no_chunks():
+    room = Room()
+    await room.send(post(b"/long").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\n" + b"x" * 10 + b"y" * 10)
+    assert b"transfer-encoding" not in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_before_http_1_1_a_short_answer_tells_its_length():
+    room = Room()
+    await room.send(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\nhello")
+    assert b"\r\ncontent-length: 5\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+# Over TLS, where one end cannot be closed without the other
+
+
+@on_the_loop
+async def test_over_tls_an_answer_that_came_early_ends_the_connection_a_moment_later():
+    room = Room()
+    room.wire.is_tls = True
+    await room.send(b"nonsense\r\n\r\n")
+    assert room.statuses == [400]
+    assert room.codes == ["bad_request"]
+    assert room.wire.events == []
+    await room.advance(LINGER_S)
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_over_tls_a_client_who_ends_is_gone():
+    room = Room()
+    room.wire.is_tls = True
+    room.connection.data_received(b"nonsense\r\n\r\n")
+    assert not room.connection.eof_received()
+
+
+# Guests, who come while as many are there as may stay
+
+
+@on_the_loop
+async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
+    room = Room(is_guest=True)
+    await room.send(post() + post(b"/2"))
+    assert room.statuses == [503]
+    assert room.codes == ["not_ready"]
+    assert b"\r\nretry-after: 1\r\n" in room.wire.written
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.echo.seen == []
+    assert "eof" in room.wire.events
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/v2/health/live", b"/metrics"])
+@on_the_loop
+async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
+    room = Room(is_guest=True)
+    await room.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert room.statuses == [200]
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("is_guest", [False, True])
+@on_the_loop
+async def test_a_place_is_free_when_its_connection_is_lost(is_guest):
+    room = Room(is_guest=is_guest)
+    assert len(room.places) == 1
+    await room.lose()
+    assert len(room.places) == 0

@@ -13,7 +13,12 @@ from service.transport.head import END, check_begun, glimpse, read_head
 from service.transport.limits import TransportLimits
 
 LIMITS = TransportLimits(
-    max_header_bytes=1000, max_target_bytes=100, max_headers=20, header_timeout_s=10, write_timeout_s=30
+    max_header_bytes=1000,
+    max_target_bytes=100,
+    max_headers=20,
+    header_timeout_s=10,
+    write_timeout_s=30,
+    max_connections=9,
 )
 
 

@@ -16,11 +16,17 @@ from service.api.asgi import ClientGone
 from service.api.edge import Edge
 from service.transport.connection import Connection
 from service.transport.limits import PAUSE_S, TransportLimits
+from service.transport.listener import Place
 from service.transport.stage import Stage
 from tests.doubles import ManualClock
 
 LIMITS = TransportLimits(
-    max_header_bytes=1024, max_target_bytes=256, max_headers=20, header_timeout_s=10, write_timeout_s=30
+    max_header_bytes=1024,
+    max_target_bytes=256,
+    max_headers=20,
+    header_timeout_s=10,
+    write_timeout_s=30,
+    max_connections=9,
 )
 
 
@@ -43,6 +49,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
+        self.is_tls = False
         self.events: list[str] = []
         self.is_reading = True
         self.is_stuck = False
@@ -64,7 +71,12 @@ class Wire:
     def abort(self):
         self.events.append("abort")
 
+    def can_write_eof(self):
+        return not self.is_tls
+
     def write_eof(self):
+        if self.is_tls:
+            raise NotImplementedError
         self.events.append("eof")
 
     def is_closing(self):
@@ -131,7 +143,7 @@ class Echo:
 class Room:
     """One connection to the edge."""
 
-    def __init__(self, limits: TransportLimits = LIMITS) -> None:
+    def __init__(self, limits: TransportLimits = LIMITS, *, is_guest: bool = False) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
         edge = Edge(self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
         config = uvicorn.Config(
@@ -140,7 +152,10 @@ class Room:
         config.load()
         self.state = ServerState()
         loop: Any = ManualLoop(self.clock)
-        self.connection = Connection(config, self.state, {}, limits, loop)
+        nobody: Any = None
+        self.places: dict[Place, None] = {}
+        place = Place(nobody, self.places, is_guest=is_guest)
+        self.connection = Connection(config, self.state, {}, limits, place, loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 

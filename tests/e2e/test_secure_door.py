@@ -1,0 +1,115 @@
+"""The door over TLS: what is no request is answered as in the clear, and every connection ends in its time."""
+
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from tests.e2e.raw_client import RawClient
+from tests.e2e.started import Started
+from tests.integration.running import LAYERS, prepare
+from tests.raw_inputs import BAD_REQUESTS, TOO_MUCH, get, post
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
+]
+
+HEADER_TIMEOUT_S = 2.0
+LONG_ANSWER = json.dumps({"query": [[0.5] * 16] * 900, "weights": {"form": "heads"}, "encoding": "list"}).encode()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    prepare(tmp_path, LAYERS)
+    make = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+        f"-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {tmp_path}/key -out {tmp_path}/cert"
+    )
+    subprocess.run(make, shell=True, check=True, capture_output=True)
+    return tmp_path
+
+
+@pytest.fixture
+def tls(directory):
+    return ssl.create_default_context(cafile=directory / "cert")
+
+
+@pytest.fixture
+def service(directory, tls):
+    started = Started(
+        directory / "layers",
+        workers=1,
+        max_body_bytes=2**20,
+        header_timeout_s=HEADER_TIMEOUT_S,
+        write_timeout_s=5,
+        tls_cert_file=directory / "cert",
+        tls_key_file=directory / "key",
+    )
+    started.line(event="serving", layers=len(LAYERS))
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def port(service) -> int:
+    return int(service.line(event="serving", host="127.0.0.1")["port"])
+
+
+def received(port, tls) -> tuple[float, ...]:
+    """How many requests came, and how many ended with an answer."""
+    text = httpx2.get(f"https://127.0.0.1:{port}/metrics", verify=tls).text
+    samples = [line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#"]
+    return tuple(
+        sum(float(value) for name, value in samples if name.startswith(f"attention_{series}_total"))
+        for series in ("received", "requests")
+    )
+
+
+def test_what_is_refused_is_read_counted_and_ends_in_the_clear_and_over_tls_alike(service, port, tls):
+    raws = [*BAD_REQUESTS.values(), *(raw for raw, _ in TOO_MUCH.values() if len(raw) < 100_000)]
+
+    def heard(raw: bytes) -> tuple[int, ...]:
+        with RawClient(port, tls=tls) as client:
+            client.send(raw)
+            return tuple(answer.status for answer in client.hear_all())
+
+    with ThreadPoolExecutor(len(raws)) as pool:
+        assert set(pool.map(heard, raws)) == {(400,), (413,), (414,), (431,)}
+    with RawClient(port, tls=tls) as client:
+        client.send(get())
+        assert client.hear() is not None
+    assert received(port, tls) == (len(raws) + 1, len(raws) + 1)
+    assert not service.find(event="library")
+
+
+def test_a_client_that_only_connects_is_let_go_at_the_header_deadline(port):
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        started = time.monotonic()
+        assert client.recv(1) == b""
+        assert time.monotonic() - started < HEADER_TIMEOUT_S + 1
+
+
+def test_clients_that_take_nothing_do_not_keep_the_end_from_being_orderly(service, port, tls):
+    slow = [RawClient(port, tls=tls) for _ in range(8)]
+    for client in slow:
+        client.send(post(b"Content-Length: %d" % len(LONG_ANSWER), body=LONG_ANSWER))
+    idle = [RawClient(port, tls=tls) for _ in range(8)]
+    for client in idle:
+        client.send(get())
+        assert client.hear() is not None
+    service.process.send_signal(signal.SIGTERM)
+    service.line(event="draining")
+    assert service.process.wait(20) == 0
+    assert service.process.stderr.read() == ""
+    assert not service.find(event="library")
+    for client in [*slow, *idle]:
+        client.socket.close()

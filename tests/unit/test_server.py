@@ -1,0 +1,24 @@
+"""The end of a process comes, whatever its steps run into."""
+
+import asyncio
+import socket
+
+import pytest
+
+from service.server import Drain, Server
+from tests.unit.transport.wire import LIMITS
+
+
+def test_a_process_that_cannot_say_that_it_leaves_leaves_all_the_same():
+    def begin() -> None:
+        raise OSError("the run directory is gone")
+
+    async def story(server: Server) -> None:
+        with pytest.raises(OSError, match="gone"):
+            server.leave(4)
+
+    with socket.socket() as bound:
+        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=begin), LIMITS)
+        asyncio.run(story(server))
+    assert server.should_exit
+    assert server.exit_code == 4
