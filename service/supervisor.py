@@ -1,7 +1,8 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
 Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time.
-Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 38 MB, most of it the settings.
+Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 15 MB, for `become` leaves
+behind what reading the settings took (38 with it).
 Laws:
 - a slot holds one process at a time; one that crashed is started again after 0.1 s, and after twice as long, up to 5 s,
   each time it lived less than 10 s;
@@ -17,11 +18,12 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from service.bell import NEWS
 from service.processes import Posix, RunDirectory, StartError, reserve_port, write_log_line
@@ -38,6 +40,7 @@ FORCE_S = 2.0
 ECHO_S = 0.2
 # A worker that we told to leave before it could listen to signals ends by the signal itself: nothing was lost.
 _ORDERLY = (0, -signal.SIGTERM)
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 Log = Callable[..., None]
 
@@ -57,6 +60,19 @@ class Plan:
     drain_delay_s: float
     shutdown_grace_s: float
     run_dir: Path | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """All but the environment, which a process has in another place."""
+        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s)
+        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
+        host, port, workers, delay_s, grace_s, run_dir, *command = arguments
+        directory = Path(run_dir) if run_dir else None
+        times = float(delay_s), float(grace_s)
+        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)
 
 
 class System(Protocol):
@@ -216,6 +232,18 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def become(plan: Plan) -> NoReturn:
+    """This process goes on as the supervisor, and forgets all that it has imported.
+
+    Who tells it to stop meanwhile is heard as soon as there is a handler: a mask outlives the exchange of programs.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = (sys.executable, "-m", "service.supervisor", *plan.arguments)
+    os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
+
+
 def supervise(plan: Plan, log: Log = write_log_line) -> int:
     """Serves until told to stop and returns the exit code; the process must end with it (it has taken the signals over).
 
@@ -231,3 +259,7 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
     except StartError as error:
         sys.stderr.write(f"attention-service: {error.message}\n")
         return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(supervise(Plan.of_arguments(sys.argv[1:], os.environ)))

@@ -34,8 +34,8 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
+    from service import supervisor
     from service.processes import write_log_line  # the other commands do not need it
-    from service.supervisor import Plan, supervise
 
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
     if not settings.layers_dir.is_dir():
@@ -45,7 +45,7 @@ def serve(
     if settings.api_keys_file is None and not _is_loopback(settings.host):
         write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     arguments = ("--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}")
-    plan = Plan(
+    plan = supervisor.Plan(
         command=(sys.executable, "-m", "service", "worker", *arguments),
         environment=child_environment(settings),
         host=settings.host,
@@ -55,7 +55,7 @@ def serve(
         shutdown_grace_s=settings.shutdown_grace_s,
         run_dir=settings.run_dir,
     )
-    raise typer.Exit(supervise(plan))
+    supervisor.become(plan)
 
 
 def _check_files(settings: Settings) -> None:

@@ -21,13 +21,13 @@ def replace(owner: type, name: str, method: object) -> None:
 def be_supervisor() -> None:
     from service import supervisor
 
-    supervise = supervisor.supervise
+    become = supervisor.become
 
-    def of_this_file(plan, **kwargs):
+    def of_this_file(plan):
         command = (sys.executable, __file__, *plan.command[3:])  # instead of `-m service`
-        return supervise(dataclasses.replace(plan, command=command), **kwargs)
+        become(dataclasses.replace(plan, command=command))
 
-    vars(supervisor)["supervise"] = of_this_file
+    vars(supervisor)["become"] = of_this_file
 
 
 def be_worker() -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 VARIABLE = "TORTURE_PLANTS"
 _KEPT: list[object] = []
@@ -31,13 +31,13 @@ def main() -> None:
     from service import supervisor
     from service.cli import main as command_line
 
-    supervise = supervisor.supervise
+    become = supervisor.become
 
-    def supervise_planted(plan: supervisor.Plan, **kwargs: Any) -> int:
+    def become_planted(plan: supervisor.Plan) -> NoReturn:
         python, _, _, *rest = plan.command
-        return supervise(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)), **kwargs)
+        become(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)))
 
-    supervisor.supervise = supervise_planted  # type: ignore[assignment]
+    supervisor.become = become_planted
     if "worker" in sys.argv[1:2]:
         _plant(json.loads(os.environ[VARIABLE]))
     command_line()

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -258,3 +259,10 @@ def test_a_refusal_of_a_slot_that_served_is_a_crash_and_its_mates_go_on():
 def test_a_death_by_a_signal_without_a_name_is_told_too():
     outcome = Outcome(FakeSystem(("exit", 1001, -40)))
     assert outcome.fields("worker_died")[0]["signal"] == "signal 40"
+
+
+@pytest.mark.parametrize("run_dir", [None, Path("/some/where")])
+def test_a_plan_comes_back_from_its_arguments(run_dir):
+    plan = Plan(("run", "{port}"), {"A": "1"}, "::1", 80, 3, 1.5, 30.0, run_dir)
+    assert Plan.of_arguments(plan.arguments, {"A": "1"}) == plan
+    assert "A" not in plan.arguments, "what is in the environment may be nobody else's business"
