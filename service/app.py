@@ -47,13 +47,13 @@ from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
 from service.changes import Changes
 from service.errors import InvalidInput, NotReady, ServiceError
+from service.events import Capacity, LayerTotals
 from service.follower import Follower
 from service.heartbeat import Board, State
 from service.layers.catalog import Catalog
 from service.layers.store import Store
 from service.limits import batch_limits, cors_origins, exchange_limits, queue_limits, rate_limit
 from service.memory import Memory
-from service.metrics import Capacity, LayerTotals
 from service.probes import Probes
 from service.roll import RollBook
 from service.settings import Settings

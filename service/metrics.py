@@ -12,10 +12,7 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import prometheus_client
@@ -25,9 +22,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from service.errors import ServiceError
+from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
+from service.layer_series import LayerSeries
 from service.memory import resident_bytes
-from service.shared_values import SharedValues
+from service.shared_values import Shared, SharedValues
 
 T = TypeVar("T", bound=MetricWrapperBase)
 
@@ -37,108 +35,12 @@ TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 # The stage of requests that were under way in a process that died.
 KILLED = "killed"
-# What prometheus_client names a process's files after, and space in each for the series of some hundred layers.
-_FILES = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
-RESERVED_BYTES = 2**19
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-
-
-class MetricsError(ServiceError):
-    """The metrics of this process have no place; the message is one line."""
-
-    code = "no_metrics"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shared:
-    """The directory that the processes of one service share and this process's place in it."""
-
-    directory: Path
-    slot: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answered:
-    """A request's end. `code` is set exactly where it was refused or failed; `queue_s` where a batch took it."""
-
-    route: str
-    status: int
-    total_s: float
-    code: str | None = None
-    layer: str | None = None
-    queue_s: float | None = None
-    masked_rows: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchDone:
-    """One forward pass."""
-
-    layer: str
-    requests: int
-    sequences: int
-    tokens: int
-    compute_s: float
-    weights_bytes: int = 0
-
-
-@dataclasses.dataclass(slots=True)
-class LayerTotals:
-    """Sums over the requests to one layer; `sequences` and `batches` are of forward passes, `last_answer_s` since the epoch."""
-
-    successes: int = 0
-    success_s: float = 0.0
-    failures: int = 0
-    failure_s: float = 0.0
-    decode_s: float = 0.0
-    queue_s: float = 0.0
-    compute_s: float = 0.0
-    encode_s: float = 0.0
-    sequences: int = 0
-    batches: int = 0
-    last_answer_s: float = 0.0
-
-
-# Where each field of LayerTotals is told: the series and, beside the layer, its label.
-_LAYER_SUMS: dict[str, tuple[str, dict[str, str]]] = {
-    "successes": ("layer_requests", {"outcome": "success"}),
-    "failures": ("layer_requests", {"outcome": "failure"}),
-    "success_s": ("layer_request_seconds", {"outcome": "success"}),
-    "failure_s": ("layer_request_seconds", {"outcome": "failure"}),
-    "decode_s": ("layer_phase_seconds", {"phase": "decode"}),
-    "queue_s": ("layer_phase_seconds", {"phase": "queue"}),
-    "compute_s": ("layer_phase_seconds", {"phase": "compute"}),
-    "encode_s": ("layer_phase_seconds", {"phase": "encode"}),
-    "sequences": ("layer_sequences", {}),
-    "batches": ("layer_batches", {}),
-}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Build:
-    version: str
-    torch: str
-    device: str
-    dtype: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Capacity:
-    """What one process may let wait, and how many processes the service is to have."""
-
-    queued_requests: int
-    queued_bytes: int
-    processes: int
-
-
-def _counters(shared: Shared) -> Path:
-    """The counters of this slot: there already where another process had it before."""
-    return shared.directory / f"counter_{shared.slot}.db"
 
 
 def _left_unanswered(shared: Shared) -> int:
     """How many requests the last process of this slot received and did not live to end."""
-    path = _counters(shared)
+    path = shared.counters
     ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
     try:
         found = MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
@@ -147,19 +49,6 @@ def _left_unanswered(shared: Shared) -> int:
         for file in shared.directory.glob(f"*_{shared.slot}.db"):
             file.unlink()
         return 0
-
-
-def _reserve(shared: Shared) -> None:
-    """Space for this process's files, which it writes to as to its memory; raises MetricsError where there is none.
-
-    A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
-    """
-    try:
-        for kind in _FILES:
-            with (shared.directory / f"{kind}_{shared.slot}.db").open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-    except OSError as error:
-        raise MetricsError(f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}") from None
 
 
 def is_counted(path: str) -> bool:
@@ -197,23 +86,21 @@ class Metrics:
     """The series of one process; with `shared`, `render` gives the whole service's."""
 
     def __init__(self, shared: Shared | None = None) -> None:
-        replaced = shared if shared is not None and _counters(shared).exists() else None
-        unanswered = 0 if replaced is None else _left_unanswered(replaced)
-        if shared is not None:
-            _reserve(shared)
+        is_replacement = shared is not None and shared.counters.exists()
+        unanswered = _left_unanswered(shared) if shared is not None and is_replacement else 0
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # The library decides by an environment variable at its import; here it is decided in one visible place.
-        self._values = None if shared is None else SharedValues(shared.directory, shared.slot)
+        self._values = None if shared is None else SharedValues(shared)
         values.ValueClass = self._values or values.MutexValue
         self._registry = CollectorRegistry()
         self._shared = shared
         self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
         self._make_request_series()
         self._make_batch_series()
-        self._make_layer_series()
+        self._layers = LayerSeries(PREFIX, self._registry)
         self._make_process_series()
         self._cancelled.labels(KILLED).inc(unanswered)
-        self._replacements.inc(replaced is not None)
+        self._replacements.inc(is_replacement)
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
@@ -272,25 +159,6 @@ class Metrics:
         self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
         self._capacity_requests = self._gauge("queue_capacity_requests", "Requests that may wait")
         self._capacity_bytes = self._gauge("queue_capacity_bytes", "Tensors that may wait")
-
-    def _make_layer_series(self) -> None:
-        """Told at every heartbeat, not at every request (`tally.py`)."""
-        self._layer_sums = {
-            "layer_requests": self._counter(
-                "layer_requests", "Requests to a layer that were answered, by outcome", ("layer", "outcome")
-            ),
-            "layer_request_seconds": self._counter(
-                "layer_request_seconds", "Their time from the complete headers, by outcome", ("layer", "outcome")
-            ),
-            "layer_phase_seconds": self._counter(
-                "layer_phase_seconds", "Time of successful requests in each phase", ("layer", "phase")
-            ),
-            "layer_sequences": self._counter("layer_sequences", "Sequences in forward passes", ("layer",)),
-            "layer_batches": self._counter("layer_batches", "Forward passes", ("layer",)),
-        }
-        self._last_answer = self._gauge(
-            "layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",)
-        )
 
     def _make_process_series(self) -> None:
         self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
@@ -378,29 +246,11 @@ class Metrics:
 
     def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
         """What layers have done since this was last told."""
-        for layer, done in sums.items():
-            for field, (series, labels) in _LAYER_SUMS.items():
-                if amount := getattr(done, field):
-                    self._layer_sums[series].labels(layer=layer, **labels).inc(amount)
-            if done.last_answer_s:
-                self._last_answer.labels(layer).set(done.last_answer_s)
+        self._layers.worked(sums)
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
-        samples = [sample for family in self._all_processes().collect() for sample in family.samples]
-        layers = {sample.labels["layer"] for sample in samples if sample.name.startswith(f"{PREFIX}_layer_requests")}
-        told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-
-        def value(layer: str, name: str, labels: Mapping[str, str]) -> float:
-            return told.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
-
-        def totals(layer: str) -> LayerTotals:
-            sums = {field: value(layer, f"{series}_total", labels) for field, (series, labels) in _LAYER_SUMS.items()}
-            counts = {field: int(sums[field]) for field in ("successes", "failures", "sequences", "batches")}
-            last = value(layer, "layer_last_answer_timestamp_seconds", {})
-            return LayerTotals(**{**sums, **counts, "last_answer_s": last})  # type: ignore[arg-type]  # counts are ints
-
-        return {layer: totals(layer) for layer in layers}
+        return self._layers.totals(sample for family in self._all_processes().collect() for sample in family.samples)
 
     def layer_load_failed(self, reason: str) -> None:
         self._load_failures.labels(reason).inc()

@@ -8,22 +8,51 @@ was changed is in the files at the end of the turn, so a process that is killed 
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
+from service.errors import ServiceError
 from service.turn import Turn
+
+# What the library names a process's files after, and space in each for the series of some hundred layers.
+KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
+RESERVED_BYTES = 2**19
+
+
+class MetricsError(ServiceError):
+    """The metrics of this process have no place; the message is one line."""
+
+    code = "no_metrics"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shared:
+    """The directory that the processes of one service share and this process's place in it."""
+
+    directory: Path
+    slot: int
+
+    @property
+    def counters(self) -> Path:
+        """There already where another process had the slot before."""
+        return self.file("counter")
+
+    def file(self, kind: str) -> Path:
+        return self.directory / f"{kind}_{self.slot}.db"
 
 
 class SharedValues:
-    """The values of one process, in `directory`; makes one for each sample that the library asks for."""
+    """The values of one process; makes one for each sample that the library asks for. Raises MetricsError."""
 
     _multiprocess = True  # prometheus_client's word for values in files
 
-    def __init__(self, directory: Path, slot: int) -> None:
-        self._directory = directory
-        self._slot = slot
+    def __init__(self, shared: Shared) -> None:
+        _reserve(shared)
+        self._shared = shared
         self._files: dict[str, MmapedDict] = {}
         self._changed: list[_Value] = []
         self._turn = Turn(self.write)
@@ -42,8 +71,7 @@ class SharedValues:
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         file = self._files.get(kind)
         if file is None:
-            path = self._directory / f"{kind}_{self._slot}.db"
-            file = self._files[kind] = MmapedDict(str(path))  # type: ignore[no-untyped-call]
+            file = self._files[kind] = MmapedDict(str(self._shared.file(kind)))  # type: ignore[no-untyped-call]
         return _Value(self, file, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
 
     def changed(self, value: _Value) -> None:
@@ -61,6 +89,19 @@ class SharedValues:
         self.write()
         for file in self._files.values():
             file.close()  # type: ignore[no-untyped-call]
+
+
+def _reserve(shared: Shared) -> None:
+    """Space for this process's files, which it writes to as to its memory; raises MetricsError where there is none.
+
+    A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
+    """
+    try:
+        for kind in KINDS:
+            with shared.file(kind).open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    except OSError as error:
+        raise MetricsError(f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}") from None
 
 
 class _Value:

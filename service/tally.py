@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from service.api.trace import Trace
-from service.metrics import LayerTotals
+from service.events import LayerTotals
 
 _LAST_SUCCESS = 299
 

@@ -16,8 +16,9 @@ from service.attention.numerics import Fingerprint
 from service.attention.resident import Resident
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
+from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
 from service.logs import RequestLine, get_logger, log_request
-from service.metrics import Answered, BatchDone, Build, Capacity, LayerTotals, Metrics, is_counted
+from service.metrics import Metrics, is_counted
 from service.tally import Tally
 
 # The last part of the lane that readiness probes wait in.

@@ -18,8 +18,8 @@ from service.api.problems import announced
 from service.api.trace import trace_of
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
+from service.events import LayerTotals
 from service.layers.catalog import Catalog
-from service.metrics import LayerTotals
 from service.wire.inference_schemas import VERSION
 
 PLATFORM = "attention_service"

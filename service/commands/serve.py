@@ -128,9 +128,10 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
 
     from service.bell import SupervisorBell
     from service.heartbeat import Board
-    from service.metrics import Metrics, Shared
+    from service.metrics import Metrics
     from service.processes import say_once
     from service.server import Drain, Server
+    from service.shared_values import Shared
     from service.supervisor import EXIT_REFUSED
     from service.transport.listener import BACKLOG, listen
 

@@ -89,7 +89,7 @@ class App:
             return (503, reason.encode()) if reason else (200, b"ready")
         if scope["path"] == "/metrics":
             return 200, await asyncio.to_thread(self.metrics.render)
-        from service.metrics import Answered
+        from service.events import Answered
 
         self.metrics.received()
         status = 200
@@ -114,8 +114,9 @@ class App:
 def work(options):
     from service.heartbeat import Board
     from service.logs import configure_logs
-    from service.metrics import Metrics, Shared
+    from service.metrics import Metrics
     from service.server import Drain, Server
+    from service.shared_values import Shared
     from service.transport.limits import TransportLimits
     from service.transport.listener import listen
 

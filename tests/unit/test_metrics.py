@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Failed, LayerError, Refused, Rejected, codes_of
-from service.metrics import (
-    RESERVED_BYTES,
-    TIME_BUCKETS,
-    Answered,
-    BatchDone,
-    Build,
-    Capacity,
-    Metrics,
-    MetricsError,
-    Shared,
-    is_counted,
-)
+from service.events import Answered, BatchDone, Build, Capacity
+from service.metrics import TIME_BUCKETS, Metrics, is_counted
+from service.shared_values import RESERVED_BYTES, MetricsError, Shared
 
 ROUTE = "/v1/layers/{layer}/attend"
 
@@ -219,7 +210,9 @@ def busy(metrics):
 WORKER = """
 import sys
 from pathlib import Path
-from service.metrics import LayerTotals, Metrics, Shared
+from service.events import LayerTotals
+from service.metrics import Metrics
+from service.shared_values import Shared
 from tests.unit.test_metrics import busy
 metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])

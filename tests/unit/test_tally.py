@@ -3,7 +3,8 @@
 import time
 
 from service.api.trace import Trace
-from service.metrics import LayerTotals, Metrics
+from service.events import LayerTotals
+from service.metrics import Metrics
 from service.tally import Tally
 
 

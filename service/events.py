@@ -1,0 +1,67 @@
+"""Events: what is told of requests, batches and processes, as the frozen values that metrics are made from.
+
+Must not know: who tells them, who listens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """A request's end. `code` is set exactly where it was refused or failed; `queue_s` where a batch took it."""
+
+    route: str
+    status: int
+    total_s: float
+    code: str | None = None
+    layer: str | None = None
+    queue_s: float | None = None
+    masked_rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchDone:
+    """One forward pass."""
+
+    layer: str
+    requests: int
+    sequences: int
+    tokens: int
+    compute_s: float
+    weights_bytes: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class LayerTotals:
+    """Sums over the requests to one layer; `sequences` and `batches` are of forward passes, `last_answer_s` since the epoch."""
+
+    successes: int = 0
+    success_s: float = 0.0
+    failures: int = 0
+    failure_s: float = 0.0
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    sequences: int = 0
+    batches: int = 0
+    last_answer_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Build:
+    version: str
+    torch: str
+    device: str
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one process may let wait, and how many processes the service is to have."""
+
+    queued_requests: int
+    queued_bytes: int
+    processes: int
