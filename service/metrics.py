@@ -26,6 +26,7 @@ from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
 from service.layer_series import LayerSeries
 from service.memory import resident_bytes
 from service.shared_values import Shared, SharedValues
+from service.turn import Turn
 
 T = TypeVar("T", bound=MetricWrapperBase)
 
@@ -98,6 +99,9 @@ class Metrics:
         self._make_request_series()
         self._make_batch_series()
         self._layers = LayerSeries(PREFIX, self._registry)
+        self._num_in_flight = 0
+        self._queued = (0, 0)
+        self._turn = Turn(self._tell_gauges)
         self._make_process_series()
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)
@@ -186,10 +190,10 @@ class Metrics:
 
     def received(self) -> None:
         self._received.inc()
-        self._in_flight.inc()
+        self._entered(1)
 
     def answered(self, end: Answered) -> None:
-        self._in_flight.dec()
+        self._entered(-1)
         self._requests[end.route, str(end.status)].inc()
         self._request_seconds[end.route,].observe(end.total_s)
         if end.code is not None:
@@ -201,7 +205,7 @@ class Metrics:
 
     def cancelled(self, stage: str) -> None:
         """`stage` is one of the few words for how far a request can come (queued, running, …)."""
-        self._in_flight.dec()
+        self._entered(-1)
         self._cancelled.labels(stage).inc()
 
     def batch_done(self, batch: BatchDone) -> None:
@@ -223,6 +227,17 @@ class Metrics:
         self._filler_rows.inc(num_rows)
 
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
+        self._queued = num_requests, num_bytes
+        self._turn.ask()
+
+    def _entered(self, number: int) -> None:
+        self._num_in_flight += number
+        self._turn.ask()
+
+    def _tell_gauges(self) -> None:
+        """What goes up and down with every request, once for a turn."""
+        self._in_flight.set(self._num_in_flight)
+        num_requests, num_bytes = self._queued
         self._queued_requests.set(num_requests)
         self._queued_bytes.set(num_bytes)
 
