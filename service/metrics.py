@@ -234,6 +234,12 @@ class Metrics:
         self._num_in_flight += number
         self._turn.ask()
 
+    def tell_now(self) -> None:
+        """What is put off to the end of the turn."""
+        self._tell_gauges()
+        if self._values is not None:
+            self._values.write()
+
     def _tell_gauges(self) -> None:
         """What goes up and down with every request, once for a turn."""
         self._in_flight.set(self._num_in_flight)

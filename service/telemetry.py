@@ -170,6 +170,10 @@ class Telemetry:
     def render(self) -> bytes:
         return self._metrics.render()
 
+    def tell_now(self) -> None:
+        """What this turn of the loop has counted so far is read by whoever reads next."""
+        self._metrics.tell_now()
+
     def tell_tally(self) -> None:
         """What layers have done goes into the metrics now, not at the next heartbeat."""
         self._metrics.layers_worked(self._tally.take())

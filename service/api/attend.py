@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from service.api.accept import answer_coding, answer_type
 from service.api.asgi import Receive, Scope, Send
-from service.api.body import Part, joined
+from service.api.body import joined
+from service.api.caller import Part
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
 from service.api.reception import Reception

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import zstandard
 
 from service.api.asgi import ClientGone, Scope, headers
-from service.api.caller import Caller
+from service.api.caller import Caller, Part
 from service.api.intake import Share
 from service.errors import (
     BadEncoding,
@@ -26,7 +26,6 @@ from service.errors import (
 )
 from service.wire.pace import Pace
 
-Part = bytes | bytearray
 PIECE = 2**20
 GZIP_STEP = 2**16
 # Every member costs a fresh decompressor; `pigz -i` and concatenated files have a few.
@@ -52,8 +51,8 @@ async def read_body(
     """
     coding = _content_coding(scope, codings)
     _check_announced(scope, limits)
-    if (whole := caller.take_body()) is not None:
-        parts: list[Part] = [_counted(whole, 0, limits, share)]
+    if (parts := caller.take_body()) is not None:
+        _count(sum(map(len, parts)), 0, limits, share)
     else:
         try:
             async with asyncio.timeout(limits.timeout_s):
@@ -66,8 +65,8 @@ async def read_body(
 
 
 def joined(parts: list[Part]) -> bytearray:
-    """Empties `parts`: whoever has the whole is the only one to hold it. Not copied where it came whole."""
-    body = parts[0] if len(parts) == 1 and isinstance(parts[0], bytearray) else bytearray().join(parts)
+    """Empties `parts`: whoever has the whole, which may be written to, is the only one to hold it."""
+    body = bytearray().join(parts)
     parts.clear()
     return body
 
@@ -101,18 +100,19 @@ async def _receive_all(caller: Caller, limits: BodyLimits, share: Share) -> list
         message = await caller.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        parts.append(_counted(message.get("body", b""), total, limits, share))
-        total += len(parts[-1])
+        part = message.get("body", b"")
+        _count(len(part), total, limits, share)
+        total += len(part)
+        parts.append(part)
         if not message.get("more_body", False):
             return parts
 
 
-def _counted(part: Part, before: int, limits: BodyLimits, share: Share) -> Part:
-    """A part that came after so many bytes."""
-    if before + len(part) > limits.max_bytes:
+def _count(num_bytes: int, before: int, limits: BodyLimits, share: Share) -> None:
+    """So many bytes more have come."""
+    if before + num_bytes > limits.max_bytes:
         raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
-    share.grow(len(part))
-    return part
+    share.grow(num_bytes)
 
 
 async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits, share: Share) -> list[Part]:

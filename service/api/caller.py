@@ -12,13 +12,15 @@ from typing import Protocol
 
 from service.api.asgi import CALLER, Message, Receive, Scope
 
+Part = bytes | bytearray | memoryview
+
 
 class Caller(Protocol):
     async def receive(self) -> Message:
         """ASGI's: a part of the body, or the disconnect."""
 
-    def take_body(self) -> bytearray | None:
-        """The whole body where all of it is here and nobody has received any; then `receive` is only the disconnect."""
+    def take_body(self) -> list[Part] | None:
+        """The whole body in its parts where all of it is here and none is received; then `receive` is only the disconnect."""
 
     def when_gone(self, tell: Callable[[], object] | None) -> None:
         """Calls `tell` when the caller leaves before his answer is complete, at once if he has; None calls that off.
@@ -42,7 +44,7 @@ class _Heard:
     async def receive(self) -> Message:
         return await self._receive()
 
-    def take_body(self) -> bytearray | None:
+    def take_body(self) -> list[Part] | None:
         return None
 
     def when_gone(self, tell: Callable[[], object] | None) -> None:

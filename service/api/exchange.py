@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from service.api.asgi import ClientGone, Receive, Scope, headers
-from service.api.body import BodyLimits, Part, read_body
-from service.api.caller import Caller, caller_of
+from service.api.body import BodyLimits, read_body
+from service.api.caller import Caller, Part, caller_of
 from service.api.intake import Share
 from service.api.trace import Trace
 from service.attention.call import Answer

@@ -23,6 +23,10 @@ LINES_A_TURN = 250
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
 
+Bytes = bytes | memoryview
+Piece = bytes | bytearray | memoryview
+
+
 class WireBody(Protocol):
     """A body that is arriving; `left` is how many bytes are still to come, None where nobody knows."""
 
@@ -31,7 +35,7 @@ class WireBody(Protocol):
     @property
     def left(self) -> int | None: ...
 
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
+    def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
         """What of `data` is the body's, and what is left of it: the next request's bytes, or work for another turn."""
 
 
@@ -42,7 +46,7 @@ class CountedBody:
         self.left = length
         self.is_complete = length == 0
 
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
+    def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
         piece = data if len(data) <= self.left else data[: self.left]
         self.left -= len(piece)
         self.is_complete = not self.left
@@ -63,7 +67,7 @@ class ChunkedBody:
         self._num_data_bytes = 0
         self._num_framing_bytes = 0
 
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
+    def take(self, data: Bytes) -> tuple[bytes, bytes]:
         data, self._begun = self._begun + data, b""
         pieces: list[bytes] = []
         at = lines = 0

@@ -13,13 +13,12 @@ import asyncio
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.api.asgi import CROWDED, REFUSED
 from service.errors import BadRequest, ClientTimeout, ServiceError
-from service.transport.body import ChunkedBody, CountedBody, WireBody
+from service.transport.body import Bytes, ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
 from service.transport.deadline import Deadline
 from service.transport.head import CRLF, END, Head, RequestLine, check_begun, glimpse, read_head
@@ -106,7 +105,7 @@ class Connection(HttpToolsProtocol):
 
     # Reading.
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: Bytes) -> None:
         while data:
             if self._stage is Stage.HEAD:
                 data = self._take_head(data)
@@ -116,7 +115,7 @@ class Connection(HttpToolsProtocol):
                 self._wait(data) if self._stage is Stage.EARLY else self._drop(data)
                 return
 
-    def _take_head(self, data: bytes) -> bytes:
+    def _take_head(self, data: Bytes) -> Bytes:
         begun = (self._begun + data).removeprefix(CRLF)  # one empty line before a request is forgiven
         end = begun.find(END)
         try:
@@ -129,14 +128,14 @@ class Connection(HttpToolsProtocol):
             return b""
         if end >= 0:
             self._open(head)
-            return begun[end + len(END) :]
+            return memoryview(begun)[end + len(END) :]
         self._begun = begun
         if self._is_resting:
             self._reading.set(self._limits.header_timeout_s)
         self._is_resting = False
         return b""
 
-    def _take_body(self, data: bytes) -> bytes:
+    def _take_body(self, data: Bytes) -> Bytes:
         cycle, body = self.cycle, self._body
         try:
             piece, rest = body.take(data)
@@ -145,15 +144,7 @@ class Connection(HttpToolsProtocol):
             cycle.fail(error)
             return b""
         if not cycle.response_complete:
-            cycle.body += piece
-            cycle.more_body = not body.is_complete
-            if len(cycle.body) > HIGH_WATER_LIMIT:
-                self.flow.pause_reading()
-                cycle.message_event.set()
-            elif body.is_complete:
-                cycle.message_event.set()
-            else:  # a byte a second wakes nobody
-                self.flow.resume_reading()
+            cycle.arrived(piece, is_whole=body.is_complete)
         if not body.is_complete and rest:
             self._wait(rest)
             self.loop.call_later(PAUSE_S, self._take_waiting)
@@ -168,13 +159,13 @@ class Connection(HttpToolsProtocol):
         data, self._waiting, self._flow.is_full = self._waiting, b"", False
         self._take(data)
 
-    def _wait(self, data: bytes) -> None:
+    def _wait(self, data: Bytes) -> None:
         self._waiting += data
         if len(self._waiting) > MAX_EARLY_BYTES:
             self._flow.is_full = True
             self._flow.pause_reading()
 
-    def _drop(self, data: bytes) -> None:
+    def _drop(self, data: Bytes) -> None:
         self._num_dropped_bytes += len(data)
         if self._num_dropped_bytes > MAX_LINGER_BYTES:
             self.transport.abort()

@@ -13,6 +13,8 @@ MAX_LINGER_BYTES = 64 * 2**20
 # The rest of a body that nobody wants is read and dropped up to here, so that the connection can be used again.
 MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
+# Of a body that nobody has received yet, so much is read: what most bodies have and what a read may bring at once.
+MAX_AHEAD_BYTES = 256 * 1024
 # Between two turns of reading many small chunks: the compute thread gets the interpreter only while the loop sleeps.
 PAUSE_S = 0.001
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest
-from service.transport.body import FREE_FRAMING_BYTES, ChunkedBody, CountedBody, WireBody
+from service.transport.body import FREE_FRAMING_BYTES, Bytes, ChunkedBody, CountedBody, WireBody
 from tests.raw_inputs import CHUNKS
 
 
@@ -16,7 +16,7 @@ def chunks(*datas: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes
     return b"".join(framed) + b"0\r\n" + trailer + b"\r\n"
 
 
-def take_all(body: WireBody, data: bytes) -> tuple[bytes, bytes]:
+def take_all(body: WireBody, data: Bytes) -> tuple[bytes, Bytes]:
     """However many turns it takes."""
     taken = b""
     while True:
