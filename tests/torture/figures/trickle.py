@@ -22,6 +22,8 @@ from tests.torture.subject import Subject
 CONNECTIONS = 1000
 DEADLINE_S = 5.0
 QUIET_S = 5.0
+# They come one after another: a thousand at once are a storm of connections, which is another thing to survive.
+COMING_S = 2.5
 MOST_S = DEADLINE_S + 1.0
 PATIENCE_S = 10.0
 HEAD = post("/v1/layers/small/attend", b"", {"Content-Length": "1000000"})
@@ -58,13 +60,14 @@ def _part(form: Form, what: str, setting: str, whole: bytes) -> Iterator[Row]:
 
 async def _trickle_all(subject: Subject, num: int, whole: bytes) -> tuple[list[float], float]:
     """How long each connection lived from its first byte on, and how many requests were queued in the middle."""
-    lives = [asyncio.ensure_future(_trickle(subject.port, whole)) for _ in range(num)]
-    await asyncio.sleep(DEADLINE_S / 2)
+    lives = [asyncio.ensure_future(_trickle(subject.port, whole, COMING_S * i / num)) for i in range(num)]
+    await asyncio.sleep((COMING_S + DEADLINE_S) / 2)
     samples = await asyncio.to_thread(subject.samples)
     return await asyncio.gather(*lives), max(0.0, total(samples, "queued_requests") - 1)
 
 
-async def _trickle(port: int, whole: bytes) -> float:
+async def _trickle(port: int, whole: bytes, delay_s: float) -> float:
+    await asyncio.sleep(delay_s)
     reader, writer = await asyncio.open_connection(HOST, port)
     started = time.monotonic()
     rest = iter(HEAD[len(whole) :] if not whole else b" " * 1000)
