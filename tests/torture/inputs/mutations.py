@@ -145,10 +145,11 @@ def mutate_safetensors(body: bytes, rng: random.Random) -> bytes:
             tree = json.loads(head)
         except (ValueError, RecursionError):
             return mutate_bytes(body, rng)
-        if kind == 4 and isinstance(tree.get("__metadata__"), dict) and "request" in tree["__metadata__"]:
-            tree["__metadata__"]["request"] = _json(tree["__metadata__"]["request"].encode(), rng).decode(
-                "utf-8", "replace"
-            )
+        # An earlier mutation may have left anything at all in any place.
+        metadata = tree.get("__metadata__") if isinstance(tree, dict) else None
+        if kind == 4 and isinstance(metadata, dict) and isinstance(metadata.get("request"), str):
+            request = metadata["request"].encode("utf-8", "surrogatepass")
+            metadata["request"] = _json(request, rng).decode("utf-8", "replace")
         else:
             tree = mutate_tree(tree, rng)
         head = json.dumps(tree).encode("utf-8", "surrogatepass")

@@ -23,6 +23,9 @@ RAW_VALUES = [
     b"[", b"]", b"{", b"}", b'"', b"\0", b"\x1f", b"\xef\xbb\xbf", b"1" * 400 + b"e-400", b"0." + b"0" * 5000 + b"1",
 ]  # fmt: skip
 
+# A float holds no number of more bits than this before its point.
+FLOAT_BITS = 1023
+
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) in the tree; of long lists only some."""
@@ -63,7 +66,9 @@ def _nudge(node: Any, key: Any, rng: random.Random) -> None:
     if isinstance(value, bool) or value is None:
         node[key] = rng.choice([0, 1, "true"])
     elif isinstance(value, int | float):
-        node[key] = value + rng.choice([-1, 1, 0.5, 2**32, -(2**31)])
+        nudge = rng.choice([-1, 1, 0.5, 2**32, -(2**31)])
+        # A whole number beyond all floats stays whole.
+        node[key] = value + (int(nudge) if isinstance(value, int) and value.bit_length() > FLOAT_BITS else nudge)
     elif isinstance(value, list):
         node[key] = value[:-1] if rng.random() < 0.5 else [*value, copy.deepcopy(rng.choice(ODD))]
     elif isinstance(value, str):
