@@ -92,7 +92,6 @@ def test_the_grace_of_the_engine_is_longer_than_that_of_the_service(composed):
     assert Settings.model_fields["shutdown_grace_s"].default < 40
 
 
-@pytest.mark.skipif(not (ROOT / "deploy" / "prometheus").is_dir(), reason="there is nothing to mount here")
 def test_everything_of_the_repository_that_is_mounted_is_there(composed):
     for service in composed.values():
         for volume in service.get("volumes", ()):
