@@ -91,6 +91,12 @@ class Cycle(RequestResponseCycle):
         if self._is_old:
             self.chunked_encoding = False
 
+    async def run_asgi(self, app: Any) -> None:
+        await super().run_asgi(app)
+        # A circle that only the garbage collector would find, with all that a request has.
+        scope: Any = self.scope
+        scope.pop(CALLER, None)
+
     def fail(self, failure: ServiceError) -> None:
         """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
         self._failure = failure

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import gc
+import weakref
 
 import pytest
 
@@ -167,6 +169,19 @@ async def test_a_body_that_drips_wakes_nobody_until_it_is_whole():
     raw = post(b"/", b"x" * 1000)
     await room.send(*(raw[i : i + 1] for i in range(len(raw))))
     assert woken == [1000]
+
+
+@on_the_loop
+async def test_what_is_over_needs_no_garbage_collector():
+    room = Room()
+    await room.send(post(b"/1"))
+    gc.disable()
+    try:
+        first = weakref.ref(room.connection.cycle)
+        await room.send(post(b"/2"))
+        assert first() is None
+    finally:
+        gc.enable()
 
 
 @on_the_loop
