@@ -28,6 +28,10 @@ BLOCK_ROWS = 128
 MAX_CELLS = 2**20
 
 
+# Some rows, by their numbers or as a slice.
+Places = torch.Tensor | slice
+
+
 class Heads(NamedTuple):
     """One sequence's projections, each contiguous: q_NLH, k_NSH, v_NSV."""
 
@@ -81,16 +85,31 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
     if wanted.form == "mean":
         chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
     queries, keys = heads.q.shape[1], heads.k.shape[1]
-    rows = torch.arange(queries) if wanted.queries is None else torch.tensor(wanted.queries)
-    out = _Collected(wanted, len(chosen), len(rows), keys)
     wide = torch.promote_types(heads.q.dtype, torch.float32)
     scores = _Scores(Heads(heads.q.to(wide), heads.k.to(wide), heads.v), mask, scale)
-    for start in range(0, queries, BLOCK_ROWS):
-        block = slice(start, min(start + BLOCK_ROWS, queries))
+    if wanted.form == "heads" and wanted.queries is None and scores.fit_at_once(len(chosen)):
+        return next(scores.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+    num_rows = queries if wanted.queries is None else len(wanted.queries)
+    out = _Collected(wanted, len(chosen), num_rows, keys)
+    for block, places, rows in _blocks(queries, wanted.queries):
+        out.put(places, scores.weights(chosen, block), rows)
+    return out.weights()
+
+
+def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
+    """Each block of rows that has an asked one: the block, where its asked rows go in the answer, and which of it they are.
+
+    All rows are asked for as slices, which copy nothing.
+    """
+    rows = None if asked is None else torch.tensor(asked)
+    for start in range(0, num_rows, BLOCK_ROWS):
+        block = slice(start, min(start + BLOCK_ROWS, num_rows))
+        if rows is None:
+            yield block, block, slice(None)
+            continue
         places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
         if len(places):
-            out.put(places, scores.weights(chosen, block), rows[places] - start)
-    return out.weights()
+            yield block, places, rows[places] - start
 
 
 class _Scores(NamedTuple):
@@ -99,6 +118,11 @@ class _Scores(NamedTuple):
     heads: Heads
     mask: torch.Tensor | None
     scale: float
+
+    def fit_at_once(self, num_heads: int) -> bool:
+        """Whether all rows of so many heads are one block, computed together."""
+        num_rows, keys = self.heads.q.shape[1], self.heads.k.shape[1]
+        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
 
     def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """w_NRS of a block of rows, some of the chosen heads at a time, so that memory does not grow with their number."""
@@ -147,7 +171,7 @@ class _Collected:
             self._indices = torch.empty(*lead, k, dtype=torch.int32)
             self._rest = torch.empty(*lead, dtype=wanted.dtype)
 
-    def put(self, places: torch.Tensor, parts: Iterable[torch.Tensor], rows: torch.Tensor) -> None:
+    def put(self, places: Places, parts: Iterable[torch.Tensor], rows: Places) -> None:
         """`parts` w_NRS hold a whole block of rows of some heads each; its `rows` go to `places` of the answer."""
         if self._wanted.form == "mean":
             self._values[places] = _mean(parts)[rows].to("cpu", self._wanted.dtype)
@@ -157,7 +181,7 @@ class _Collected:
             self._put_heads(slice(first, first + len(part)), places, part[:, rows])
             first += len(part)
 
-    def _put_heads(self, heads: slice, places: torch.Tensor, weights: torch.Tensor) -> None:
+    def _put_heads(self, heads: slice, places: Places, weights: torch.Tensor) -> None:
         if self._wanted.form == "heads":
             self._values[heads, places] = weights.to("cpu", self._wanted.dtype)
             return

@@ -261,6 +261,8 @@ def _extra_columns(
 
 def _stacked(parts: Sequence[Weights]) -> Weights:
     """The weights of single sequences with the B axis in front."""
+    if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
+        return parts[0].unsqueeze(0)
     if isinstance(parts[0], TopK):
         tops = [part for part in parts if isinstance(part, TopK)]
         return TopK(*(torch.stack([getattr(top, name) for top in tops]) for name in ("values", "indices", "rest")))
