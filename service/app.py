@@ -231,6 +231,7 @@ class Service:
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """What each layer has done, over all processes."""
         self._telemetry.tell_tally()
+        self._telemetry.tell_now()  # else the thread may read the files before the turn ends
         return await asyncio.to_thread(self._telemetry.layer_totals)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -249,6 +249,24 @@ def test_processes_add_up_and_a_replacement_goes_on_from_where_the_dead_one_stop
     assert len(list(tmp_path.glob("counter_*.db"))) == 2
 
 
+TOLD_IN_A_TURN = """
+import asyncio
+from service.events import LayerTotals
+
+async def story():
+    metrics.layers_worked({"a": LayerTotals(successes=3)})
+    assert metrics.layer_totals()["a"].successes == 0, "it is put off to the end of the turn"
+    metrics.tell_now()
+    assert metrics.layer_totals()["a"].successes == 3
+
+asyncio.run(story())
+"""
+
+
+def test_what_a_turn_has_counted_can_be_told_before_its_end(tmp_path):
+    run_worker(tmp_path, 0, TOLD_IN_A_TURN)
+
+
 def test_what_a_killed_process_had_not_answered_is_counted_by_its_replacement(tmp_path):
     run_worker(tmp_path, 0, "busy(metrics); [metrics.received() for _ in range(3)]; metrics.cancelled('queued')")
     for _ in range(2):
