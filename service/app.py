@@ -1,8 +1,8 @@
 """App: the only place that builds and wires; the running service from its first task to its last.
 
-Laws: layers are loaded while the process listens already; a layer is served only when the engine has checked it with real forward
-passes; readiness follows what the layers answered lately, never a flag alone; shutdown settles everything that was accepted, and
-waits for no thread longer than it must.
+Laws: layers are loaded while the process listens already, unless others answer meanwhile; a layer is served only when the engine
+has checked it with real forward passes; readiness follows what the layers answered lately, never a flag alone, and no process is
+ready before it listens; shutdown settles everything that was accepted, and waits for no thread longer than it must.
 Tasks beside the batcher's (the named exceptions of `docs/decisions.md`): one loads, then beats; one follows the roll; one looks
 after the keys file where there is one.
 """
@@ -66,6 +66,7 @@ from service.wire.decoding_thread import DecodingThread
 # How long the end of a process waits for a forward pass that nobody waits for any more.
 CLOSE_S = 1.0
 LOADING = "layers are being loaded"
+NOT_LISTENING = "the port is not open yet"
 
 
 class Service:
@@ -106,6 +107,7 @@ class Service:
         self._reason: str | None = LOADING
         self._tasks: list[asyncio.Task[None]] = []
         self._has_begun = asyncio.Event()  # loaded, or never will be
+        self._is_listening = False
         self._is_over = False
         telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, board.expected_workers))
 
@@ -133,6 +135,11 @@ class Service:
         """A process listens while it loads, unless others answer meanwhile: the kernel would send it what they could take."""
         if any(beat.state is State.READY for beat in self._board.fresh()):
             await self._has_begun.wait()
+
+    def listens(self) -> None:
+        """The port is open: who hears now that this process is ready can come to it."""
+        self._is_listening = True
+        self._beat()
 
     def look(self) -> None:
         """Something in the run directory may be new."""
@@ -288,6 +295,8 @@ class Service:
     def _own_reason(self) -> str | None:
         if self._reason is not None:
             return self._reason
+        if not self._is_listening:
+            return NOT_LISTENING
         if not self.batcher.is_alive:
             return "the engine is down"
         if self.catalog.awaited:
@@ -302,7 +311,7 @@ class Service:
             # Only a process that has served can drain: the supervisor starts those again, and not one that refused.
             state = State.DRAINING
         else:
-            state = State.STARTING if self._shelf.catalog is None else State.FAILED
+            state = State.FAILED if self._shelf.catalog is not None and self._is_listening else State.STARTING
         try:
             self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.objection)
         except OSError as error:

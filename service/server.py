@@ -67,7 +67,10 @@ class Drain:
 
 
 class Server(uvicorn.Server):
-    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process."""
+    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
+
+    `opened` is called once connections are taken.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Server(uvicorn.Server):
         drain: Drain,
         limits: TransportLimits,
         *,
+        opened: Callable[[], None] = _nothing,
         lifeline: int | None = None,
         tls: Tls | None = None,
         force: Callable[[int], object] = os._exit,
@@ -85,6 +89,7 @@ class Server(uvicorn.Server):
         self._bound = listener
         self._limits = limits
         self._drain = drain
+        self._opened = opened
         self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
@@ -157,6 +162,7 @@ class Server(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._log.info("listening", address=address, pid=os.getpid())
+        self._opened()
 
     async def main_loop(self) -> None:
         """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""

@@ -169,7 +169,8 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         settle=service.settle,
         is_over=service.is_over,
     )
-    server = Server(edge, listener, drain, transport_limits(settings), lifeline=lifeline, tls=tls_files(settings))
+    limits, tls = transport_limits(settings), tls_files(settings)
+    server = Server(edge, listener, drain, limits, opened=service.listens, lifeline=lifeline, tls=tls)
     try:
         return server.run_to_end()
     finally:

@@ -101,6 +101,7 @@ async def running(
     directory: Path,
     *,
     wait: bool = True,
+    listens: bool = True,
     admin: bool = False,
     board: Board | None = None,
     tracer: Tracer | None = None,
@@ -125,6 +126,8 @@ async def running(
             transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30, headers=headers
         ) as client,
     ):
+        if listens:
+            service.listens()
         found = Running(client, service, refusals)
         if wait:
             await found.until(lambda: _is_ready(service))

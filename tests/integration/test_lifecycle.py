@@ -101,6 +101,21 @@ def test_a_replacement_listens_when_it_can_answer_unless_it_is_alone(tmp_path):
     asyncio.run(main())
 
 
+def test_no_process_is_ready_before_its_port_is_open(tmp_path):
+    """Whoever waits for readiness would else find only its mates."""
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        async with running(tmp_path, wait=False, listens=False) as service:
+            await service.until(lambda: service.service.why_not_ready() == "the port is not open yet")
+            (beat,) = Board(tmp_path / "heartbeats", 1, 5.0).fresh()
+            assert beat.state is State.STARTING
+            service.service.listens()
+            await service.until(lambda: service.service.why_not_ready() is None)
+
+    asyncio.run(main())
+
+
 def test_a_directory_without_layers_refuses_the_start(tmp_path):
     prepare(tmp_path, [])
     (tmp_path / "layers").mkdir(exist_ok=True)
