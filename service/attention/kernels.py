@@ -67,11 +67,15 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     return torch.get_num_threads() == 1 and math.prod(shape) * like.element_size() % ALIGNMENT == 0
 
 
-def attend_alike(qkv_TW: torch.Tensor, shape: tuple[int, int, int], scale: float, out_TD: torch.Tensor) -> None:
-    """`attend` for sequences of one `shape` N, L, H, without masks; rows hold q, k and v side by side (W = 3·N·H, D = N·H)."""
+def attend_alike(
+    columns: Sequence[torch.Tensor], shape: tuple[int, int, int], scale: float, out_TD: torch.Tensor
+) -> None:
+    """`attend` for sequences of one `shape` N, L, H, without masks; `columns` are their rows' q, k and v [T, D] (D = N·H)."""
     num_heads, length, head_width = shape
-    qkv_BL3NH = qkv_TW.view(-1, length, 3, num_heads, head_width)
-    q, k, v = qkv_BL3NH.permute(2, 0, 3, 1, 4).contiguous().unbind()
+    q, k, v = (
+        x.view(-1, length, num_heads, head_width).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        for x in columns
+    )
     o_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=q.new_zeros(1, 1, 1, length), scale=scale)
     out_TD.view(-1, length, num_heads, head_width).copy_(o_BNLH.transpose(1, 2))
 

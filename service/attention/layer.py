@@ -3,43 +3,34 @@
 Legend: T packed rows, R = T plus filler rows, K a width padded to a multiple of 4, N heads, G key/value heads, L query rows,
 S key rows, H head width, V value head width.
 
-Laws: a call's bits depend on the call alone (P1): which projections are fused depends on the call and the dtype, each matrix
-product runs on a row count at which rows do not see their neighbours, and attention runs sequence by sequence; where the
-BLAS at hand does not keep the second (`self_check.py` finds out) the layer is `is_sequential` and takes one sequence at a
-time.
+Laws: a call's bits depend on the call alone (P1): which projections are fused depends on the call and the layer, each matrix
+product runs on a row count at which rows do not see their neighbours, and attention runs sequence by sequence, or as if it did
+(`kernels.may_share`); where the product at hand does not keep the second (`self_check.py` finds out) the layer is
+`is_sequential` and takes one sequence at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from service.attention import kernels
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
+from service.attention.projection import Packed, Plain, Projection, packed, side_by_side
 from service.attention.ragged import fill, pack, padded_rows, padded_width, split
 from service.attention.spec import LayerSpec
 
-# Where a call stands in its batch: ALIKE shares its product and, with those of its length, its attention; FUSED its product.
-ALIKE, FUSED, APART = range(3)
+# Where a call stands in its batch: self-attention comes first, and of it what shares one attention call with those of its length.
+ALIKE, SELF, CROSS = range(3)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Projection:
-    """y = x·Wᵀ + b with W [out, K], its input width padded with zeros to a multiple of 4."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, x_RK: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_RK, self.weight, self.bias)
-
-    def rows(self, start: int, stop: int) -> _Projection:
-        return _Projection(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+# Query, key and value of at most so many weights are one product: above, what is saved (20 µs a call) is not seen any more,
+# and a second copy of the three is kept for cross-attention.
+MAX_FUSED_WEIGHTS = 2**20
+INPUTS = ("query", "key", "value")
 
 
 class Layer:
@@ -54,28 +45,38 @@ class Layer:
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._fused = _fused(spec, moved, dtype)
-        widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
-        widths.append(spec.num_kv_heads * spec.value_head_width)
-        self._widths = widths
-        if self._fused is not None:
-            # Slices of the fused weight, so that it is held once.
-            stops = [widths[0], widths[0] + widths[1], sum(widths)]
-            starts = [0, *stops[:2]]
-            self._inputs = [self._fused.rows(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        else:
-            self._inputs = [_projection(moved, name) for name in ("query", "key", "value")]
-        self._output = _projection(moved, "output") if spec.has_output else None
+        self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
+        self._widths.append(spec.num_kv_heads * spec.value_head_width)
+        self._is_one_width = spec.query_width == spec.key_width == spec.value_width
+        self._inputs, self._fused = self._input_projections(moved)
+        self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
         self._extra_k, self._extra_v = _extra_columns(spec, moved)
-        every = [*self._inputs, *([self._output] if self._output else [])]
-        self._smallest_weight = min(projection.weight.numel() for projection in every)
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        used = [*self._inputs, *([self._output] if self._output else [])]  # the fused one wants no more than its parts
+        self._least_rows = max(projection.least_rows for projection in used)
 
     @property
     def num_bytes(self) -> int:
         """What the layer's matrices take on its device."""
-        weights = [self._fused.weight] if self._fused is not None else [x.weight for x in self._inputs]
-        weights += [self._output.weight] if self._output is not None else []
-        return sum(weight.numel() * weight.element_size() for weight in weights)
+        return sum(projection.num_bytes for projection in self._projections())
+
+    def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
+        """Query, key and value apart, for cross-attention; and as one product, where self-attention gains by it."""
+        apart = [packed(side_by_side(moved, [name])) for name in INPUTS]
+        # In float64 fused and separate projections round differently.
+        if not self._is_one_width or self.dtype == torch.float64:
+            return apart, None
+        if any(isinstance(projection, Packed) for projection in apart):
+            is_small = sum(projection.num_weights for projection in apart) <= MAX_FUSED_WEIGHTS
+            return apart, packed(side_by_side(moved, INPUTS)) if is_small else None
+        fused = side_by_side(moved, INPUTS)
+        stops = list(itertools.accumulate(self._widths))
+        # Slices of the fused weight, so that it is held once.
+        return [fused.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)], fused
+
+    def _projections(self) -> list[Projection]:
+        inputs = [self._fused] if isinstance(self._fused, Plain) else [*self._inputs, self._fused]
+        return [projection for projection in (*inputs, self._output) if projection is not None]
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
         """One answer a call, in order. All calls share one packed matrix a projection, unless the layer is sequential."""
@@ -94,17 +95,17 @@ class Layer:
 
     def _place(self, call: Call) -> tuple[int, int]:
         """ALIKE calls come first, by their length."""
-        if self._fused is None or not call.is_self_attention:
-            return APART, 0
+        if not (self._is_one_width and call.is_self_attention):
+            return CROSS, 0
         length = call.query.shape[1]
         is_plain = call.mask is None and call.weights is None
-        return (ALIKE, length) if is_plain and self._may_share(length) else (FUSED, 0)
+        return (ALIKE, length) if is_plain and self._may_share(length) else (SELF, 0)
 
     def _may_share(self, length: int) -> bool:
         """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""
         spec = self.spec
         is_even = spec.num_heads == spec.num_kv_heads and spec.head_width == spec.value_head_width
-        return is_even and not spec.extra_keys and kernels.may_share(self._shape(length), self._inputs[0].weight)
+        return is_even and not spec.extra_keys and kernels.may_share(self._shape(length), self._like)
 
     def _shape(self, length: int) -> tuple[int, int, int]:
         return self.spec.num_heads, length, self.spec.head_width
@@ -113,16 +114,16 @@ class Layer:
         shapes = [call.query.shape[:2] for call in calls]
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
-        context_RK = self._inputs[0].weight.new_empty(self._rows(tokens), padded_width(width))
+        context_RK = self._like.new_empty(self._rows(tokens), padded_width(width))
         fill(context_RK, tokens, width)
         weights = self._attend_all(calls, places, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
         parts = zip(calls, split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
-    def _rows(self, tokens: int) -> int:
-        rows = padded_rows(tokens, self.dtype, self._smallest_weight)
-        self.filler_rows += rows - tokens
+    def _rows(self, tokens: int, num_products: int = 1) -> int:
+        rows = padded_rows(tokens, self._least_rows)
+        self.filler_rows += (rows - tokens) * num_products
         return rows
 
     def _attend_all(
@@ -130,15 +131,15 @@ class Layer:
     ) -> list[Weights | None]:
         """Writes the heads' output of all sequences, in order; returns the weights that each call asked for."""
         num_alike = sum(kind == ALIKE for kind, _ in places)
-        num_fused = sum(kind != APART for kind, _ in places)
+        num_self = sum(kind != CROSS for kind, _ in places)
         projected: list[tuple[torch.Tensor, ...]] = []
         start = 0
-        if num_fused and self._fused is not None:
-            qkv_RW = self._packed(self._fused, [call.query for call in calls[:num_fused]])
-            start = self._attend_alike(calls[:num_alike], qkv_RW, context_TD)
-            shapes = [call.query.shape[:2] for call in calls[num_alike:num_fused]]
-            projected += [part.split(self._widths, dim=-1) for part in split(qkv_RW[start:], shapes)]
-        projected += self._apart(calls[num_fused:])
+        if num_self:
+            columns = self._from_one([call.query for call in calls[:num_self]])
+            start = self._attend_alike(calls[:num_alike], columns, context_TD)
+            shapes = [call.query.shape[:2] for call in calls[num_alike:num_self]]
+            projected += zip(*(split(column[start:], shapes) for column in columns), strict=True)
+        projected += self._from_several(calls[num_self:])
         weights: list[Weights | None] = [None] * num_alike
         for call, parts in zip(calls[num_alike:], projected, strict=True):
             stop = start + call.query.shape[0] * call.query.shape[1]
@@ -146,16 +147,25 @@ class Layer:
             start = stop
         return weights
 
-    def _attend_alike(self, calls: Sequence[Call], qkv_RW: torch.Tensor, context_TD: torch.Tensor) -> int:
+    def _attend_alike(self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor) -> int:
         """One attention call for all sequences of one length; returns how many rows there were."""
         start = 0
         for length, alike in itertools.groupby(calls, key=lambda call: call.query.shape[1]):
             stop = start + length * sum(call.query.shape[0] for call in alike)
-            kernels.attend_alike(qkv_RW[start:stop], self._shape(length), self.spec.scale, context_TD[start:stop])
+            parts = [column[start:stop] for column in columns]
+            kernels.attend_alike(parts, self._shape(length), self.spec.scale, context_TD[start:stop])
             start = stop
         return start
 
-    def _apart(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
+    def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
+        tokens = sum(part.shape[0] * part.shape[1] for part in parts)
+        x_RK = pack(parts, self._rows(tokens, 1 if self._fused else len(self._inputs)), like=self._like)
+        if self._fused is not None:
+            return torch.split(self._fused(x_RK), self._widths, dim=-1)
+        return [projection(x_RK) for projection in self._inputs]
+
+    def _from_several(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
         """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, each projected by its own matrix."""
         if not calls:
             return []
@@ -170,9 +180,9 @@ class Layer:
         ]
         return list(zip(*columns, strict=True))
 
-    def _packed(self, projection: _Projection, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _packed(self, projection: Projection, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        return projection(pack(parts, self._rows(tokens), like=projection.weight))
+        return projection(pack(parts, self._rows(tokens), like=self._like))
 
     def _attend(self, call: Call, projected: tuple[torch.Tensor, ...], context: torch.Tensor) -> Weights | None:
         """Writes the heads' output of every sequence of one call into its rows of `context`; returns the asked weights."""
@@ -218,30 +228,6 @@ class Layer:
         for block in table.split(kernels.BLOCK_ROWS, dim=1):
             torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
         return table.to(self.device, self.dtype)
-
-
-def _projection(tensors: Mapping[str, torch.Tensor], *names: str) -> _Projection:
-    """One projection, or several side by side over the same input; a missing bias beside a present one is zero."""
-    weights = [tensors[f"{name}.weight"] for name in names]
-    width = weights[0].shape[1]
-    weight = weights[0].new_zeros(sum(map(len, weights)), padded_width(width))
-    torch.cat(weights, out=weight[:, :width]) if width == weight.shape[1] else weight[:, :width].copy_(
-        torch.cat(weights)
-    )
-    if not any(f"{name}.bias" in tensors for name in names):
-        return _Projection(weight, None)
-    zeros = {name: part.new_zeros(len(part)) for name, part in zip(names, weights, strict=True)}
-    return _Projection(weight, torch.cat([tensors.get(f"{name}.bias", zeros[name]) for name in names]))
-
-
-def _fused(spec: LayerSpec, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> _Projection | None:
-    """Query, key and value in one product for self-attention, where the widths allow it.
-
-    Not in float64: there fused and separate projections round differently.
-    """
-    if dtype == torch.float64 or not spec.query_width == spec.key_width == spec.value_width:
-        return None
-    return _projection(tensors, "query", "key", "value")
 
 
 def _extra_columns(

@@ -13,25 +13,18 @@ from collections.abc import Sequence
 
 import torch
 
-# Below these sizes oneMKL and oneDNN pick kernels whose rounding depends on the number of rows: fewer than 12 rows differ in
-# float32, an odd row count in float64, and products of at most 4,096 multiply-adds in the 16-bit dtypes; an inner width that
-# is no multiple of 4 differs in most layers.
-MIN_ROWS = 12
 ROW_MULTIPLE = 4
+# With an inner width that is no multiple of 4 oneMKL rounds by the number of rows in most layers.
 WIDTH_MULTIPLE = 4
-MIN_HALF_PRODUCT = 4096
 
 
 def padded_width(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def padded_rows(rows: int, dtype: torch.dtype, smallest_weight: int) -> int:
-    """T rounded up; `smallest_weight` is N·K of the smallest projection that these rows go through."""
-    least = MIN_ROWS
-    if dtype in (torch.bfloat16, torch.float16):
-        least = max(least, MIN_HALF_PRODUCT // smallest_weight + 1)
-    return -(-max(rows, least) // ROW_MULTIPLE) * ROW_MULTIPLE
+def padded_rows(tokens: int, least: int) -> int:
+    """T rounded up to R; `least` is what the projections of these rows want (`projection.py`)."""
+    return -(-max(tokens, least) // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.Tensor:

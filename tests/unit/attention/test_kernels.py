@@ -105,7 +105,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
         if not kernels.may_share(shape, rows):
             return
         together = rows.new_empty(len(rows), num_heads * width)
-        kernels.attend_alike(rows, shape, 0.3, together)
+        kernels.attend_alike(rows.chunk(3, dim=1), shape, 0.3, together)
         for one, found in zip(rows.split(length), together.split(length), strict=True):
             heads = [x.unflatten(-1, (num_heads, width)).transpose(0, 1).contiguous() for x in one.chunk(3, dim=1)]
             alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)

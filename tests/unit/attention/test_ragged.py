@@ -63,24 +63,11 @@ def test_parts_do_not_share_memory_with_the_packed_matrix():
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "smallest_weight", "expected"),
-    [
-        (1, torch.float32, 10**6, 12),
-        (12, torch.float32, 10**6, 12),
-        (13, torch.float32, 10**6, 16),
-        (11, torch.float64, 1, 12),
-        (15, torch.float64, 1, 16),
-        (1, torch.bfloat16, 4096, 12),
-        (1, torch.bfloat16, 256, 20),
-        (1, torch.float16, 16, 260),
-        (1, torch.float16, 1, 4100),
-        (257, torch.bfloat16, 16, 260),
-        (4096, torch.float32, 1, 4096),
-    ],
+    ("tokens", "least", "expected"),
+    [(1, 4, 4), (5, 4, 8), (8, 4, 8), (1, 12, 12), (13, 12, 16), (1, 17, 20), (1, 4097, 4100), (4096, 12, 4096)],
 )
-def test_rows_are_rounded_up_to_what_was_measured(rows, dtype, smallest_weight, expected):
-    """A multiple of 4, at least 12; in the 16-bit dtypes also until rows x N x K > 4,096."""
-    assert padded_rows(rows, dtype, smallest_weight) == expected
+def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_what_is_wanted(tokens, least, expected):
+    assert padded_rows(tokens, least) == expected
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, 4), (3, 4), (4, 4), (5, 8), (384, 384), (511, 512)])

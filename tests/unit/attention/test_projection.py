@@ -1,0 +1,118 @@
+"""Projections: both products, against float64 and against themselves with other rows around."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.attention import projection
+from service.attention.call import Call
+from service.attention.projection import SIZES, Packed, Plain, in_sizes, packed, side_by_side
+from service.attention.self_check import keeps_bits
+from tests.engine_room import THREADS, make_layer, make_spec, randn, same_bits, torch_threads
+from tests.strategies import seeds
+
+needs_packed = pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+widths = st.integers(1, 160).map(lambda quarter: 4 * quarter)
+
+
+def made(width: int, out: int, dtype: torch.dtype = torch.float32, *, bias: bool = True, seed: int = 0) -> Plain:
+    weight = randn(out, width, seed=seed) / width**0.5
+    return Plain(weight.to(dtype), randn(out, seed=seed + 1).to(dtype) if bias else None)
+
+
+@given(st.integers(1, 3000).map(lambda quarter: 4 * quarter))
+def test_every_multiple_of_four_is_a_sum_of_few_sizes(rows):
+    sizes = in_sizes(rows)
+    assert sum(sizes) == rows
+    assert set(sizes) <= set(SIZES)
+    assert len(sizes) <= rows // SIZES[0] + len(SIZES) - 1
+
+
+@needs_packed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("threads", THREADS)
+def test_a_packed_row_has_the_same_bits_whatever_is_around_it(dtype, threads):
+    """Among 1,200 and in any slice of them of a multiple of four rows."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(widths, st.integers(1, 700), st.booleans(), st.integers(0, 299), st.integers(1, 300), seeds)
+    def check(width: int, out: int, bias: bool, start: int, count: int, seed: int) -> None:
+        product = packed(made(width, out, dtype, bias=bias, seed=seed))
+        if not isinstance(product, Packed):  # bfloat16 on a processor without the instructions
+            return
+        rows = randn(1200, width, seed=seed + 2).to(dtype)
+        part = slice(start, start + 4 * min(count, (1200 - start) // 4))
+        assert same_bits(product(rows[part].clone()), product(rows)[part])
+
+    with torch_threads(threads):
+        check()
+
+
+@pytest.mark.parametrize("width", [4, 64, 516, 2048])
+@pytest.mark.parametrize("rows", [4, 12, 128, 132, 300])
+def test_both_products_are_within_rounding_of_float64(width, rows):
+    plain, x = made(width, 72), randn(rows, width, seed=7)
+    assert plain.bias is not None
+    expected = x.double() @ plain.weight.double().T + plain.bias.double()
+    for product in (plain, packed(plain)):
+        assert torch.allclose(product(x).double(), expected, rtol=0, atol=2e-5)
+
+
+@needs_packed
+def test_float32_is_packed_and_float64_is_left_as_it_is():
+    assert isinstance(packed(made(8, 8)), Packed)
+    plain = made(8, 8, torch.float64)
+    assert packed(plain) is plain
+
+
+def test_nothing_is_packed_where_torch_has_no_such_product(monkeypatch):
+    monkeypatch.setattr(projection, "has_packed_product", lambda: False)
+    plain = made(8, 8)
+    assert packed(plain) is plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_keeps_its_bits_and_answers_alike_with_either_product(monkeypatch, dtype):
+    spec, call = make_spec(64, 4), Call("layer", randn(1, 40, 64))
+    one = make_layer(spec, dtype)
+    monkeypatch.setattr(projection, "has_packed_product", lambda: False)
+    other = make_layer(spec, dtype)
+    assert keeps_bits(other)
+    close = 1e-5 if dtype == torch.float32 else 0.05
+    assert torch.allclose(one.forward([call])[0].output, other.forward([call])[0].output, rtol=0, atol=close)
+    assert other.num_bytes == 4 * 64 * 64 * dtype.itemsize, "query, key and value are slices of the three together"
+
+
+@needs_packed
+def test_a_wide_layer_keeps_no_second_copy_of_its_inputs():
+    assert make_layer(make_spec(640, 4)).num_bytes == 4 * 640 * 640 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_weights", "expected"),
+    [
+        (torch.float32, 10**6, 12),
+        (torch.float64, 4, 12),
+        (torch.bfloat16, 4096, 12),
+        (torch.bfloat16, 256, 17),
+        (torch.float16, 16, 257),
+        (torch.float16, 4, 1025),
+    ],
+)
+def test_torchs_own_product_wants_as_many_rows_as_was_measured(dtype, num_weights, expected):
+    """At least 12; in the 16-bit dtypes more than 4,096 multiply-adds."""
+    assert Plain(torch.zeros(num_weights // 4, 4, dtype=dtype), None).least_rows == expected
+
+
+def test_a_missing_bias_beside_a_present_one_is_zero():
+    tensors = {"a.weight": randn(3, 5), "a.bias": randn(3), "b.weight": randn(2, 5)}
+    both = side_by_side(tensors, ["a", "b"])
+    assert both.weight.shape == (5, 8), "the inner width is padded to a multiple of 4"
+    assert not both.weight[:, 5:].any()
+    assert both.bias is not None
+    assert same_bits(both.bias, torch.cat([tensors["a.bias"], torch.zeros(2)]))
+    assert side_by_side(tensors, ["b"]).bias is None
+    assert same_bits(both.rows(3, 5).weight[:, :5], tensors["b.weight"])
