@@ -52,8 +52,8 @@ class Layer:
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
         self._extra_k, self._extra_v = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
-        used = [*self._inputs, *([self._output] if self._output else [])]  # the fused one wants no more than its parts
-        self._least_rows = max(projection.least_rows for projection in used)
+        used = (*self._inputs, self._fused, self._output)
+        self._least_rows = max(projection.least_rows for projection in used if projection is not None)
 
     @property
     def num_bytes(self) -> int:
