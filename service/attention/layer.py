@@ -62,17 +62,17 @@ class Layer:
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Query, key and value apart, for cross-attention; and as one product, where self-attention gains by it."""
-        apart = [packed(side_by_side(moved, [name])) for name in INPUTS]
         # In float64 fused and separate projections round differently.
         if not self._is_one_width or self.dtype == torch.float64:
-            return apart, None
-        if any(isinstance(projection, Packed) for projection in apart):
-            is_small = sum(projection.num_weights for projection in apart) <= MAX_FUSED_WEIGHTS
-            return apart, packed(side_by_side(moved, INPUTS)) if is_small else None
-        fused = side_by_side(moved, INPUTS)
-        stops = list(itertools.accumulate(self._widths))
-        # Slices of the fused weight, so that it is held once.
-        return [fused.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)], fused
+            return [packed(side_by_side(moved, [name])) for name in INPUTS], None
+        together = side_by_side(moved, INPUTS)
+        stops = itertools.accumulate(self._widths)
+        # Slices, so that what is not packed is held once.
+        slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
+        apart = [packed(part) for part in slices]
+        needs_a_copy = any(isinstance(projection, Packed) for projection in apart)
+        is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
+        return apart, packed(together) if is_fused else None
 
     def _projections(self) -> list[Projection]:
         inputs = [self._fused] if isinstance(self._fused, Plain) else [*self._inputs, self._fused]
@@ -159,11 +159,10 @@ class Layer:
 
     def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
-        tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        x_RK = pack(parts, self._rows(tokens, 1 if self._fused else len(self._inputs)), like=self._like)
-        if self._fused is not None:
-            return torch.split(self._fused(x_RK), self._widths, dim=-1)
-        return [projection(x_RK) for projection in self._inputs]
+        if self._fused is None:
+            return self._packed(self._inputs, parts)
+        (qkv_RW,) = self._packed([self._fused], parts)
+        return torch.split(qkv_RW, self._widths, dim=-1)
 
     def _from_several(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
         """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, each projected by its own matrix."""
@@ -174,15 +173,17 @@ class Layer:
             [call.source for call in calls],
             [call.source if call.value is None else call.value for call in calls],
         )
-        columns = [
-            split(self._packed(projection, parts), [part.shape[:2] for part in parts])
-            for projection, parts in zip(self._inputs, inputs, strict=True)
-        ]
+        columns = []
+        for projection, parts in zip(self._inputs, inputs, strict=True):
+            (projected,) = self._packed([projection], parts)
+            columns.append(split(projected, [part.shape[:2] for part in parts]))
         return list(zip(*columns, strict=True))
 
-    def _packed(self, projection: Projection, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _packed(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each projection of the same parts as one matrix."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        return projection(pack(parts, self._rows(tokens), like=self._like))
+        x_RK = pack(parts, self._rows(tokens, len(projections)), like=self._like)
+        return [projection(x_RK) for projection in projections]
 
     def _attend(self, call: Call, projected: tuple[torch.Tensor, ...], context: torch.Tensor) -> Weights | None:
         """Writes the heads' output of every sequence of one call into its rows of `context`; returns the asked weights."""

@@ -9,10 +9,10 @@ it meets, half a megabyte each, so it meets the few of SIZES only.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,24 +31,9 @@ SIZES = (128, 64, 32, 16, 8, 4)
 _ops = torch.ops.mkldnn
 
 
-class Projection(Protocol):
-    """Takes x_RK with at least `least_rows` rows; K is the input width, padded with zeros to a multiple of 4."""
-
-    @property
-    def num_weights(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def least_rows(self) -> int: ...
-
-    def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Plain:
-    """W [out, K] as it is."""
+class Projection(abc.ABC):
+    """W [out, K]; takes x_RK with at least `least_rows` rows; K is the input width, padded with zeros to a multiple of 4."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -60,6 +45,18 @@ class Plain:
     @property
     def num_bytes(self) -> int:
         return self.num_weights * self.weight.element_size()
+
+    @property
+    @abc.abstractmethod
+    def least_rows(self) -> int: ...
+
+    @abc.abstractmethod
+    def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Plain(Projection):
+    """W [out, K] as it is."""
 
     @property
     def least_rows(self) -> int:
@@ -76,19 +73,8 @@ class Plain:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class Packed(Projection):
     """W [out, K] in oneDNN's blocks: torch's product lays it out anew for every batch, which is a third of a small one."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    @property
-    def num_weights(self) -> int:
-        return self.weight.numel()
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_weights * self.weight.element_size()
 
     @property
     def least_rows(self) -> int:
