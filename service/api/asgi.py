@@ -19,6 +19,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 REFUSED = "attention.refused"
 # In the scope of our own transport's requests: what it says of who asks (`caller.py`).
 CALLER = "attention.caller"
+# Its header fields by their names, as `headers` gives them.
+FIELDS = "attention.fields"
 # There where the process has as many connections as it may keep: this one is for what must be answered all the same.
 CROWDED = "attention.crowded"
 
@@ -30,7 +32,6 @@ class ClientGone(Exception):
     """The connection closed before the request was answered."""
 
 
-_FIELDS = "attention.fields"
 _NONE: tuple[bytes, ...] = ()
 
 
@@ -42,9 +43,9 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 def headers(scope: Scope, name: bytes) -> Sequence[bytes]:
     """All headers of that name, in their order."""
-    fields = scope.get(_FIELDS)
+    fields = scope.get(FIELDS)
     if fields is None:
-        fields = scope[_FIELDS] = {}
+        fields = scope[FIELDS] = {}
         for key, value in scope["headers"]:
             fields[key] = (*fields.get(key, _NONE), value.strip(BLANKS))
     found: Sequence[bytes] = fields.get(name, _NONE)

@@ -21,7 +21,7 @@ from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.transport.body import Bytes, ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
 from service.transport.deadline import Deadline
-from service.transport.head import CRLF, END, Head, RequestLine, check_begun, glimpse, read_head
+from service.transport.head import CRLF, END, Head, check_begun, glimpse, read_head
 from service.transport.limits import (
     LINGER_S,
     MAX_DROPPED_BYTES,
@@ -192,7 +192,8 @@ class Connection(HttpToolsProtocol):
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
-        cycle = self._start(head.line, head.fields, keeps_alive=head.keeps_alive and not self._place.is_guest)
+        scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state)
+        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_guest)
         if self._place.is_guest:
             cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
         if self._body.is_complete:
@@ -205,12 +206,12 @@ class Connection(HttpToolsProtocol):
         """The last answer of this connection; what still comes is nobody's."""
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
-        cycle = self._start(glimpse(begun), [], keeps_alive=False)
+        scope = request_scope(self._common_scope, glimpse(begun), [], {}, self.app_state)
+        cycle = self._start(scope, keeps_alive=False)
         cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # a key of ours
 
-    def _start(self, line: RequestLine, fields: list[tuple[bytes, bytes]], *, keeps_alive: bool) -> Cycle:
+    def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
         """The request is the application's from the loop's next turn on."""
-        scope = request_scope(self._common_scope, line, fields, self.app_state)
         self.cycle = Cycle(self, self._outlet, scope, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
@@ -20,8 +20,9 @@ CRLF = b"\r\n"
 END = b"\r\n\r\n"
 # 19 digits hold every length up to 2^63; what is longer no machine holds.
 MAX_LENGTH_DIGITS = 19
-# Clients repeat most of their lines; reading one again costs four times as much as remembering it.
+# Clients repeat most of their heads, and most lines of the others; reading again costs many times what finding it does.
 NUM_REMEMBERED = 256
+MAX_REMEMBERED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
 # A method, two spaces and "HTTP/1.1" around the target.
 _AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 10
@@ -37,9 +38,6 @@ _ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 
 
-_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"})
-
-
 class RequestLine(NamedTuple):
     method: str
     path: str
@@ -50,10 +48,12 @@ class RequestLine(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A request before its body, whose `length` is None where it comes in chunks."""
+    """A request before its body, whose `length` is None where it comes in chunks. It may be given twice: nobody changes it."""
 
     line: RequestLine
     fields: list[tuple[bytes, bytes]]
+    named: Mapping[bytes, Sequence[bytes]]
+    """The same by their names."""
     length: int | None
     keeps_alive: bool
     expects_continue: bool
@@ -61,16 +61,24 @@ class Head(NamedTuple):
 
 def read_head(head: bytes, limits: TransportLimits) -> Head:
     """A whole head, without the empty line at its end; raises BadRequest, TargetTooLong or HeadersTooLarge."""
+    read = _remembered if len(head) <= MAX_REMEMBERED_BYTES else _read_head
+    return read(head, limits.max_target_bytes, limits.max_header_bytes, limits.max_headers)
+
+
+def _read_head(head: bytes, max_target_bytes: int, max_header_bytes: int, max_headers: int) -> Head:
     line, _, block = head.partition(CRLF)
-    request_line = read_request_line(line, limits.max_target_bytes)
-    if len(block) > limits.max_header_bytes:
-        raise _too_large(limits)
+    request_line = read_request_line(line, max_target_bytes)
+    if len(block) > max_header_bytes:
+        raise _too_large(max_header_bytes)
     if not is_clean(head):
         raise _unclean()
     lines = block.split(CRLF) if block else []
-    if len(lines) > limits.max_headers:
-        raise HeadersTooLarge(f"a request may have {limits.max_headers:,} header fields")
+    if len(lines) > max_headers:
+        raise HeadersTooLarge(f"a request may have {max_headers:,} header fields")
     return _framed(request_line, [read_field(line) for line in lines])
+
+
+_remembered = functools.lru_cache(NUM_REMEMBERED)(_read_head)
 
 
 def check_begun(begun: bytes, limits: TransportLimits) -> None:
@@ -87,7 +95,7 @@ def check_begun(begun: bytes, limits: TransportLimits) -> None:
     elif len(begun) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
         raise _too_long(limits.max_target_bytes)
     if len(block) > limits.max_header_bytes + len(END):
-        raise _too_large(limits)
+        raise _too_large(limits.max_header_bytes)
 
 
 def glimpse(begun: bytes) -> RequestLine:
@@ -143,16 +151,16 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
 
 def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]]) -> Head:
     """Where the body ends and whether the connection goes on after the answer."""
-    found: dict[bytes, list[bytes]] = {}
+    named: dict[bytes, tuple[bytes, ...]] = {}
     for name, value in fields:
-        if name in _FRAMING:
-            found.setdefault(name, []).append(value)
+        named[name] = (*named.get(name, ()), value)
     is_current = line.version == "1.1"
-    _check_hosts(found.get(b"host", ()), is_needed=is_current)
-    length = _length(found.get(b"content-length", ()), found.get(b"transfer-encoding", ()), may_be_chunked=is_current)
+    _check_hosts(named.get(b"host", ()), is_needed=is_current)
+    length = _length(named.get(b"content-length", ()), named.get(b"transfer-encoding", ()), may_be_chunked=is_current)
     # Before HTTP/1.1 there is no waiting for a 100, and an expectation is nothing.
-    expects = is_current and _expects_continue(found.get(b"expect", ()))
-    return Head(line, fields, length, is_current and not _says_close(found.get(b"connection", ())), expects)
+    expects = is_current and _expects_continue(named.get(b"expect", ()))
+    keeps_alive = is_current and not _says_close(named.get(b"connection", ()))
+    return Head(line, fields, named, length, keeps_alive, expects)
 
 
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:
@@ -199,5 +207,5 @@ def _too_long(max_target_bytes: int) -> TargetTooLong:
     return TargetTooLong(f"a request target may have {max_target_bytes:,} bytes")
 
 
-def _too_large(limits: TransportLimits) -> HeadersTooLarge:
-    return HeadersTooLarge(f"the header fields of a request may have {limits.max_header_bytes:,} bytes together")
+def _too_large(max_header_bytes: int) -> HeadersTooLarge:
+    return HeadersTooLarge(f"the header fields of a request may have {max_header_bytes:,} bytes together")

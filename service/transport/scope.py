@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.api.asgi import FIELDS
 from service.transport.head import RequestLine
+
+Fields = list[tuple[bytes, bytes]]
+Named = Mapping[bytes, Sequence[bytes]]
 
 
 def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
@@ -22,8 +27,9 @@ def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
 
 
 def request_scope(
-    common: dict[str, Any], line: RequestLine, fields: list[tuple[bytes, bytes]], state: dict[str, Any]
+    common: dict[str, Any], line: RequestLine, fields: Fields, named: Named, state: dict[str, Any]
 ) -> dict[str, Any]:
+    """`fields` are copied, for an application may change what its scope says, and `named` is read by ourselves only."""
     return {
         **common,
         "http_version": line.version,
@@ -31,6 +37,7 @@ def request_scope(
         "path": line.path,
         "raw_path": line.raw_path,
         "query_string": line.query,
-        "headers": fields,
+        "headers": fields.copy(),
+        FIELDS: named,
         "state": state.copy(),
     }
