@@ -6,10 +6,10 @@ Must not know: who tells them, who listens.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """A request's end. `code` is set exactly where it was refused or failed; `queue_s` where a batch took it."""
 
     route: str

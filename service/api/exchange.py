@@ -163,7 +163,7 @@ class Exchange:
         if batcher.is_congested:
             bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
             tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
-            batcher.check_lane(self._lane(layer, dataclasses.replace(NOTHING, tokens=tokens)))
+            batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)))
 
     def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """The digest, because a layer and the one that replaces it may both have requests waiting."""

@@ -7,7 +7,7 @@ engine room trusts its shapes; it carries everything its answer depends on, and 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -25,8 +25,7 @@ class WeightsWanted:
     dtype: torch.dtype = torch.float32
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key."""
 
     layer: str
@@ -56,7 +55,7 @@ class Call:
         for b in range(self.query.shape[0]):
             key, value = (None if x is None else x[b : b + 1] for x in (self.key, self.value))
             mask = None if self.mask is None else self.mask.of_sequence(b)
-            parts.append(dataclasses.replace(self, query=self.query[b : b + 1], key=key, value=value, mask=mask))
+            parts.append(self._replace(query=self.query[b : b + 1], key=key, value=value, mask=mask))
         return parts
 
 

@@ -7,7 +7,6 @@ must not change the output.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -42,7 +41,7 @@ def checks(layer: Layer) -> Iterator[bool]:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
     for call, output in zip(calls[:4], alone, strict=False):
-        asked = dataclasses.replace(call, weights=WeightsWanted("heads"))
+        asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
 
 

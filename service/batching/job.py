@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from service.batching.clock import Clock, Handle
 
@@ -21,8 +21,7 @@ R = TypeVar("R")
 Stage = Literal["queued", "running", "settled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """What one request takes: cells are attention scores, heads x L x S summed over its sequences."""
 
     sequences: int
@@ -50,8 +49,7 @@ class BatchInfo:
         return cls(len(costs), sum(cost.sequences for cost in costs), sum(cost.tokens for cost in costs))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
+class Outcome(NamedTuple, Generic[R]):
     """An answer with its batch and its times: accepted to first started, and from there to settled (seconds)."""
 
     result: R

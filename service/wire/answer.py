@@ -6,9 +6,8 @@ joined they are always one valid JSON object; every number reads back to the sam
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import torch
@@ -21,8 +20,7 @@ from service.wire.tensors import TensorForm
 _TOP_K = ("values", "indices", "rest")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AnswerFacts:
+class AnswerFacts(NamedTuple):
     """What goes beside the tensors; `timing_ms` is asked last, when everything else is written."""
 
     masked_rows: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -42,8 +43,7 @@ class RequestLimits:
     max_table_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class CheckedRequest:
+class CheckedRequest(NamedTuple):
     """A call that can run, what it costs, and how its answer is to be written."""
 
     call: Call

@@ -8,10 +8,9 @@ float64, then to the dtype); the tensor shares the memory of what was decoded wh
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +36,7 @@ class TensorKind(enum.Enum):
     INT = "a whole number"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TensorField:
+class TensorField(NamedTuple):
     """The field a tensor is for: its JSON pointer, its kind, and the error for a value that is not of that kind."""
 
     param: str

@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +55,7 @@ class TensorForm(enum.Enum):
     BINARY = "bytes of a binary body"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class RawTensor:
+class RawTensor(NamedTuple):
     """A tensor of a binary body: its dtype as the contract names it, and its little-endian C-order bytes, writable."""
 
     dtype: str
@@ -63,8 +63,7 @@ class RawTensor:
     data: memoryview
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class DecodedTensor:
+class DecodedTensor(NamedTuple):
     tensor: torch.Tensor
     form: TensorForm
 

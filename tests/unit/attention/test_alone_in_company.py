@@ -10,7 +10,6 @@ The needle test has a long form of 10,000 draws a dtype (T19), which runs only w
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -105,8 +104,8 @@ def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads):
         call, mate = (data.draw(calls(spec, dtype=query_dtype)).call for _ in range(2))
         sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], call.source.shape[1])
         layer = make_layer(spec, dtype, seed=data.draw(seeds))
-        plain = layer.forward([dataclasses.replace(call, weights=None), mate])[0]
-        asked = layer.forward([dataclasses.replace(call, weights=data.draw(weights_wanted(sizes))), mate])[0]
+        plain = layer.forward([call._replace(weights=None), mate])[0]
+        asked = layer.forward([call._replace(weights=data.draw(weights_wanted(sizes))), mate])[0]
         assert plain.weights is None
         assert asked.weights is not None
         assert same_bits(plain.output, asked.output)

@@ -45,7 +45,7 @@ def test_a_layer_answers_what_the_reference_answers(dtype):
         spec = dataclasses.replace(spec, scale=spec.head_width**-0.5)
         query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         drawn = data.draw(calls(spec, dtype=query_dtype, rows=short_lengths, max_masks=3))
-        call = dataclasses.replace(drawn.call, weights=WeightsWanted("heads", dtype=query_dtype))
+        call = drawn.call._replace(weights=WeightsWanted("heads", dtype=query_dtype))
         tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec, seed).items()}
         expected, weights = reference.multi_head_attention(
             spec, as_arrays(tensors), reference_inputs(call), drawn.masks
@@ -62,7 +62,7 @@ def test_a_layer_answers_what_the_reference_answers(dtype):
 def test_every_form_of_weights_is_what_the_reference_selects(data, spec, seed):
     drawn = data.draw(calls(spec, dtype=torch.float64, rows=short_lengths).filter(lambda drawn: drawn.call.weights))
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
-    answer = make_layer(spec, torch.float64, seed).forward([dataclasses.replace(drawn.call, weights=wanted)])[0]
+    answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
     tensors = as_arrays(make_tensors(spec, seed))
     _, full = reference.multi_head_attention(spec, tensors, reference_inputs(drawn.call), drawn.masks)
     part = reference.selected(full, wanted.heads, wanted.queries)
@@ -109,7 +109,7 @@ def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
     call = Call("layer", randn(2, 5, 24), weights=WeightsWanted("heads"))
     allowed = torch.ones(2, 1, 5, 1, dtype=torch.bool)
     allowed[0, 0, 1], allowed[1, 0, 4] = False, False
-    masked = dataclasses.replace(call, mask=CombinedMask(Sizes(2, 3, 5, 5), (attend(allowed),)))
+    masked = call._replace(mask=CombinedMask(Sizes(2, 3, 5, 5), (attend(allowed),)))
     plain, answer = make_layer(spec, dtype).forward([call, masked])
     expected = make_tensors(spec)["output.bias"].to(dtype).float() if biases else torch.zeros(24)
     for b in range(2):

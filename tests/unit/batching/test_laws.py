@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -84,7 +83,7 @@ def test_law_nothing_is_admitted_that_could_never_run(field, limit):
             room.engine.open()
             fits = cost_of(tokens=50, cells=60, weights_bytes=70, input_bytes=80)
             assert result_of(await ended(room.send("fits", cost=fits))) == ("answer", "fits"), "though it fills a batch"
-            over = dataclasses.replace(fits, **{field: limit + 1})
+            over = fits._replace(**{field: limit + 1})
             error = error_of(await ended(room.send("over", cost=over)))
             assert isinstance(error, CostLimit)
             assert all(word in error.message for word in (field, str(limit), str(limit + 1)))
