@@ -33,7 +33,7 @@ Places = torch.Tensor | slice
 
 
 class Heads(NamedTuple):
-    """One sequence's projections, each contiguous: q_NLH, k_NSH, v_NSV."""
+    """One sequence's projections: q_1NLH, k_1NSH, v_1NSV; contiguous where they are computed with."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -41,16 +41,13 @@ class Heads(NamedTuple):
 
 
 def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_NLV; a fully masked row gives zeros.
+    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_1NLV; a fully masked row gives zeros.
 
     No mask is a mask of zeros: torch's kernel without one answers zeros where scores overflow, the one with a mask answers
     NaN, and only masks may make a row zero. The bits of finite answers are the same; it costs 1 to 4 %.
     """
-    if mask is None:
-        mask = heads.q.new_zeros(1, 1, heads.k.shape[1])
-    mask = mask.unsqueeze(0)
-    q, k, v = (x.unsqueeze(0) for x in heads)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0]
+    mask = heads.q.new_zeros(1, 1, 1, heads.k.shape[2]) if mask is None else mask.unsqueeze(0)
+    return F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale)
 
 
 ALIGNMENT = 64
@@ -67,17 +64,15 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     return torch.get_num_threads() == 1 and math.prod(shape) * like.element_size() % ALIGNMENT == 0
 
 
-def attend_alike(
-    columns: Sequence[torch.Tensor], shape: tuple[int, int, int], scale: float, out_TD: torch.Tensor
-) -> None:
-    """`attend` for sequences of one `shape` N, L, H, without masks; `columns` are their rows' q, k and v [T, D] (D = N·H)."""
-    num_heads, length, head_width = shape
-    q, k, v = (
-        x.view(-1, length, num_heads, head_width).transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        for x in columns
-    )
-    o_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=q.new_zeros(1, 1, 1, length), scale=scale)
-    out_TD.view(-1, length, num_heads, head_width).copy_(o_BNLH.transpose(1, 2))
+def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
+    """`attend` for sequences of one `length`, without masks: q, k, v and the place of the output are views [1, N, B·L, H]."""
+
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        """As [B, N, L, H]; what holds one sequence is so already."""
+        return x if x.shape[2] == length else x.view(x.shape[1], -1, length, x.shape[3]).transpose(0, 1)
+
+    heads = Heads(*(apart(x).clone(memory_format=torch.contiguous_format) for x in views))
+    apart(output).copy_(attend(heads, None, scale))
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
@@ -85,12 +80,13 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
 
     Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
     """
-    chosen: Sequence[int] = range(len(heads.q)) if wanted.heads is None else wanted.heads
+    q_NLH, k_NSH = heads.q[0], heads.k[0]
+    chosen: Sequence[int] = range(len(q_NLH)) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
-    queries, keys = heads.q.shape[1], heads.k.shape[1]
-    wide = torch.promote_types(heads.q.dtype, torch.float32)
-    scores = _Scores(Heads(heads.q.to(wide), heads.k.to(wide), heads.v), mask, scale)
+    queries, keys = q_NLH.shape[1], k_NSH.shape[1]
+    wide = torch.promote_types(q_NLH.dtype, torch.float32)
+    scores = _Scores(q_NLH.to(wide), k_NSH.to(wide), mask, scale)
     if wanted.form == "heads" and wanted.queries is None and scores.fit_at_once(len(chosen)):
         return next(scores.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
@@ -117,20 +113,21 @@ def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice,
 
 
 class _Scores(NamedTuple):
-    """What the weights of one sequence are made from; `heads` are already as wide as the weights."""
+    """What the weights of one sequence are made from: q_NLH and k_NSH, already as wide as the weights."""
 
-    heads: Heads
+    q: torch.Tensor
+    k: torch.Tensor
     mask: torch.Tensor | None
     scale: float
 
     def fit_at_once(self, num_heads: int) -> bool:
         """Whether all rows of so many heads are one block, computed together."""
-        num_rows, keys = self.heads.q.shape[1], self.heads.k.shape[1]
+        num_rows, keys = self.q.shape[1], self.k.shape[1]
         return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
 
     def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """w_NRS of a block of rows, some of the chosen heads at a time, so that memory does not grow with their number."""
-        q, k = self.heads.q, self.heads.k
+        q, k = self.q, self.k
         num_rows, keys = block.stop - block.start, k.shape[1]
         num_heads = max(1, MAX_CELLS // (num_rows * keys))
         for first in range(0, len(chosen), num_heads):

@@ -12,7 +12,7 @@ product runs on a row count at which rows do not see their neighbours, and atten
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -118,8 +118,11 @@ class Layer:
         fill(context_RK, tokens, width)
         weights = self._attend_all(calls, places, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
-        parts = zip(calls, split(output, shapes), weights, strict=True)
-        return [Answer(part.to(call.query), found) for call, part, found in parts]
+        answers = []
+        for call, part, found in zip(calls, split(output, shapes), weights, strict=True):
+            is_as_asked = part.dtype == call.query.dtype and part.device == call.query.device
+            answers.append(Answer(part if is_as_asked else part.to(call.query), found))
+        return answers
 
     def _rows(self, tokens: int, num_products: int = 1) -> int:
         rows = padded_rows(tokens, self._least_rows)
@@ -132,30 +135,18 @@ class Layer:
         """Writes the heads' output of all sequences, in order; returns the weights that each call asked for."""
         num_alike = sum(kind == ALIKE for kind, _ in places)
         num_self = sum(kind != CROSS for kind, _ in places)
-        projected: list[tuple[torch.Tensor, ...]] = []
-        start = 0
+        groups = _groups(calls[:num_alike])
+        views: list[Heads] = []
         if num_self:
-            columns = self._from_one([call.query for call in calls[:num_self]])
-            start = self._attend_alike(calls[:num_alike], columns, context_TD)
-            shapes = [call.query.shape[:2] for call in calls[num_alike:num_self]]
-            projected += zip(*(split(column[start:], shapes) for column in columns), strict=True)
-        projected += self._from_several(calls[num_self:])
-        weights: list[Weights | None] = [None] * num_alike
-        for call, parts in zip(calls[num_alike:], projected, strict=True):
-            stop = start + call.query.shape[0] * call.query.shape[1]
-            weights.append(self._attend(call, parts, context_TD[start:stop]))
-            start = stop
-        return weights
-
-    def _attend_alike(self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor) -> int:
-        """One attention call for all sequences of one length; returns how many rows there were."""
-        start = 0
-        for length, alike in itertools.groupby(calls, key=lambda call: call.query.shape[1]):
-            stop = start + length * sum(call.query.shape[0] for call in alike)
-            parts = [column[start:stop] for column in columns]
-            kernels.attend_alike(parts, self._shape(length), self.spec.scale, context_TD[start:stop])
-            start = stop
-        return start
+            rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_alike:num_self]])]
+            views += self._apart(self._from_one([call.query for call in calls[:num_self]]), [rows] * 3)
+        views += self._from_several(calls[num_self:])
+        outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[2] for heads in views])
+        each = zip(views, outputs, strict=True)
+        for (length, _), (heads, output) in zip(groups, each, strict=False):  # what is left of `each` is for the others
+            kernels.attend_alike(heads, length, self.spec.scale, output)
+        apart = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_alike:]]
+        return [None] * num_alike + apart
 
     def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
@@ -164,8 +155,8 @@ class Layer:
         (qkv_RW,) = self._packed([self._fused], parts)
         return torch.split(qkv_RW, self._widths, dim=-1)
 
-    def _from_several(self, calls: Sequence[Call]) -> list[tuple[torch.Tensor, ...]]:
-        """Q [B, L, N·H], k [B, S, G·H] and v [B, S, G·V] of each call, each projected by its own matrix."""
+    def _from_several(self, calls: Sequence[Call]) -> list[Heads]:
+        """Of each sequence, query, key and value each projected by its own matrix."""
         if not calls:
             return []
         inputs = (
@@ -173,11 +164,8 @@ class Layer:
             [call.source for call in calls],
             [call.source if call.value is None else call.value for call in calls],
         )
-        columns = []
-        for projection, parts in zip(self._inputs, inputs, strict=True):
-            (projected,) = self._packed([projection], parts)
-            columns.append(split(projected, [part.shape[:2] for part in parts]))
-        return list(zip(*columns, strict=True))
+        columns = [self._packed([one], parts)[0] for one, parts in zip(self._inputs, inputs, strict=True)]
+        return self._apart(columns, [_lengths(parts) for parts in inputs])
 
     def _packed(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each projection of the same parts as one matrix."""
@@ -185,36 +173,34 @@ class Layer:
         x_RK = pack(parts, self._rows(tokens, len(projections)), like=self._like)
         return [projection(x_RK) for projection in projections]
 
-    def _attend(self, call: Call, projected: tuple[torch.Tensor, ...], context: torch.Tensor) -> Weights | None:
-        """Writes the heads' output of every sequence of one call into its rows of `context`; returns the asked weights."""
-        spec, queries = self.spec, call.query.shape[1]
+    def _apart(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
+        """Each sequence's rows of query, key and value, as views."""
+        counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
+        return list(itertools.starmap(Heads, zip(*map(_by_heads, columns, counts, lengths), strict=True)))
+
+    def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
+        """Writes the heads' output of each sequence of one call to its place, a view as o_1NLV; returns the asked weights."""
         found = []
-        for b in range(call.query.shape[0]):
-            heads = self._heads(*(x[b] for x in projected))
+        for b, (views, output) in enumerate(sequences):
+            heads = self._heads(views)
             mask = self._mask(call, b)
-            o_NLV = kernels.attend(heads, mask, spec.scale)
-            rows = context[b * queries : (b + 1) * queries].unflatten(-1, (spec.num_heads, spec.value_head_width))
-            rows.copy_(o_NLV.transpose(0, 1))
+            output.copy_(kernels.attend(heads, mask, self.spec.scale))
             if call.weights is not None:
-                found.append(kernels.attention_weights(heads, mask, spec.scale, call.weights))
+                found.append(kernels.attention_weights(heads, mask, self.spec.scale, call.weights))
         return _stacked(found) if found else None
 
-    def _heads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Heads:
-        """[L, N·H] to [N, L, H] and so on. Always a fresh copy: a view that happens to be contiguous need not be aligned."""
-        spec = self.spec
-
-        def apart(x: torch.Tensor, heads: int) -> torch.Tensor:
-            split_heads: torch.Tensor = x.unflatten(-1, (heads, -1))
-            return split_heads.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-
-        q_NLH, k_GSH, v_GSV = apart(q, spec.num_heads), apart(k, spec.num_kv_heads), apart(v, spec.num_kv_heads)
+    def _heads(self, views: Heads) -> Heads:
+        """Always fresh copies: a view that happens to be contiguous need not be aligned. Extra columns come behind, and each
+        query head has its keys and values.
+        """
+        q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in views)
         if self._extra_k is not None and self._extra_v is not None:
-            k_GSH = torch.cat([k_GSH, self._extra_k], dim=1)
-            v_GSV = torch.cat([v_GSV, self._extra_v], dim=1)
-        if spec.num_kv_heads != spec.num_heads:
-            shared = spec.num_heads // spec.num_kv_heads
-            k_GSH, v_GSV = k_GSH.repeat_interleave(shared, dim=0), v_GSV.repeat_interleave(shared, dim=0)
-        return Heads(q_NLH, k_GSH, v_GSV)
+            k = torch.cat([k, self._extra_k], dim=2)
+            v = torch.cat([v, self._extra_v], dim=2)
+        if self.spec.num_kv_heads != self.spec.num_heads:
+            shared = self.spec.num_heads // self.spec.num_kv_heads
+            k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        return Heads(q, k, v)
 
     def _mask(self, call: Call, sequence: int) -> torch.Tensor | None:
         """The combined mask of one sequence on the device; columns that the layer appends may always be attended to."""
@@ -231,18 +217,35 @@ class Layer:
         return table.to(self.device, self.dtype)
 
 
+def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
+    """Of every sequence of parts [B, L, D]."""
+    return [part.shape[1] for part in parts for _ in range(part.shape[0])]
+
+
+def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
+    """Calls in order of their length: each length, and how many rows all of that length have."""
+    alike = itertools.groupby(calls, key=lambda call: call.query.shape[1])
+    return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in alike]
+
+
+def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
+    """So many rows each, one after another, as views [1, N, rows, D/N]; filler rows belong to nobody."""
+    x_1NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1).unsqueeze(0)
+    return list(x_1NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=2)[: len(rows)])
+
+
 def _extra_columns(
     spec: LayerSpec, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
+    """The keys [1, G, E, H] and values [1, G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
     if not spec.extra_keys:
         return None, None
     columns = []
     for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
-        parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
+        parts = [tensors[f"bias_{name}"].view(1, spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
         if spec.add_zero_attn:
-            parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
-        columns.append(torch.cat(parts, dim=1))
+            parts.append(tensors["query.weight"].new_zeros(1, spec.num_kv_heads, 1, width))
+        columns.append(torch.cat(parts, dim=2))
     return columns[0], columns[1]
 
 

@@ -105,10 +105,11 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
         if not kernels.may_share(shape, rows):
             return
         together = rows.new_empty(len(rows), num_heads * width)
-        kernels.attend_alike(rows.chunk(3, dim=1), shape, 0.3, together)
+        views = Heads(*(by_heads(x, num_heads) for x in rows.chunk(3, dim=1)))
+        kernels.attend_alike(views, length, 0.3, by_heads(together, num_heads))
         for one, found in zip(rows.split(length), together.split(length), strict=True):
-            heads = [x.unflatten(-1, (num_heads, width)).transpose(0, 1).contiguous() for x in one.chunk(3, dim=1)]
-            alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)
+            heads = [by_heads(x, num_heads).contiguous() for x in one.chunk(3, dim=1)]
+            alone = kernels.attend(Heads(*heads), None, 0.3)[0].transpose(0, 1).flatten(1)
             assert same_bits(found, alone)
 
     with torch_threads(1):
@@ -127,9 +128,15 @@ def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned
         assert not kernels.may_share((2, 1, 8), like)
 
 
+def by_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows [R, D] as a view [1, N, R, D/N]."""
+    rows: torch.Tensor = x.unflatten(-1, (num_heads, -1))
+    return rows.transpose(0, 1).unsqueeze(0)
+
+
 def random_heads(sizes: Sizes, dtype: torch.dtype, seed: int = 0, width: int = 8) -> Heads:
     q, k, v = (
-        randn(sizes.heads, rows, width, seed=seed + i, dtype=dtype)
+        randn(1, sizes.heads, rows, width, seed=seed + i, dtype=dtype)
         for i, rows in enumerate((sizes.queries, sizes.keys, sizes.keys))
     )
     return Heads(q, k, v)
@@ -172,12 +179,12 @@ def test_the_weights_explain_the_output(data, sizes, seed):
     wanted = WeightsWanted("heads", dtype=torch.float64)
     weights = kernels.attention_weights(heads, mask, 0.4, wanted)
     assert isinstance(weights, torch.Tensor)
-    torch.testing.assert_close(kernels.attend(heads, mask, 0.4), weights @ heads.v, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(kernels.attend(heads, mask, 0.4)[0], weights @ heads.v[0], rtol=1e-12, atol=1e-12)
 
 
 def test_top_k_breaks_ties_by_the_lower_index():
     """All keys alike: the first k, in order; the rest is what they leave."""
-    heads = Heads(torch.ones(2, 3, 4), torch.ones(2, 8, 4), torch.ones(2, 8, 4))
+    heads = Heads(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 4))
     top = kernels.attention_weights(heads, None, 1.0, WeightsWanted("top_k", k=3))
     assert isinstance(top, TopK)
     assert top.indices.dtype == torch.int32
@@ -188,7 +195,9 @@ def test_top_k_breaks_ties_by_the_lower_index():
 
 def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
     heads = Heads(
-        torch.ones(1, 2, 4), torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 6, 1).expand(1, 6, 4), torch.ones(1, 6, 4)
+        torch.ones(1, 1, 2, 4),
+        torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 1, 6, 1).expand(1, 1, 6, 4),
+        torch.ones(1, 1, 6, 4),
     )
     mask = torch.tensor([[True, False, True, True, True, True], [False] * 6])[None]
     top = kernels.attention_weights(heads, mask, 1.0, WeightsWanted("top_k", k=6))
