@@ -1,18 +1,20 @@
 """Kernels: scaled dot-product attention of one sequence, and its weights.
 
-Legend: N heads, L query rows, S key rows, H head width, V value head width.
+Legend: B sequences, N heads of each, M = B·N, L query rows, S key rows, H head width, V value head width.
 
-Laws: `attend` is one 4-D scaled_dot_product_attention call a sequence on contiguous, 64-byte aligned q, k, v (the 3-D call is
-another kernel), and `attend_alike` one for several where each is computed as it would be alone (`may_share`), so a sequence's
-bits do not depend on its mates; weights come from a second pass, so asking for them cannot change the output (P2); they are
-computed in whole blocks of query rows and per head, so that any selection of heads and rows is bit for bit the slice of the
-full answer.
+Laws: `attend` computes a sequence as its shape, dtype and mask say, never as its mates or what was asked of it: small ones by
+the definition, weights and then output, others by one 4-D scaled_dot_product_attention call on contiguous, 64-byte aligned
+q, k, v (the 3-D call is another kernel); `attend_alike` is one call for several where each is computed as it would be alone
+(`may_share`). So a sequence's bits do not depend on its mates (P1), and asking for weights cannot change the output (P2):
+small sequences have them anyway, of others they come from a second pass, in whole blocks of query rows and per head, so that
+any selection of heads and rows is bit for bit the slice of the full answer.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,26 +30,75 @@ BLOCK_ROWS = 128
 MAX_CELLS = 2**20
 
 
+# Up to so many scores, 2 MiB of float32, computing by the definition takes as long as torch's fused kernel, and has the weights.
+# Not where there is a mask (10 % slower, a bias for each head 30 %), nor in 16 bits (10 % slower, for the scores are wider).
+MAX_SMALL_SCORES = 2**19
+_SMALL_DTYPES = frozenset({torch.float32, torch.float64})
+
 # Some rows, by their numbers or as a slice.
 Places = torch.Tensor | slice
 
 
 class Heads(NamedTuple):
-    """One sequence's projections: q_1NLH, k_1NSH, v_1NSV; contiguous where they are computed with."""
+    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV, contiguous where they are computed with."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
 
 
-def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_1NLV; a fully masked row gives zeros.
+def attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: int | None = None) -> torch.Tensor:
+    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_MLV; a fully masked row gives zeros.
 
-    No mask is a mask of zeros: torch's kernel without one answers zeros where scores overflow, the one with a mask answers
-    NaN, and only masks may make a row zero. The bits of finite answers are the same; it costs 1 to 4 %.
+    `num_heads` of a sequence are all there are, where not said otherwise. No mask is a mask of zeros for the fused kernel:
+    without one it answers zeros where scores overflow, with one NaN, and only masks may make a row zero. The bits of finite
+    answers are the same; it costs 1 to 4 %.
     """
-    mask = heads.q.new_zeros(1, 1, 1, heads.k.shape[2]) if mask is None else mask.unsqueeze(0)
-    return F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale)
+    if is_small(heads, mask, num_heads):
+        return torch.bmm(_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
+    mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
+    q, k, v = (x.unsqueeze(0) for x in heads)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)[0]
+
+
+def explain(
+    heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
+) -> tuple[torch.Tensor, Weights]:
+    """What `attend` gives of one sequence, and its `attention_weights`."""
+    if not is_small(heads, mask):
+        return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
+    w_NLS = _weights(heads, scale)
+    return torch.bmm(w_NLS, heads.v), _selected(_Known(w_NLS), wanted)
+
+
+def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int | None = None) -> bool:
+    """Whether each of these sequences is computed by the definition."""
+    q, k = heads.q, heads.k
+    is_plain = mask is None and q.device.type == "cpu" and q.dtype in _SMALL_DTYPES
+    return is_plain and (num_heads or len(q)) * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
+
+
+def _weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
+    """softmax(q·kᵀ·scale) of small sequences without masks, as w_MLS; in `scratch` if nobody keeps them."""
+    num, queries, keys = len(heads.q), heads.q.shape[1], heads.k.shape[1]
+    if scratch is None:
+        scores = heads.q.new_empty(num, queries, keys)
+    else:
+        scores = scratch.as_strided((num, queries, keys), (queries * keys, keys, 1))
+    torch.baddbmm(scores, heads.q, heads.k.transpose(1, 2), beta=0, alpha=scale, out=scores)
+    return torch.softmax(scores, -1, out=scores)
+
+
+_scratches = threading.local()
+
+
+def _scratch(dtype: torch.dtype) -> torch.Tensor:
+    """Room for the scores of small sequences, one for each thread: fresh pages for every batch cost more than they save."""
+    found: torch.Tensor | None = getattr(_scratches, str(dtype), None)
+    if found is None:
+        found = torch.empty(MAX_SMALL_SCORES, dtype=dtype)
+        setattr(_scratches, str(dtype), found)
+    return found
 
 
 ALIGNMENT = 64
@@ -65,14 +116,20 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
 
 
 def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
-    """`attend` for sequences of one `length`, without masks: q, k, v and the place of the output are views [1, N, B·L, H]."""
+    """`attend` for sequences of one `length`, without masks: q, k, v and the place of the output are views [N, B·L, H]."""
+    num_heads, rows = views.q.shape[:2]
+    # At once: so many that their scores stay in the cache, and in the scratch.
+    most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
+    for start in range(0, rows, most):
+        q, k, v, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
+        heads = Heads(*(x.clone(memory_format=torch.contiguous_format).flatten(0, -3) for x in (q, k, v)))
+        place.copy_(attend(heads, None, scale, num_heads).view(place.shape))
 
-    def apart(x: torch.Tensor) -> torch.Tensor:
-        """As [B, N, L, H]; what holds one sequence is so already."""
-        return x if x.shape[2] == length else x.view(x.shape[1], -1, length, x.shape[3]).transpose(0, 1)
 
-    heads = Heads(*(apart(x).clone(memory_format=torch.contiguous_format) for x in views))
-    apart(output).copy_(attend(heads, None, scale))
+def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:
+    """Rows of [N, R, H] as [B, N, L, H]; one sequence stays [N, L, H]."""
+    part = x if rows.start == 0 and rows.stop >= x.shape[1] else x[:, rows]
+    return part if part.shape[1] == length else part.view(len(x), -1, length, x.shape[2]).transpose(0, 1)
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
@@ -80,19 +137,23 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
 
     Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
     """
-    q_NLH, k_NSH = heads.q[0], heads.k[0]
-    chosen: Sequence[int] = range(len(q_NLH)) if wanted.heads is None else wanted.heads
+    if is_small(heads, mask):
+        return _selected(_Known(_weights(heads, scale)), wanted)
+    wide = torch.promote_types(heads.q.dtype, torch.float32)
+    return _selected(_Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+
+
+def _selected(source: _Known | _Scores, wanted: WeightsWanted) -> Weights:
+    num_heads, queries, keys = source.shape
+    chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
-    queries, keys = q_NLH.shape[1], k_NSH.shape[1]
-    wide = torch.promote_types(q_NLH.dtype, torch.float32)
-    scores = _Scores(q_NLH.to(wide), k_NSH.to(wide), mask, scale)
-    if wanted.form == "heads" and wanted.queries is None and scores.fit_at_once(len(chosen)):
-        return next(scores.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
+        return next(source.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     out = _Collected(wanted, len(chosen), num_rows, keys)
     for block, places, rows in _blocks(queries, wanted.queries):
-        out.put(places, scores.weights(chosen, block), rows)
+        out.put(places, source.weights(chosen, block), rows)
     return out.weights()
 
 
@@ -112,6 +173,25 @@ def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice,
             yield block, places, rows[places] - start
 
 
+class _Known(NamedTuple):
+    """The weights of one small sequence, w_NLS."""
+
+    w: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        heads, queries, keys = self.w.shape
+        return heads, queries, keys
+
+    def fit_at_once(self, _: int) -> bool:
+        return True
+
+    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+        """w_NRS of a block of rows of the chosen heads."""
+        rows = self.w[:, block]
+        yield rows if len(chosen) == len(rows) and list(chosen) == list(range(len(rows))) else rows[list(chosen)]
+
+
 class _Scores(NamedTuple):
     """What the weights of one sequence are made from: q_NLH and k_NSH, already as wide as the weights."""
 
@@ -119,6 +199,10 @@ class _Scores(NamedTuple):
     k: torch.Tensor
     mask: torch.Tensor | None
     scale: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
     def fit_at_once(self, num_heads: int) -> bool:
         """Whether all rows of so many heads are one block, computed together."""

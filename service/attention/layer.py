@@ -141,7 +141,7 @@ class Layer:
             rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_alike:num_self]])]
             views += self._apart(self._from_one([call.query for call in calls[:num_self]]), [rows] * 3)
         views += self._from_several(calls[num_self:])
-        outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[2] for heads in views])
+        outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
         for (length, _), (heads, output) in zip(groups, each, strict=False):  # what is left of `each` is for the others
             kernels.attend_alike(heads, length, self.spec.scale, output)
@@ -179,14 +179,17 @@ class Layer:
         return list(itertools.starmap(Heads, zip(*map(_by_heads, columns, counts, lengths), strict=True)))
 
     def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
-        """Writes the heads' output of each sequence of one call to its place, a view as o_1NLV; returns the asked weights."""
+        """Writes the heads' output of each sequence of one call to its place, a view as o_NLV; returns the asked weights."""
         found = []
         for b, (views, output) in enumerate(sequences):
             heads = self._heads(views)
             mask = self._mask(call, b)
-            output.copy_(kernels.attend(heads, mask, self.spec.scale))
-            if call.weights is not None:
-                found.append(kernels.attention_weights(heads, mask, self.spec.scale, call.weights))
+            if call.weights is None:
+                output.copy_(kernels.attend(heads, mask, self.spec.scale))
+                continue
+            context, weights = kernels.explain(heads, mask, self.spec.scale, call.weights)
+            output.copy_(context)
+            found.append(weights)
         return _stacked(found) if found else None
 
     def _heads(self, views: Heads) -> Heads:
@@ -195,20 +198,26 @@ class Layer:
         """
         q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in views)
         if self._extra_k is not None and self._extra_v is not None:
-            k = torch.cat([k, self._extra_k], dim=2)
-            v = torch.cat([v, self._extra_v], dim=2)
+            k = torch.cat([k, self._extra_k], dim=1)
+            v = torch.cat([v, self._extra_v], dim=1)
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
-            k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+            k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
 
     def _mask(self, call: Call, sequence: int) -> torch.Tensor | None:
-        """The combined mask of one sequence on the device; columns that the layer appends may always be attended to."""
+        """The combined mask of one sequence on the device, None where it changes nothing: masks that mean the same are the same.
+
+        Columns that the layer appends may always be attended to.
+        """
         if call.mask is None:
             return None
         wide = torch.promote_types(self.dtype, torch.float32)
         table = call.mask.lowered(sequence, wide, self.spec.extra_keys)
-        if table is None or self.device.type == "cpu":
+        # The first row tells of most masks that they do something.
+        if table is None or not (table[:, 0].any() or table.any()):
+            return None
+        if self.device.type == "cpu":
             return table
         # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
         info = torch.finfo(self.dtype)
@@ -229,23 +238,23 @@ def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
 
 
 def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
-    """So many rows each, one after another, as views [1, N, rows, D/N]; filler rows belong to nobody."""
-    x_1NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1).unsqueeze(0)
-    return list(x_1NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=2)[: len(rows)])
+    """So many rows each, one after another, as views [N, rows, D/N]; filler rows belong to nobody."""
+    x_NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1)
+    return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
 
 
 def _extra_columns(
     spec: LayerSpec, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The keys [1, G, E, H] and values [1, G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
+    """The keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
     if not spec.extra_keys:
         return None, None
     columns = []
     for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
-        parts = [tensors[f"bias_{name}"].view(1, spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
+        parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
         if spec.add_zero_attn:
-            parts.append(tensors["query.weight"].new_zeros(1, spec.num_kv_heads, 1, width))
-        columns.append(torch.cat(parts, dim=2))
+            parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
+        columns.append(torch.cat(parts, dim=1))
     return columns[0], columns[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -109,11 +110,47 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
         kernels.attend_alike(views, length, 0.3, by_heads(together, num_heads))
         for one, found in zip(rows.split(length), together.split(length), strict=True):
             heads = [by_heads(x, num_heads).contiguous() for x in one.chunk(3, dim=1)]
-            alone = kernels.attend(Heads(*heads), None, 0.3)[0].transpose(0, 1).flatten(1)
+            alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)
             assert same_bits(found, alone)
 
     with torch_threads(1):
         check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("threads", THREADS)
+def test_what_is_explained_is_what_is_attended_to(dtype, threads):
+    """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds)
+    def check(data: st.DataObject, queries: int, keys: int, seed: int) -> None:
+        sizes = Sizes(1, 3, queries, keys)
+        combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
+        mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
+        heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
+            patch.setattr(kernels, "_scratches", threading.local())
+            alone = kernels.attend(heads, mask, 0.3).clone()
+            output, weights = kernels.explain(heads, mask, 0.3, wanted)
+            assert same_bits(output, alone)
+            assert same_weights(weights, kernels.attention_weights(heads, mask, 0.3, wanted))
+
+    with torch_threads(threads):
+        check()
+
+
+def test_small_sequences_are_those_whose_scores_fit_unmasked_in_32_bits_or_64():
+    """8 heads of 256 x 256 are 2^19 scores."""
+    most, mask = Sizes(1, 8, 256, 256), torch.zeros(1, 1, 256)
+    assert kernels.is_small(random_heads(most, torch.float32), None)
+    assert kernels.is_small(random_heads(most, torch.float64), None)
+    assert not kernels.is_small(random_heads(most._replace(keys=257), torch.float32), None)
+    assert not kernels.is_small(random_heads(most, torch.float32), mask)
+    assert not kernels.is_small(random_heads(most, torch.bfloat16), None)
+    # Of two sequences of four heads each counts for itself.
+    assert kernels.is_small(random_heads(Sizes(1, 8, 300, 300), torch.float32), None, num_heads=4)
 
 
 def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned():
@@ -129,14 +166,14 @@ def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned
 
 
 def by_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows [R, D] as a view [1, N, R, D/N]."""
+    """Rows [R, D] as a view [N, R, D/N]."""
     rows: torch.Tensor = x.unflatten(-1, (num_heads, -1))
-    return rows.transpose(0, 1).unsqueeze(0)
+    return rows.transpose(0, 1)
 
 
 def random_heads(sizes: Sizes, dtype: torch.dtype, seed: int = 0, width: int = 8) -> Heads:
     q, k, v = (
-        randn(1, sizes.heads, rows, width, seed=seed + i, dtype=dtype)
+        randn(sizes.heads, rows, width, seed=seed + i, dtype=dtype)
         for i, rows in enumerate((sizes.queries, sizes.keys, sizes.keys))
     )
     return Heads(q, k, v)
@@ -179,12 +216,12 @@ def test_the_weights_explain_the_output(data, sizes, seed):
     wanted = WeightsWanted("heads", dtype=torch.float64)
     weights = kernels.attention_weights(heads, mask, 0.4, wanted)
     assert isinstance(weights, torch.Tensor)
-    torch.testing.assert_close(kernels.attend(heads, mask, 0.4)[0], weights @ heads.v[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(kernels.attend(heads, mask, 0.4), weights @ heads.v, rtol=1e-12, atol=1e-12)
 
 
 def test_top_k_breaks_ties_by_the_lower_index():
     """All keys alike: the first k, in order; the rest is what they leave."""
-    heads = Heads(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 4))
+    heads = Heads(torch.ones(2, 3, 4), torch.ones(2, 8, 4), torch.ones(2, 8, 4))
     top = kernels.attention_weights(heads, None, 1.0, WeightsWanted("top_k", k=3))
     assert isinstance(top, TopK)
     assert top.indices.dtype == torch.int32
@@ -195,9 +232,7 @@ def test_top_k_breaks_ties_by_the_lower_index():
 
 def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
     heads = Heads(
-        torch.ones(1, 1, 2, 4),
-        torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 1, 6, 1).expand(1, 1, 6, 4),
-        torch.ones(1, 1, 6, 4),
+        torch.ones(1, 2, 4), torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 6, 1).expand(1, 6, 4), torch.ones(1, 6, 4)
     )
     mask = torch.tensor([[True, False, True, True, True, True], [False] * 6])[None]
     top = kernels.attention_weights(heads, mask, 1.0, WeightsWanted("top_k", k=6))

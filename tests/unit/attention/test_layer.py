@@ -115,7 +115,10 @@ def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
     for b in range(2):
         for row in range(5):
             is_dead = not allowed[b, 0, row, 0]
-            assert same_bits(answer.output[b, row], expected if is_dead else plain.output[b, row])
+            if is_dead:
+                assert same_bits(answer.output[b, row], expected)
+            else:
+                torch.testing.assert_close(answer.output[b, row], plain.output[b, row], rtol=0, atol=TOLERANCE[dtype])
             assert full_weights(answer)[b, :, row].any() != is_dead
 
 
@@ -129,7 +132,7 @@ def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
     heads, whole = answer.output[0].unflatten(-1, (3, 8)), plain.output[0].unflatten(-1, (3, 8))
     assert not heads[2, 1].any()
     heads[2, 1] = whole[2, 1]
-    assert same_bits(heads, whole)
+    torch.testing.assert_close(heads, whole, rtol=0, atol=TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])

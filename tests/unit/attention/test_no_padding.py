@@ -16,18 +16,22 @@ LENGTHS = (1, 500, 3, 64, 7, 7, 129)
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Rows of every product and shapes (q, k) of every attention call, as they happen."""
+    """Rows of every product, and heads, query rows and key rows of every attention call, as they happen."""
     rows: list[int] = []
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    linear, attention = functional.linear, functional.scaled_dot_product_attention
+    shapes: list[tuple[int, int, int]] = []
+    linear, attention, scores = functional.linear, functional.scaled_dot_product_attention, torch.baddbmm
 
     def counting_linear(x, *args):
         rows.append(x.shape[0])
         return linear(x, *args)
 
     def counting_attention(q, k, v, **kwargs):
-        shapes.append((tuple(q.shape), tuple(k.shape)))
+        shapes.append((q.shape[0] * q.shape[1], q.shape[2], k.shape[2]))
         return attention(q, k, v, **kwargs)
+
+    def counting_scores(table, q_MLH, k_MHS, **kwargs):
+        shapes.append((q_MLH.shape[0], q_MLH.shape[1], k_MHS.shape[2]))
+        return scores(table, q_MLH, k_MHS, **kwargs)
 
     def counting_piece(self, x):
         pieces.append(x.shape[0])
@@ -46,6 +50,7 @@ def counted(monkeypatch):
     monkeypatch.setattr(projection.Packed, "__call__", counting_packed)
     monkeypatch.setattr(functional, "linear", counting_linear)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", counting_attention)
+    monkeypatch.setattr(torch, "baddbmm", counting_scores)
     return rows, shapes
 
 
@@ -82,7 +87,7 @@ def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
         [(1, 1), (1, 3), (2, 7), (1, 64), (1, 129), (1, 500)] if threads == 1 else [(1, length) for length in LENGTHS]
     )
     groups = [(count, length, length) for count, length in alike] + [(1, 9, 9)] + [(1, 5, 11)] * 3
-    assert sorted(shapes) == sorted(((n, 4, queries, 16), (n, 4, keys, 16)) for n, queries, keys in groups)
+    assert sorted(shapes) == sorted((4 * count, queries, keys) for count, queries, keys in groups)
 
 
 def test_cross_attention_packs_queries_and_keys_by_themselves(counted):
