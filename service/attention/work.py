@@ -58,7 +58,10 @@ def _mask_flops(mask: CombinedMask | None) -> int:
 
 
 def _weights_flops(spec: LayerSpec, sizes: Sizes, wanted: WeightsWanted | None) -> int:
-    """Of the second pass over one sequence: blocks of rows of the asked heads, then what the form makes of the asked rows."""
+    """Of the second pass over one sequence: blocks of rows of the asked heads, then what the form makes of the asked rows.
+
+    Small sequences need no second pass (`kernels.is_small`) and are charged for one: within the factor that holds anyway.
+    """
     if wanted is None:
         return 0
     heads, columns = _num_heads(sizes, wanted), sizes.keys + spec.extra_keys
