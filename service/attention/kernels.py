@@ -29,7 +29,6 @@ BLOCK_ROWS = 128
 # Weights that are computed together, in heads: 4 MiB of float32 where one head is no larger. Heads do not see each other.
 MAX_CELLS = 2**20
 
-
 # Up to so many scores, 2 MiB of float32, computing by the definition takes as long as torch's fused kernel, and has the weights.
 # Not where there is a mask (10 % slower, a bias for each head 30 %), nor in 16 bits (10 % slower, for the scores are wider).
 MAX_SMALL_SCORES = 2**19
@@ -96,7 +95,8 @@ def _scratch(dtype: torch.dtype) -> torch.Tensor:
     """Room for the scores of small sequences, one for each thread: fresh pages for every batch cost more than they save."""
     found: torch.Tensor | None = getattr(_scratches, str(dtype), None)
     if found is None:
-        found = torch.empty(MAX_SMALL_SCORES, dtype=dtype)
+        with torch.inference_mode(mode=False):  # one made in it could not be written to outside
+            found = torch.empty(MAX_SMALL_SCORES, dtype=dtype)
         setattr(_scratches, str(dtype), found)
     return found
 
@@ -118,8 +118,9 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
 def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
     """`attend` for sequences of one `length`, without masks: q, k, v and the place of the output are views [N, B·L, H]."""
     num_heads, rows = views.q.shape[:2]
-    # At once: so many that their scores stay in the cache, and in the scratch.
-    most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
+    most = rows
+    if views.q.device.type == "cpu":  # so many at once that their scores stay in the cache, and in the scratch
+        most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
     for start in range(0, rows, most):
         q, k, v, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
         heads = Heads(*(x.clone(memory_format=torch.contiguous_format).flatten(0, -3) for x in (q, k, v)))
