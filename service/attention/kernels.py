@@ -46,35 +46,42 @@ class Heads(NamedTuple):
     v: torch.Tensor
 
 
-def attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: int | None = None) -> torch.Tensor:
-    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) as o_MLV; a fully masked row gives zeros.
+def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) of one sequence as o_NLV; a fully masked row gives zeros."""
+    return _attend(heads, mask, scale, len(heads.q))[0]
 
-    `num_heads` of a sequence are all there are, where not said otherwise. No mask is a mask of zeros for the fused kernel:
-    without one it answers zeros where scores overflow, with one NaN, and only masks may make a row zero. The bits of finite
-    answers are the same; it costs 1 to 4 %.
+
+def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: int) -> torch.Tensor:
+    """The same of B sequences as o_BNLV.
+
+    No mask is a mask of zeros for the fused kernel: without one it answers zeros where scores overflow to inf, with one NaN. The
+    bits of finite answers are the same; it costs 1 to 4 %.
     """
     if is_small(heads, mask, num_heads):
-        return torch.bmm(_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
+        o_MLV = torch.bmm(_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
+        return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
-    q, k, v = (x.unsqueeze(0) for x in heads)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)[0]
+    # Sequences on the axis of batches: CUDA's kernels take at most 65,535 on that of heads.
+    q, k, v = (x.view(-1, num_heads, *x.shape[1:]) for x in heads)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)
 
 
 def explain(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
     """What `attend` gives of one sequence, and its `attention_weights`."""
-    if not is_small(heads, mask):
+    if not is_small(heads, mask, len(heads.q)):
         return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
     w_NLS = _weights(heads, scale)
-    return torch.bmm(w_NLS, heads.v), _selected(_Known(w_NLS), wanted)
+    o_NLV = torch.bmm(w_NLS, heads.v)  # first: choosing the largest weights uses them up
+    return o_NLV, _selected(_Known(w_NLS), wanted)
 
 
-def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int | None = None) -> bool:
+def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
     """Whether each of these sequences is computed by the definition."""
     q, k = heads.q, heads.k
     is_plain = mask is None and q.device.type == "cpu" and q.dtype in _SMALL_DTYPES
-    return is_plain and (num_heads or len(q)) * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
+    return is_plain and num_heads * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
 
 
 def _weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
@@ -124,7 +131,8 @@ def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) 
     for start in range(0, rows, most):
         q, k, v, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
         heads = Heads(*(x.clone(memory_format=torch.contiguous_format).flatten(0, -3) for x in (q, k, v)))
-        place.copy_(attend(heads, None, scale, num_heads).view(place.shape))
+        o_BNLV = _attend(heads, None, scale, num_heads)
+        place.copy_(o_BNLV if place.dim() == o_BNLV.dim() else o_BNLV[0])
 
 
 def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:
@@ -138,7 +146,7 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
 
     Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
     """
-    if is_small(heads, mask):
+    if is_small(heads, mask, len(heads.q)):
         return _selected(_Known(_weights(heads, scale)), wanted)
     wide = torch.promote_types(heads.q.dtype, torch.float32)
     return _selected(_Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
@@ -175,7 +183,7 @@ def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice,
 
 
 class _Known(NamedTuple):
-    """The weights of one small sequence, w_NLS."""
+    """The weights of one small sequence, w_NLS; whoever takes some of them may use them up."""
 
     w: torch.Tensor
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from service.attention import kernels
 from service.attention.call import Call, TopK, WeightsWanted
@@ -144,13 +145,27 @@ def test_what_is_explained_is_what_is_attended_to(dtype, threads):
 def test_small_sequences_are_those_whose_scores_fit_unmasked_in_32_bits_or_64():
     """8 heads of 256 x 256 are 2^19 scores."""
     most, mask = Sizes(1, 8, 256, 256), torch.zeros(1, 1, 256)
-    assert kernels.is_small(random_heads(most, torch.float32), None)
-    assert kernels.is_small(random_heads(most, torch.float64), None)
-    assert not kernels.is_small(random_heads(most._replace(keys=257), torch.float32), None)
-    assert not kernels.is_small(random_heads(most, torch.float32), mask)
-    assert not kernels.is_small(random_heads(most, torch.bfloat16), None)
+    assert kernels.is_small(random_heads(most, torch.float32), None, 8)
+    assert kernels.is_small(random_heads(most, torch.float64), None, 8)
+    assert not kernels.is_small(random_heads(most._replace(keys=257), torch.float32), None, 8)
+    assert not kernels.is_small(random_heads(most, torch.float32), mask, 8)
+    assert not kernels.is_small(random_heads(most, torch.bfloat16), None, 8)
     # Of two sequences of four heads each counts for itself.
-    assert kernels.is_small(random_heads(Sizes(1, 8, 300, 300), torch.float32), None, num_heads=4)
+    assert kernels.is_small(random_heads(Sizes(1, 8, 300, 300), torch.float32), None, 4)
+
+
+def test_sequences_that_share_a_call_share_no_axis_with_their_heads(monkeypatch):
+    """CUDA's kernels take at most 65,535 heads, and torch cuts the axis of sequences alone."""
+    shapes = []
+
+    def attention(q, k, v, **kwargs):
+        shapes.append(tuple(q.shape))
+        return torch.empty_like(q)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
+    views = [torch.empty(2048, 32, 8, device="meta").transpose(0, 1) for _ in range(4)]
+    kernels.attend_alike(Heads(*views[:3]), 1, 0.3, views[3])
+    assert shapes == [(2048, 32, 1, 8)]
 
 
 def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned():

@@ -1,6 +1,7 @@
 """Reading heads: what is read, and that two other parsers read the same wherever we read anything."""
 
 import contextlib
+import dataclasses
 
 import h11
 import httptools
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from service.api.asgi import headers
 from service.errors import HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.transport.head import END, check_begun, glimpse, read_head
 from service.transport.limits import TransportLimits
+from service.transport.scope import request_scope
 
 LIMITS = TransportLimits(
     max_header_bytes=1000,
@@ -33,6 +36,21 @@ def test_a_head_is_its_line_its_fields_and_where_the_body_ends():
         (b"host", b"x"), (b"content-type", b"text/plain"), (b"x-odd", b"a  b\xff"), (b"content-length", b"007")
     ]  # fmt: skip
     assert (found.length, found.keeps_alive, found.expects_continue) == (7, True, False)
+
+
+def test_a_head_that_was_read_before_is_found_and_no_application_can_change_it():
+    raw = head(b"X-Twice: a", b"x-twice: b", b"Content-Length: 2")
+    found = read_head(raw, LIMITS)
+    assert read_head(bytes(bytearray(raw)), LIMITS) is found
+    first, second = (request_scope({}, found.line, found.fields, found.named, {}) for _ in range(2))
+    first["headers"].append((b"x-late", b"c"))
+    assert second["headers"] == found.fields
+    assert not headers(first, b"x-late")
+    as_any_server_says = {"headers": found.fields}
+    for name in (b"x-twice", b"content-length", b"host", b"absent"):
+        assert tuple(headers(second, name)) == tuple(headers(as_any_server_says, name))
+    with pytest.raises(HeadersTooLarge):  # what is known under other limits is not known under these
+        read_head(raw, dataclasses.replace(LIMITS, max_headers=1))
 
 
 @pytest.mark.parametrize(
