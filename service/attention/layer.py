@@ -118,11 +118,8 @@ class Layer:
         fill(context_RK, tokens, width)
         weights = self._attend_all(calls, places, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
-        answers = []
-        for call, part, found in zip(calls, split(output, shapes), weights, strict=True):
-            is_as_asked = part.dtype == call.query.dtype and part.device == call.query.device
-            answers.append(Answer(part if is_as_asked else part.to(call.query), found))
-        return answers
+        parts = zip(calls, split(output, shapes), weights, strict=True)
+        return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows(self, tokens: int, num_products: int = 1) -> int:
         rows = padded_rows(tokens, self._least_rows)

@@ -23,7 +23,7 @@ SEED = 20260
 
 
 def keeps_bits(layer: Layer) -> bool:
-    """Whether each of a dozen calls answers the same bits alone, in pairs and all together, with and without weights."""
+    """Whether each of the sample calls answers the same bits alone, in pairs and all together, with and without weights."""
     return all(checks(layer))
 
 
