@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.attention import masks
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.engine import Engine, EngineOptions
+from service.attention.kernels import Heads
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.resident import Work
@@ -100,6 +101,14 @@ def identity_layer(width: int, value_width: int | None = None, *, scale: float, 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def random_heads(sizes: Sizes, dtype: torch.dtype, seed: int = 0, width: int = 8) -> Heads:
+    q, k, v = (
+        randn(sizes.heads, rows, width, seed=seed + i, dtype=dtype)
+        for i, rows in enumerate((sizes.queries, sizes.keys, sizes.keys))
+    )
+    return Heads(q, k, v)
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -1,41 +1,26 @@
-"""Kernels: scaled dot-product attention of one sequence, and its weights.
+"""Kernels: scaled dot-product attention of one sequence, and of several that are computed as they would be alone.
 
 Legend: B sequences, N heads of each, M = B·N, L query rows, S key rows, H head width, V value head width.
 
 Laws: `attend` computes a sequence as its shape, dtype and mask say, never as its mates or what was asked of it: small ones by
 the definition, weights and then output, others by one 4-D scaled_dot_product_attention call on contiguous, 64-byte aligned
 q, k, v (the 3-D call is another kernel); `attend_alike` is one call for several where each is computed as it would be alone
-(`may_share`). So a sequence's bits do not depend on its mates (P1), and asking for weights cannot change the output (P2):
-small sequences have them anyway, of others they come from a second pass, in whole blocks of query rows and per head, so that
-any selection of heads and rows is bit for bit the slice of the full answer.
+(`may_share`). So a sequence's bits do not depend on its mates (P1).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from service.attention import top_k
-from service.attention.call import TopK, Weights, WeightsWanted
-
-# Query rows whose weights are computed together. A row's bits depend on the block it is computed in, so blocks are fixed.
-BLOCK_ROWS = 128
-# Weights that are computed together, in heads: 4 MiB of float32 where one head is no larger. Heads do not see each other.
-MAX_CELLS = 2**20
-
 # Up to so many scores, 2 MiB of float32, computing by the definition takes as long as torch's fused kernel, and has the weights.
 # Not where there is a mask (10 % slower, a bias for each head 30 %), nor in 16 bits (10 % slower, for the scores are wider).
 MAX_SMALL_SCORES = 2**19
 _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
-
-# Some rows, by their numbers or as a slice.
-Places = torch.Tensor | slice
 
 
 class Heads(NamedTuple):
@@ -58,23 +43,12 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
     bits of finite answers are the same; it costs 1 to 4 %.
     """
     if is_small(heads, mask, num_heads):
-        o_MLV = torch.bmm(_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
+        o_MLV = torch.bmm(small_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
     # Sequences on the axis of batches: CUDA's kernels take at most 65,535 on that of heads.
     q, k, v = (x.view(-1, num_heads, *x.shape[1:]) for x in heads)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)
-
-
-def explain(
-    heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
-) -> tuple[torch.Tensor, Weights]:
-    """What `attend` gives of one sequence, and its `attention_weights`."""
-    if not is_small(heads, mask, len(heads.q)):
-        return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
-    w_NLS = _weights(heads, scale)
-    o_NLV = torch.bmm(w_NLS, heads.v)  # first: choosing the largest weights uses them up
-    return o_NLV, _selected(_Known(w_NLS), wanted)
 
 
 def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
@@ -84,7 +58,7 @@ def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
     return is_plain and num_heads * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
 
 
-def _weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
+def small_weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(q·kᵀ·scale) of small sequences without masks, as w_MLS; in `scratch` if nobody keeps them."""
     num, queries, keys = len(heads.q), heads.q.shape[1], heads.k.shape[1]
     if scratch is None:
@@ -139,164 +113,3 @@ def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:
     """Rows of [N, R, H] as [B, N, L, H]; one sequence stays [N, L, H]."""
     part = x if rows.start == 0 and rows.stop >= x.shape[1] else x[:, rows]
     return part if part.shape[1] == length else part.view(len(x), -1, length, x.shape[2]).transpose(0, 1)
-
-
-def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
-    """The asked weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
-
-    Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
-    """
-    if is_small(heads, mask, len(heads.q)):
-        return _selected(_Known(_weights(heads, scale)), wanted)
-    wide = torch.promote_types(heads.q.dtype, torch.float32)
-    return _selected(_Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
-
-
-def _selected(source: _Known | _Scores, wanted: WeightsWanted) -> Weights:
-    num_heads, queries, keys = source.shape
-    chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
-    if wanted.form == "mean":
-        chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
-    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
-        return next(source.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
-    num_rows = queries if wanted.queries is None else len(wanted.queries)
-    out = _Collected(wanted, len(chosen), num_rows, keys)
-    for block, places, rows in _blocks(queries, wanted.queries):
-        out.put(places, source.weights(chosen, block), rows)
-    return out.weights()
-
-
-def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
-    """Each block of rows that has an asked one: the block, where its asked rows go in the answer, and which of it they are.
-
-    All rows are asked for as slices, which copy nothing.
-    """
-    rows = None if asked is None else torch.tensor(asked)
-    for start in range(0, num_rows, BLOCK_ROWS):
-        block = slice(start, min(start + BLOCK_ROWS, num_rows))
-        if rows is None:
-            yield block, block, slice(None)
-            continue
-        places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
-        if len(places):
-            yield block, places, rows[places] - start
-
-
-class _Known(NamedTuple):
-    """The weights of one small sequence, w_NLS; whoever takes some of them may use them up."""
-
-    w: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        heads, queries, keys = self.w.shape
-        return heads, queries, keys
-
-    def fit_at_once(self, _: int) -> bool:
-        return True
-
-    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """w_NRS of a block of rows of the chosen heads."""
-        rows = self.w[:, block]
-        yield rows if len(chosen) == len(rows) and list(chosen) == list(range(len(rows))) else rows[list(chosen)]
-
-
-class _Scores(NamedTuple):
-    """What the weights of one sequence are made from: q_NLH and k_NSH, already as wide as the weights."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    mask: torch.Tensor | None
-    scale: float
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.q.shape[0], self.q.shape[1], self.k.shape[1]
-
-    def fit_at_once(self, num_heads: int) -> bool:
-        """Whether all rows of so many heads are one block, computed together."""
-        num_rows, keys = self.q.shape[1], self.k.shape[1]
-        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
-
-    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """w_NRS of a block of rows, some of the chosen heads at a time, so that memory does not grow with their number."""
-        q, k = self.q, self.k
-        num_rows, keys = block.stop - block.start, k.shape[1]
-        num_heads = max(1, MAX_CELLS // (num_rows * keys))
-        for first in range(0, len(chosen), num_heads):
-            some = chosen[first : first + num_heads]
-            scores = q.new_empty(len(some), num_rows, keys)
-            for i, head in enumerate(some):
-                torch.mm(q[head, block], k[head].T, out=scores[i])
-            yield _softmax(scores.mul_(self.scale), _block_mask(self.mask, some, block))
-
-
-def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], block: slice) -> torch.Tensor | None:
-    if mask is None:
-        return None
-    part = mask if mask.shape[1] == 1 else mask[:, block]
-    return part if part.shape[0] == 1 else part[list(heads)]
-
-
-def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Over the last axis; a row that the mask leaves without a key is zero, not NaN."""
-    if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype == torch.bool:
-        forbidden = ~mask
-    else:
-        forbidden = mask == -torch.inf
-        scores += mask
-    weights = torch.where(forbidden, -torch.inf, scores).softmax(-1)
-    # As bytes, not as booleans: `all` over an axis takes ten times as long; and most blocks have no such row.
-    is_dead = forbidden.view(torch.uint8).amin(-1, keepdim=True).bool()
-    return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
-
-
-class _Collected:
-    """Gathers the asked rows of each block in the asked order, already in the form and dtype that the answer has."""
-
-    def __init__(self, wanted: WeightsWanted, num_heads: int, num_rows: int, num_keys: int) -> None:
-        self._wanted = wanted
-        k = num_keys if wanted.k is None else wanted.k
-        lead = (num_rows,) if wanted.form == "mean" else (num_heads, num_rows)
-        self._values = torch.empty(*lead, k, dtype=wanted.dtype)
-        if wanted.form == "top_k":
-            self._indices = torch.empty(*lead, k, dtype=torch.int32)
-            self._rest = torch.empty(*lead, dtype=wanted.dtype)
-
-    def put(self, places: Places, parts: Iterable[torch.Tensor], rows: Places) -> None:
-        """`parts` w_NRS hold a whole block of rows of some heads each; its `rows` go to `places` of the answer."""
-        if self._wanted.form == "mean":
-            self._values[places] = _mean(parts)[rows].to("cpu", self._wanted.dtype)
-            return
-        first = 0
-        for part in parts:
-            self._put_heads(slice(first, first + len(part)), places, part[:, rows])
-            first += len(part)
-
-    def _put_heads(self, heads: slice, places: Places, weights: torch.Tensor) -> None:
-        if self._wanted.form == "heads":
-            self._values[heads, places] = weights.to("cpu", self._wanted.dtype)
-            return
-        top = top_k.largest(weights.flatten(0, 1), self._values.shape[-1])
-        lead = weights.shape[:2]
-        self._values[heads, places] = top.values.unflatten(0, lead).to("cpu", self._wanted.dtype)
-        self._indices[heads, places] = top.indices.unflatten(0, lead).to("cpu", torch.int32)
-        self._rest[heads, places] = top.rest.unflatten(0, lead).to("cpu", self._wanted.dtype)
-
-    def weights(self) -> Weights:
-        if self._wanted.form == "top_k":
-            return TopK(self._values, self._indices, self._rest)
-        return self._values
-
-
-def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Over all heads of all parts, added one by one, so that the bits do not depend on how the heads are grouped."""
-    heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
-    total = next(heads).clone()
-    count = 1
-    for weights in heads:
-        total += weights
-        count += 1
-    return total.div_(count)

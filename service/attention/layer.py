@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels
+from service.attention.attention_weights import BLOCK_ROWS, explain
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
 from service.attention.projection import Packed, Plain, Projection, packed, side_by_side
@@ -184,7 +185,7 @@ class Layer:
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
                 continue
-            context, weights = kernels.explain(heads, mask, self.spec.scale, call.weights)
+            context, weights = explain(heads, mask, self.spec.scale, call.weights)
             output.copy_(context)
             found.append(weights)
         return _stacked(found) if found else None
@@ -218,7 +219,7 @@ class Layer:
             return table
         # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
         info = torch.finfo(self.dtype)
-        for block in table.split(kernels.BLOCK_ROWS, dim=1):
+        for block in table.split(BLOCK_ROWS, dim=1):
             torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
         return table.to(self.device, self.dtype)
 

@@ -9,8 +9,8 @@ core with 12 heads of 32 (docs/performance.md), they hold within a factor of two
 
 from __future__ import annotations
 
+from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS
 from service.attention.call import WeightsWanted
-from service.attention.kernels import BLOCK_ROWS, MAX_CELLS
 from service.attention.masks import CombinedMask, Sizes
 from service.attention.spec import LayerSpec
 

@@ -1,11 +1,7 @@
-"""Kernels: the weights of one sequence, whole or in part, and the output that they explain."""
+"""Kernels: which sequences are computed how, and that company does not change their bits."""
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,83 +9,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from service.attention import kernels
-from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from tests import reference
-from tests.engine_room import (
-    DTYPES,
-    THREADS,
-    Allocations,
-    engine_mask,
-    full_weights,
-    make_layer,
-    make_spec,
-    randn,
-    same_bits,
-    same_weights,
-    torch_threads,
-)
-from tests.strategies import masks_for, seeds, weights_wanted
-
-heads_wanted = WeightsWanted("heads")
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("threads", THREADS)
-def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads):
-    """Heads, query rows, mean and top_k, over lengths beyond one block of rows, with any masks."""
-    length = st.one_of(st.integers(1, 20), st.sampled_from([127, 128, 129, 150, 260]))
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.data(), st.integers(1, 5), length, length, seeds)
-    def check(data: st.DataObject, num_heads: int, queries: int, keys: int, seed: int) -> None:
-        sizes = Sizes(1, num_heads, queries, keys)
-        combined = engine_mask(data.draw(masks_for(sizes, max_masks=2)), sizes)
-        mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
-        heads = random_heads(sizes, dtype, seed)
-        wanted = data.draw(weights_wanted(sizes))
-        exact = torch.promote_types(dtype, torch.float32)
-        full = kernels.attention_weights(heads, mask, 0.3, WeightsWanted("heads", dtype=exact))
-        assert isinstance(full, torch.Tensor)
-        found = kernels.attention_weights(heads, mask, 0.3, dataclasses.replace(wanted, dtype=exact))
-        assert same_weights(found, sliced(full, wanted))
-        every = kernels.attention_weights(
-            heads, mask, 0.3, WeightsWanted(wanted.form, wanted.k, wanted.heads, dtype=exact)
-        )
-        found = kernels.attention_weights(heads, mask, 0.3, wanted)
-        assert same_weights(found, rows_of(every, wanted))
-
-    with torch_threads(threads):
-        check()
-
-
-def sliced(full: torch.Tensor, wanted: WeightsWanted):
-    """What `wanted` is, worked out from all weights [N, L, S] by plain indexing."""
-    chosen = list(range(len(full)) if wanted.heads is None else wanted.heads)
-    rows = list(range(full.shape[1]) if wanted.queries is None else wanted.queries)
-    if wanted.form == "heads":
-        return full[chosen][:, rows]
-    if wanted.form == "mean":
-        total = torch.zeros_like(full[0])
-        for head in sorted(chosen):
-            total = total + full[head]
-        return (total / len(chosen))[rows]
-    assert wanted.k is not None
-    part = full[chosen][:, rows]
-    values, indices, _ = reference.top_k(part.numpy(), wanted.k)
-    listed = torch.from_numpy(indices)
-    return TopK(torch.from_numpy(values), listed.int(), part.scatter(-1, listed, 0.0).sum(-1))
-
-
-def rows_of(weights, wanted: WeightsWanted):
-    """The asked query rows of an answer for all of them, in the asked dtype."""
-    rows = slice(None) if wanted.queries is None else list(wanted.queries)
-    if isinstance(weights, TopK):
-        return TopK(
-            weights.values[:, rows].to(wanted.dtype), weights.indices[:, rows], weights.rest[:, rows].to(wanted.dtype)
-        )
-    return weights[..., rows, :].to(wanted.dtype)
+from tests.engine_room import DTYPES, randn, random_heads, same_bits, torch_threads
+from tests.strategies import seeds
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -115,30 +38,6 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
             assert same_bits(found, alone)
 
     with torch_threads(1):
-        check()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("threads", THREADS)
-def test_what_is_explained_is_what_is_attended_to(dtype, threads):
-    """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
-
-    @settings(max_examples=60, deadline=None)
-    @given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds)
-    def check(data: st.DataObject, queries: int, keys: int, seed: int) -> None:
-        sizes = Sizes(1, 3, queries, keys)
-        combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
-        mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
-        heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
-            patch.setattr(kernels, "_scratches", threading.local())
-            alone = kernels.attend(heads, mask, 0.3).clone()
-            output, weights = kernels.explain(heads, mask, 0.3, wanted)
-            assert same_bits(output, alone)
-            assert same_weights(weights, kernels.attention_weights(heads, mask, 0.3, wanted))
-
-    with torch_threads(threads):
         check()
 
 
@@ -184,163 +83,3 @@ def by_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows [R, D] as a view [N, R, D/N]."""
     rows: torch.Tensor = x.unflatten(-1, (num_heads, -1))
     return rows.transpose(0, 1)
-
-
-def random_heads(sizes: Sizes, dtype: torch.dtype, seed: int = 0, width: int = 8) -> Heads:
-    q, k, v = (
-        randn(sizes.heads, rows, width, seed=seed + i, dtype=dtype)
-        for i, rows in enumerate((sizes.queries, sizes.keys, sizes.keys))
-    )
-    return Heads(q, k, v)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.data(),
-    st.builds(Sizes, st.just(1), st.integers(1, 4), st.integers(1, 40), st.integers(1, 40)),
-    seeds,
-    st.sampled_from(DTYPES),
-)
-def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype):
-    """And masked columns are exactly zero."""
-    drawn = data.draw(masks_for(sizes))
-    combined = engine_mask(drawn, sizes)
-    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
-    weights = kernels.attention_weights(random_heads(sizes, dtype, seed), mask, 1.0, heads_wanted)
-    assert isinstance(weights, torch.Tensor)
-    allowed = torch.from_numpy(reference.may_attend(drawn, tuple(sizes))[0])
-    alive = allowed.any(-1)
-    assert weights.dtype == torch.float32
-    assert ((weights.sum(-1) - 1).abs() <= 1e-6)[alive].all()
-    assert not weights[~alive].any()
-    assert not weights[~allowed].any()
-    assert ((weights >= 0) & (weights <= 1)).all()
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.data(),
-    st.builds(Sizes, st.just(1), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30)),
-    seeds,
-)
-def test_the_weights_explain_the_output(data, sizes, seed):
-    """The fast kernel and the second pass agree: weights times values is what `attend` answers."""
-    combined = engine_mask(data.draw(masks_for(sizes)), sizes)
-    mask = None if combined is None else combined.lowered(0, torch.float64)
-    heads = random_heads(sizes, torch.float64, seed)
-    wanted = WeightsWanted("heads", dtype=torch.float64)
-    weights = kernels.attention_weights(heads, mask, 0.4, wanted)
-    assert isinstance(weights, torch.Tensor)
-    torch.testing.assert_close(kernels.attend(heads, mask, 0.4), weights @ heads.v, rtol=1e-12, atol=1e-12)
-
-
-def test_top_k_breaks_ties_by_the_lower_index():
-    """All keys alike: the first k, in order; the rest is what they leave."""
-    heads = Heads(torch.ones(2, 3, 4), torch.ones(2, 8, 4), torch.ones(2, 8, 4))
-    top = kernels.attention_weights(heads, None, 1.0, WeightsWanted("top_k", k=3))
-    assert isinstance(top, TopK)
-    assert top.indices.dtype == torch.int32
-    assert top.indices.flatten(0, 1).tolist() == [[0, 1, 2]] * 6
-    assert (top.values == 0.125).all()
-    assert (top.rest == 0.625).all()
-
-
-def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
-    heads = Heads(
-        torch.ones(1, 2, 4), torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 6, 1).expand(1, 6, 4), torch.ones(1, 6, 4)
-    )
-    mask = torch.tensor([[True, False, True, True, True, True], [False] * 6])[None]
-    top = kernels.attention_weights(heads, mask, 1.0, WeightsWanted("top_k", k=6))
-    assert isinstance(top, TopK)
-    assert top.indices[0].tolist() == [[2, 4, 5, 0, 3, 1], [0, 1, 2, 3, 4, 5]]
-    assert top.values[0, 0, 5] == 0
-    assert not top.values[0, 1].any()
-    assert not top.rest.any(), "k = S leaves nothing, and a masked row has nothing"
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 60), st.data(), seeds)
-def test_top_k_and_its_rest_are_all_of_a_row(keys, data, seed):
-    sizes = Sizes(1, 2, 5, keys)
-    k = data.draw(st.integers(1, keys))
-    top = kernels.attention_weights(random_heads(sizes, torch.float32, seed), None, 1.0, WeightsWanted("top_k", k=k))
-    assert isinstance(top, TopK)
-    assert (top.rest >= 0).all()
-    assert ((top.values.sum(-1) + top.rest - 1).abs() < 1e-6).all()
-    assert (top.values.diff(dim=-1) <= 0).all()
-    assert all(len(set(row)) == k for row in top.indices.flatten(0, 1).tolist())
-
-
-def test_a_mean_does_not_depend_on_the_order_in_which_heads_are_named():
-    heads = random_heads(Sizes(1, 5, 6, 7), torch.float32)
-    means = [
-        kernels.attention_weights(heads, None, 1.0, WeightsWanted("mean", heads=order))
-        for order in ((4, 0, 2), (0, 2, 4), (2, 4, 0))
-    ]
-    assert all(same_weights(means[0], mean) for mean in means)
-
-
-def test_weights_in_float16_are_the_rounded_float32_ones():
-    heads = random_heads(Sizes(1, 2, 9, 30), torch.float32)
-    narrow = kernels.attention_weights(heads, None, 1.0, WeightsWanted("heads", dtype=torch.float16))
-    wide = kernels.attention_weights(heads, None, 1.0, heads_wanted)
-    assert isinstance(narrow, torch.Tensor)
-    assert isinstance(wide, torch.Tensor)
-    assert same_bits(narrow, wide.half())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_weights_are_computed_in_float32_whatever_the_layer_computes_in(dtype):
-    heads = random_heads(Sizes(1, 2, 9, 30), dtype)
-    wide = Heads(*(x.float() for x in heads))
-    assert same_weights(
-        kernels.attention_weights(heads, None, 0.5, heads_wanted),
-        kernels.attention_weights(wide, None, 0.5, heads_wanted),
-    )
-
-
-def test_a_few_rows_of_a_long_sequence_need_a_block_and_not_the_whole_square():
-    """One head and two rows of 4,096 x 4,096: nothing as large as a mask's or a head's full square is ever allocated."""
-    sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
-    heads = random_heads(sizes, torch.float32, width=4)
-    mask = torch.ones(8, 4096, 4096, dtype=torch.bool)
-    with Allocations() as made:
-        kernels.attention_weights(heads, mask, 1.0, WeightsWanted("heads", heads=(1,), queries=rows))
-    assert 0 < max(made.sizes) <= kernels.BLOCK_ROWS * 4096
-
-
-@pytest.mark.parametrize("form", ["mean", "top_k"])
-def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
-    """64 heads of 128 x 512: never more at once than two of them, and no row is sorted."""
-    sizes = Sizes(1, 64, kernels.BLOCK_ROWS, 512)
-    heads, wanted = random_heads(sizes, torch.float32, width=4), WeightsWanted(form, k=2 if form == "top_k" else None)
-    with pytest.MonkeyPatch.context() as patch, Allocations() as made:
-        patch.setattr(kernels, "MAX_CELLS", 2 * kernels.BLOCK_ROWS * 512)
-        kernels.attention_weights(heads, None, 1.0, wanted)
-    assert max(made.sizes) <= 2 * kernels.BLOCK_ROWS * 512
-    assert all(keys <= 2 for keys in made.sorted_keys)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data(), st.integers(1, 7), st.integers(1, 150), st.integers(1, 40), st.sampled_from(DTYPES), seeds)
-def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_heads, queries, keys, dtype, seed):
-    sizes = Sizes(1, num_heads, queries, keys)
-    combined = engine_mask(data.draw(masks_for(sizes, max_masks=2)), sizes)
-    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
-    heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
-    together = kernels.attention_weights(heads, mask, 0.3, wanted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "MAX_CELLS", 1)
-        assert same_weights(kernels.attention_weights(heads, mask, 0.3, wanted), together)
-
-
-def test_weights_of_a_layer_with_appended_columns_show_them():
-    """bias_k and the zeros come after the caller's keys; a mask leaves them alone."""
-    spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
-    sizes = Sizes(1, 3, 4, 5)
-    mask = engine_mask([reference.Attend(np.zeros((1, 1, 1, 5), bool))], sizes)
-    call = Call("layer", randn(1, 4, 12), randn(1, 5, 12, seed=1), mask=mask, weights=heads_wanted)
-    weights = full_weights(make_layer(spec).forward([call])[0])
-    assert weights.shape == (1, 3, 4, 7)
-    assert not weights[..., :5].any()
-    torch.testing.assert_close(weights[..., 5:].sum(-1), torch.ones(1, 3, 4))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention import kernels
+from service.attention.attention_weights import BLOCK_ROWS
 from service.attention.call import WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, bias, causal
 from service.attention.work import WORKSPACE_TABLES, flops, table_bytes
@@ -30,7 +30,7 @@ def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
 
 def test_the_workspace_of_weights_is_that_of_a_block_of_rows():
     spec, sizes = make_spec(24, 3), Sizes(5, 3, 10**6, 10**7)
-    block = kernels.BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
+    block = BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
     assert table_bytes(spec, sizes, None, WeightsWanted("heads"), 4) == block
     assert table_bytes(spec, sizes, None, WeightsWanted("top_k", k=1, heads=(2,), queries=(0,)), 4) == block
     few = Sizes(1, 3, 2, 50)
