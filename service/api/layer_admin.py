@@ -42,7 +42,7 @@ _WORDS = {
 
 
 class AdminView(Protocol):
-    """What these routes ask of the running service (`app.py` fills it in)."""
+    """What these routes ask of the running service (`service.py` fills it in)."""
 
     async def put_layer(self, name: str) -> bool: ...
 

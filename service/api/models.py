@@ -66,7 +66,7 @@ class ModelMetadata(BaseModel):
 
 
 class ModelsView(Protocol):
-    """What these routes ask of the running service (`app.py` fills it in)."""
+    """What these routes ask of the running service (`service.py` fills it in)."""
 
     @property
     def catalog(self) -> Catalog: ...

@@ -74,7 +74,7 @@ class HealthAnswer(BaseModel):
 
 
 class ServiceView(Protocol):
-    """What the GET side asks of the running service (`app.py` fills it in)."""
+    """What the GET side asks of the running service (`service.py` fills it in)."""
 
     @property
     def catalog(self) -> Catalog: ...

@@ -170,7 +170,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         is_over=service.is_over,
     )
     limits, tls = transport_limits(settings), tls_files(settings)
-    server = Server(edge, listener, drain, limits, opened=service.listens, lifeline=lifeline, tls=tls)
+    server = Server(edge, listener, drain, limits, opened=service.readiness.listens, lifeline=lifeline, tls=tls)
     try:
         return server.run_to_end()
     finally:

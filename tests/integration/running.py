@@ -12,7 +12,7 @@ import torch
 from opentelemetry.trace import Tracer
 
 from service.api.keys import Role, line_for
-from service.app import Service, build
+from service.app import build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
@@ -20,6 +20,7 @@ from service.heartbeat import Board
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 from service.metrics import Metrics
+from service.service import Service
 from service.settings import load_settings
 from service.telemetry import Telemetry
 
@@ -127,7 +128,7 @@ async def running(
         ) as client,
     ):
         if listens:
-            service.listens()
+            service.readiness.listens()
         found = Running(client, service, refusals)
         if wait:
             await found.until(lambda: _is_ready(service))

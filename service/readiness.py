@@ -1,0 +1,122 @@
+"""Readiness: why this process is not ready, if it is not, and what it says of itself to the others.
+
+Laws: readiness follows what the layers answered lately (`probes.py`), never a flag alone; no process is ready before it listens;
+a process listens while it loads, unless others answer meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from service.follower import Follower
+from service.heartbeat import Board, State
+from service.probes import Probes
+from service.shelf import Shelf
+
+LOADING = "layers are being loaded"
+NOT_LISTENING = "the port is not open yet"
+DRAINING = "draining"
+
+
+class WaitingRoom(Protocol):
+    """What is asked of the batcher."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+
+class Log(Protocol):
+    """Who hears of it beside the board."""
+
+    def ready(self, *, is_ready: bool, num_ready: int) -> None: ...
+
+    def beat_failed(self, error: OSError) -> None: ...
+
+
+class Readiness:
+    """One process's; made inside the event loop it runs on."""
+
+    def __init__(
+        self, board: Board, batcher: WaitingRoom, shelf: Shelf, follower: Follower, probes: Probes, log: Log
+    ) -> None:
+        self._board = board
+        self._batcher = batcher
+        self._shelf = shelf
+        self._follower = follower
+        self._probes = probes
+        self._log = log
+        self._reason: str | None = LOADING
+        self._has_begun = asyncio.Event()  # loaded, or never will be
+        self._is_listening = False
+
+    @property
+    def reason(self) -> str:
+        """Why no layer can be asked for."""
+        return self._reason or LOADING
+
+    async def may_listen(self) -> None:
+        """Returns when the port may be opened: the kernel would send a process that loads what others could take."""
+        if any(beat.state is State.READY for beat in self._board.fresh()):
+            await self._has_begun.wait()
+
+    def listens(self) -> None:
+        """The port is open: who hears now that this process is ready can come to it."""
+        self._is_listening = True
+        self.tell()
+
+    def follows(self) -> None:
+        """The layers are those of the roll."""
+        if self._reason == LOADING:
+            self._reason = None
+        self._has_begun.set()
+        self.tell()
+
+    def drain(self) -> None:
+        """No more from now on."""
+        self.give_up(DRAINING)
+        self.tell()
+
+    def give_up(self, reason: str) -> None:
+        """It will not be ready any more; the next beat tells."""
+        self._reason = reason
+        self._has_begun.set()
+
+    def why_not(self) -> str | None:
+        """This process's own reason first, then that of the others."""
+        return self._own_reason() or self._board.why_not_ready()
+
+    def _own_reason(self) -> str | None:
+        if self._reason is not None:
+            return self._reason
+        if not self._is_listening:
+            return NOT_LISTENING
+        if not self._batcher.is_alive:
+            return "the engine is down"
+        catalog = self._shelf.catalog
+        if catalog is None:
+            return LOADING
+        if catalog.awaited:
+            return self._shelf.trouble or "a layer is missing"
+        return self._probes.why_not_ready(catalog)
+
+    def tell(self) -> None:
+        """One beat: the board and the log hear the state as it is now."""
+        reason = self._own_reason()
+        try:
+            state = self._state(reason)
+            self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.objection)
+        except OSError as error:
+            # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
+            self._log.beat_failed(error)
+        num_ready = sum(beat.state is State.READY for beat in self._board.fresh())
+        self._log.ready(is_ready=reason is None, num_ready=num_ready)
+
+    def _state(self, reason: str | None) -> State:
+        has_served = self._shelf.catalog is not None
+        if reason is None:
+            return State.READY
+        # Only a process that has served can drain: the supervisor starts those again, and not one that refused.
+        if reason == DRAINING and has_served:
+            return State.DRAINING
+        return State.FAILED if has_served and self._is_listening else State.STARTING

@@ -1,0 +1,148 @@
+"""Readiness: one process's reason not to be ready, and what it tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.heartbeat import Board, State
+from service.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
+
+
+class Log:
+    def __init__(self) -> None:
+        self.told: list[tuple[bool, int]] = []
+        self.failures: list[OSError] = []
+
+    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+        self.told.append((is_ready, num_ready))
+
+    def beat_failed(self, error: OSError) -> None:
+        self.failures.append(error)
+
+
+def room(**facts: object) -> Any:
+    """Another room, of which readiness reads these."""
+    return SimpleNamespace(**facts)
+
+
+class Process:
+    """Readiness over rooms that say what the test wants."""
+
+    def __init__(self, directory: Path, *, has_layers: bool = True) -> None:
+        self.log = Log()
+        self.board = Board(directory, 1, 60.0)
+        self.batcher = room(is_alive=True)
+        self.probes = room(why_not_ready=lambda catalog: None)
+        self.shelf = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
+        follower = room(version=3)
+        self.readiness = Readiness(self.board, self.batcher, self.shelf, follower, self.probes, self.log)
+
+    def told(self) -> State:
+        (beat,) = self.board.fresh()
+        return beat.state
+
+
+@pytest.fixture
+def process(tmp_path):
+    return Process(tmp_path)
+
+
+def test_it_is_ready_when_its_layers_are_there_and_its_port_is_open(process):
+    readiness = process.readiness
+    assert readiness.why_not() == readiness.reason == LOADING
+    readiness.follows()
+    assert readiness.why_not() == NOT_LISTENING
+    assert process.told() is State.STARTING
+    readiness.listens()
+    assert readiness.why_not() is None
+    assert process.told() is State.READY
+    assert process.log.told[-1] == (True, 1)
+
+
+def test_the_order_in_which_layers_come_and_the_port_opens_does_not_matter(process):
+    process.readiness.listens()
+    assert process.readiness.why_not() == LOADING
+    process.readiness.follows()
+    assert process.readiness.why_not() is None
+
+
+def test_what_broke_since_is_the_reason_until_it_is_mended(process):
+    process.readiness.listens()
+    process.readiness.follows()
+    process.probes.why_not_ready = lambda catalog: "a layer does not answer"
+    process.readiness.tell()
+    assert process.readiness.why_not() == "a layer does not answer"
+    assert process.told() is State.FAILED
+    process.shelf.catalog.awaited = ("late",)
+    assert process.readiness.why_not() == "a layer is missing"
+    process.shelf.trouble = "late: no such file"
+    assert process.readiness.why_not() == "late: no such file"
+    process.batcher.is_alive = False
+    assert process.readiness.why_not() == "the engine is down"
+    process.batcher.is_alive, process.shelf.catalog.awaited = True, ()
+    process.probes.why_not_ready = lambda catalog: None
+    process.readiness.tell()
+    assert process.told() is State.READY
+
+
+def test_draining_is_final_and_told_at_once(process):
+    process.readiness.listens()
+    process.readiness.follows()
+    process.readiness.drain()
+    assert process.told() is State.DRAINING
+    process.readiness.follows()
+    assert process.readiness.why_not() == DRAINING
+    assert process.log.told[-1] == (False, 0)
+
+
+def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
+    """The supervisor starts a process again that drained."""
+    process = Process(tmp_path, has_layers=False)
+    process.readiness.listens()
+    process.readiness.drain()
+    assert process.told() is State.STARTING
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_and_not_the_end(tmp_path):
+    process = Process(tmp_path / "later")
+    process.readiness.listens()
+    assert [type(error) for error in process.log.failures] == [FileNotFoundError]
+    (tmp_path / "later").mkdir()
+    process.readiness.follows()
+    assert process.told() is State.READY
+
+
+def test_the_port_waits_for_the_layers_while_another_process_answers(process):
+    async def wait() -> None:
+        process.board.fresh = lambda: [room(state=State.READY)]
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        assert not opening.done()
+        process.readiness.follows()
+        await opening
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize("end", ["drain", "give_up"])
+def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
+    """So that whoever comes hears why."""
+
+    async def wait() -> None:
+        process.board.fresh = lambda: [room(state=State.READY)]
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        process.readiness.drain() if end == "drain" else process.readiness.give_up("a layer cannot be read")
+        await opening
+
+    asyncio.run(wait())
+
+
+def test_alone_it_opens_its_port_while_it_loads(process):
+    asyncio.run(process.readiness.may_listen())
+    assert process.readiness.why_not() == LOADING
