@@ -48,7 +48,7 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, 
 
 
 class RequestLog(Protocol):
-    """Where requests are counted and logged (`app.py` joins metrics and log lines behind it)."""
+    """Where requests are counted and logged (`telemetry.py` joins metrics and log lines behind it)."""
 
     def received(self, trace: Trace) -> None: ...
 
