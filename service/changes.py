@@ -31,7 +31,7 @@ class Library(Protocol):
 
 
 class Changes:
-    """`tell` lets every process look at the roll, this one included; `refused` hears of a file that is no layer."""
+    """`tell` lets every process look at the roll, this one included; a change has `timeout_s` for each of its steps."""
 
     def __init__(
         self,
@@ -99,8 +99,9 @@ class Changes:
 
     async def _carry_out(self, roll: Roll, name: str, digest: str | None) -> None:
         pids = self._pids_of_all()
+        # Not in the block: until this is written there is nothing to take back.
+        roll = self._written(roll.prepare(name, digest))
         try:
-            roll = self._written(roll.prepare(name, digest))
             await self._followed(roll, self._timeout_s, pids)
             roll = self._written(roll.serve())
             await self._followed(roll, self._timeout_s)

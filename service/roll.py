@@ -62,6 +62,7 @@ class Roll:
         return Roll(self.version + 1, Phase.SETTLED, self.layers)
 
     def take_back(self) -> Roll:
+        assert self.phase is not Phase.SETTLED, "nothing is under way. This is a bug."
         return Roll(self.version + 1, Phase.SETTLED, self.before)
 
     @classmethod
@@ -129,7 +130,11 @@ class RollBook:
 
     def _write_half(self, roll: Roll) -> Path:
         half = self._path.with_name(f".roll.{os.getpid()}.tmp")
-        half.write_bytes(json.dumps(dataclasses.asdict(roll)).encode("ascii"))
+        try:
+            half.write_bytes(json.dumps(dataclasses.asdict(roll)).encode("ascii"))
+        except OSError:  # full: what was written of it would keep others from writing
+            half.unlink(missing_ok=True)
+            raise
         return half
 
 

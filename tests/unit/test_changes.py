@@ -4,6 +4,7 @@ The other processes are heartbeats that the test writes; nothing sleeps.
 """
 
 import asyncio
+import errno
 
 import pytest
 
@@ -111,6 +112,24 @@ def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(chang
 def test_a_dropped_layer_leaves_the_rest(changes, others):
     run(changes.drop("a"))
     assert others.book.read() == Roll(4, Phase.SETTLED, {})
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(changes, others, phase):
+    """A smaller one would find room: one without layers, for example."""
+    write = others.book.write
+
+    def full(roll):
+        if roll.phase is phase:
+            raise OSError(errno.ENOSPC, "no space left")
+        write(roll)
+
+    others.book.write = full
+    with pytest.raises(NotReady, match="cannot be written"):
+        run(changes.put("b"))
+    others.book.write = write
+    assert others.book.read().served == OLD
+    assert run(changes.put("b")) is True, "the way is free again"
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
