@@ -26,7 +26,7 @@ from service.calling.answer import Answer, Batch, Layer, Timing, TopK, read_answ
 from service.calling.arrays import Array
 from service.calling.line import Line
 from service.calling.line_options import MAX_ANSWER_BYTES, LineOptions, check_count, check_transport, checked_timeout
-from service.calling.loop_thread import LoopThread
+from service.calling.loop_thread import LoopThread, Work
 from service.calling.masks import Mask
 from service.calling.problem import BadAnswer, ClientError, ConnectionFailed
 from service.calling.progress import progress_bar
@@ -298,8 +298,13 @@ class Client:
         _check_many(window, timeout_s, on_error)
         thread, line = self._started()
 
+        def begin(item: Array | Request[Array]) -> Work[Answer[Array] | ServiceError]:
+            # `self`, so that the client lives as long as its answers are waited for, whoever else has let it go.
+            self._check_open()
+            return thread.submit(_answered(line, _built(layer, item), timeout_s))
+
         def answers() -> Generator[Answer[Array] | ServiceError]:
-            found = in_order(items, lambda item: thread.submit(_answered(line, _built(layer, item), timeout_s)), window)
+            found = in_order(items, begin, window)
             with progress_bar(layer, items, is_wanted=progress) as advance:
                 try:
                     for number, outcome in enumerate(found):
@@ -348,11 +353,14 @@ class Client:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+
     def _started(self) -> tuple[LoopThread, Line]:
         """The loop and the pool of this process, made at the first call and made anew after a fork."""
         with self._starting:
-            if self._is_closed:
-                raise RuntimeError("the client is closed")
+            self._check_open()
             if self._running is None or not self._running[0].is_ours:
                 line = Line(self._options, self._transport)
                 thread = LoopThread(line.close)

@@ -46,6 +46,8 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._started = threading.Event()
+        self._closing = threading.Lock()  # between a submit and the end: what is taken is a task before the end
+        self._is_closed = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="attention-client", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -66,13 +68,11 @@ class LoopThread:
         if not self.is_ours:
             coroutine.close()
         self.check_ours()
-        work = self._until_stopped(coroutine)
-        try:
-            return Work(self, asyncio.run_coroutine_threadsafe(work, self._loop))
-        except RuntimeError:
-            work.close()
-            coroutine.close()
-            raise RuntimeError("the client is closed") from None
+        with self._closing:
+            if not self._is_closed:
+                return Work(self, asyncio.run_coroutine_threadsafe(self._until_stopped(coroutine), self._loop))
+        coroutine.close()
+        raise RuntimeError("the client is closed")
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Waits for the result; an interrupt (Ctrl-C) cancels the coroutine."""
@@ -99,6 +99,10 @@ class LoopThread:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
         await self._stopping.wait()
+        with self._closing:
+            self._is_closed = True
+        for _ in range(2):  # what was submitted until now becomes a task in one turn of the loop and begins in the next
+            await asyncio.sleep(0)
         # Before the farewell: what still runs would otherwise see its connection vanish and ask again.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

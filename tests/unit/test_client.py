@@ -560,6 +560,12 @@ def test_an_asynchronous_client_says_that_it_belongs_to_another_loop():
         pool.submit(lambda: asyncio.run(client.layers())).result()
 
 
+def test_an_iterator_keeps_the_client_that_nobody_else_holds():
+    answers = Client(transport=Answering().transport).attend_many("small", iter([X] * 3), window=1)
+    gc.collect()
+    assert len(list(answers)) == 3
+
+
 def test_an_iterator_that_outlives_its_client_says_so():
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * 5, window=1)
