@@ -147,7 +147,9 @@ class Metrics:
         self._compute_seconds = _Children(
             self._histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
         )
-        self._compute_busy = self._counter("compute_busy_seconds", "Time that compute threads spent in forward passes")
+        self._compute_busy = self._counter(
+            "compute_busy_seconds", "Time that compute threads spent in forward passes, failed ones and probes too"
+        )
         self._batch_requests = self._histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
         self._batch_sequences = self._histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
         self._batch_tokens = self._histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
@@ -210,7 +212,6 @@ class Metrics:
 
     def batch_done(self, batch: BatchDone) -> None:
         self._compute_seconds[batch.layer,].observe(batch.compute_s)
-        self._compute_busy.inc(batch.compute_s)
         self._batch_requests.observe(batch.requests)
         self._batch_sequences.observe(batch.sequences)
         self._batch_tokens.observe(batch.tokens)
@@ -223,8 +224,10 @@ class Metrics:
     def batch_split(self) -> None:
         self._batch_splits.inc()
 
-    def rows_filled(self, num_rows: int) -> None:
-        self._filler_rows.inc(num_rows)
+    def engine_worked(self, busy_s: float, filler_rows: int) -> None:
+        """Forward passes that fail and probes too."""
+        self._compute_busy.inc(busy_s)
+        self._filler_rows.inc(filler_rows)
 
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
         self._queued = num_requests, num_bytes

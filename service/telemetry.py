@@ -33,6 +33,7 @@ class Telemetry:
         self._now = now
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
+        self._busy_seconds = 0.0
         self._filler_rows = 0
         self._tally = Tally()
 
@@ -159,10 +160,10 @@ class Telemetry:
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """What is measured rather than told: memory, and rows that the engine filled up since the last time."""
-        filled = engine.filler_rows
-        self._metrics.rows_filled(filled - self._filler_rows)
-        self._filler_rows = filled
+        """What is measured rather than told: memory, and what the engine has done since the last time."""
+        busy, filled = engine.busy_seconds, engine.filler_rows
+        self._metrics.engine_worked(busy - self._busy_seconds, filled - self._filler_rows)
+        self._busy_seconds, self._filler_rows = busy, filled
         self.tell_tally()
         self._metrics.memory_measured()
         self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)

@@ -96,8 +96,11 @@ class Edge:
             await self._application(scope, receive, answer.send)
         except ClientGone:
             self._log.abandoned(trace, self._now() - trace.started)
+        except Exception:
+            # Failed after the answer had begun: no fault of the caller, who gets a cut answer.
+            self._log.answered(trace, self._now() - trace.started)
+            raise
         except BaseException:
-            # Cancelled, or failed after the answer had begun: either way the caller did not get it whole.
             self._log.abandoned(trace, self._now() - trace.started)
             raise
         else:
@@ -150,7 +153,8 @@ class Edge:
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(trace, cause or error)
         if trace.status:
-            # Too late for another status: the connection must break so that the caller sees a cut answer.
+            # Too late to send another status, but not to count it: the connection breaks, so the caller sees a cut answer.
+            trace.status = problem.status
             raise error
         await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
         await send({"type": "http.response.body", "body": problem.body})

@@ -252,7 +252,8 @@ class Batcher(Generic[P, R]):
 
     def _expire(self, job: Job[P, R]) -> None:
         """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""
-        job.fail(DeadlineExceeded(f"there was no answer within the {job.deadline - job.accepted_at:.3f} s allowed"))
+        left_s = job.deadline - job.accepted_at
+        job.fail(DeadlineExceeded(f"there was no answer in the {left_s:.3f} s that were left when it came to wait"))
         self._forget(job)
 
     def _withdraw(self, job: Job[P, R]) -> None:

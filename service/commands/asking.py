@@ -1,7 +1,7 @@
 """Asking: one attend request, over HTTP or with the engine in this process.
 
-Laws: both ways send the very same JSON body through the same checks, so `--local` and a server differ in nothing but where
-the work is done; arrays travel as base64, so no digit is lost; an error is one sentence.
+Laws: both ways send the very same JSON body through the same checks; without a server there are no limits of size and no
+settings: it is computed in float32. Arrays travel as base64, so no digit is lost; an error is one sentence.
 """
 
 from __future__ import annotations

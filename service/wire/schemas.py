@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from service.errors import BadMask, InvalidInput, MaskKindRequired, UnknownField
 from service.wire.dtypes import DTYPES
+from service.wire.long_string import LongString
 
 MAX_MASKS = 16
 
@@ -253,11 +254,15 @@ _WORDS = {
 
 def translated(error: ValidationError) -> InvalidInput:
     """The first of pydantic's errors in our words."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     # A discriminated union puts the tag into the location: /masks/0/causal/offset is /masks/0/offset to the caller.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
     context = first.get("ctx", {})
-    words = _WORDS.get(first["type"], "is not valid").format_map({**context, "expected": context.get("expected", "")})
+    is_too_long = first["type"] == "string_type" and isinstance(
+        first["input"], LongString
+    )  # no str, and a string all the same
+    words = "is too long" if is_too_long else _WORDS.get(first["type"], "is not valid")
+    words = words.format_map({**context, "expected": context.get("expected", "")})
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{param.lstrip('/') or 'the request'} {words}", param=param)

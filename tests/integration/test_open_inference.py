@@ -114,6 +114,8 @@ def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
         ([QUERY], {"parameters": {"causal_mask": "top_left"}}, "unknown request parameter"),
         ([QUERY], {"parameters": {"causal": True}}, "must be one of 'top_left' or 'bottom_right'"),
         ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads' or 'mean'"),
+        ([{**QUERY, "name": "x" * 3000}], {}, "is too long"),
+        ([{**QUERY, "datatype": "x" * 3000}], {}, "is too long"),
         ([QUERY], {"parameters": {"timeout": -5}}, "at least 0"),
         ([QUERY], {"parameters": {"timeout": "5"}}, "whole number"),
         ([QUERY], {"parameters": 5}, "must be an object"),

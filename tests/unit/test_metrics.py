@@ -112,7 +112,6 @@ def test_a_batch_moves_every_series_about_batches(readable):
     assert readable.changed_by(lambda m: m.batch_done(batch)) == {
         "attention_compute_seconds_count": 1,
         "attention_compute_seconds_sum": 0.5,
-        "attention_compute_busy_seconds_total": 0.5,
         "attention_batch_requests_count": 1,
         "attention_batch_requests_sum": 3,
         "attention_batch_sequences_count": 1,
@@ -128,7 +127,8 @@ def test_a_batch_moves_every_series_about_batches(readable):
     [
         (lambda m: m.batch_retried(), "batch_retries_total", 1),
         (lambda m: m.batch_split(), "batch_split_total", 1),
-        (lambda m: m.rows_filled(7), "filler_rows_total", 7),
+        (lambda m: m.engine_worked(0.5, 7), "compute_busy_seconds_total", 0.5),
+        (lambda m: m.engine_worked(0.0, 7), "filler_rows_total", 7),
         (lambda m: m.queue_changed(4, 0), "queued_requests", 4),
         (lambda m: m.queue_changed(0, 1024), "queued_bytes", 1024),
         (lambda m: m.readiness_changed(is_ready=True, num_ready=2), "ready", 1),

@@ -137,7 +137,9 @@ def test_head_leaves_the_servers_own_scope_as_it_was():
     assert scope["method"] == "HEAD"
 
 
-def test_an_answer_that_breaks_off_is_counted_as_abandoned():
+def test_an_answer_that_breaks_off_is_counted_as_the_failure_that_it_is():
+    """Not as a caller who left: of those no objective hears."""
+
     async def breaking(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise RuntimeError
@@ -150,7 +152,8 @@ def test_an_answer_that_breaks_off_is_counted_as_abandoned():
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "root_path": ""}
     with pytest.raises(Exception, match="internal fault"):
         asyncio.run(Edge(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
-    assert [event for event, _ in ledger.events] == ["received", "faulted", "abandoned"]
+    assert [event for event, _ in ledger.events] == ["received", "faulted", "answered"]
+    assert ledger.events[-1] == ("answered", 500)
 
 
 def test_options_of_everything_is_answered():
