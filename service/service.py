@@ -194,6 +194,7 @@ class Service:
         return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
+        self._telemetry.tell_tally()
         self._telemetry.tell_now()
         # In a thread: it reads the files of all processes.
         return await asyncio.to_thread(self._telemetry.render)

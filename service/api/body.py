@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import zstandard
 
+from service.api.allowance import Share
 from service.api.asgi import ClientGone, Scope, headers
 from service.api.caller import Caller, Part
-from service.api.intake import Share
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -52,13 +52,16 @@ async def read_body(
     coding = _content_coding(scope, codings)
     _check_announced(scope, limits)
     if (parts := caller.take_body()) is not None:
-        _count(sum(map(len, parts)), 0, limits, share)
+        _Count(limits, share).come(sum(map(len, parts)))
     else:
+        caller.when_come(_Count(limits, share).come)
         try:
             async with asyncio.timeout(limits.timeout_s):
-                parts = await _receive_all(caller, limits, share)
+                parts = await _receive_all(caller)
         except TimeoutError:
             raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+        finally:
+            caller.when_come(None)
     if coding is None:
         return parts
     return await _decompressed(b"".join(parts), coding, limits, share)
@@ -93,26 +96,32 @@ def _check_announced(scope: Scope, limits: BodyLimits) -> None:
         raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
 
 
-async def _receive_all(caller: Caller, limits: BodyLimits, share: Share) -> list[Part]:
+async def _receive_all(caller: Caller) -> list[Part]:
     parts: list[Part] = []
-    total = 0
     while True:
         message = await caller.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        part = message.get("body", b"")
-        _count(len(part), total, limits, share)
-        total += len(part)
-        parts.append(part)
+        parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts
 
 
-def _count(num_bytes: int, before: int, limits: BodyLimits, share: Share) -> None:
-    """So many bytes more have come."""
-    if before + num_bytes > limits.max_bytes:
-        raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
-    share.grow(num_bytes)
+class _Count:
+    """Of one body: its bytes are held against its own limit and everybody's when they come, not when they are received."""
+
+    __slots__ = ("_limits", "_num_bytes", "_share")
+
+    def __init__(self, limits: BodyLimits, share: Share) -> None:
+        self._limits = limits
+        self._share = share
+        self._num_bytes = 0
+
+    def come(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._limits.max_bytes:
+            raise BodyTooLarge(f"the body may have {self._limits.max_bytes:,} bytes")
+        self._share.grow(num_bytes)
 
 
 async def _decompressed(body: bytes, coding: bytes, limits: BodyLimits, share: Share) -> list[Part]:

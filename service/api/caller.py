@@ -22,6 +22,12 @@ class Caller(Protocol):
     def take_body(self) -> list[Part] | None:
         """The whole body in its parts where all of it is here and none is received; then `receive` is only the disconnect."""
 
+    def when_come(self, tell: Callable[[int], object] | None) -> None:
+        """Calls `tell` with how many bytes of the body are here, at once, and whenever more have come; None calls that off.
+
+        A ServiceError that it raises is what `receive` raises, or this.
+        """
+
     def when_gone(self, tell: Callable[[], object] | None) -> None:
         """Calls `tell` when the caller leaves before his answer is complete, at once if he has; None calls that off.
 
@@ -39,13 +45,20 @@ class _Heard:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._tell_come: Callable[[int], object] | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def receive(self) -> Message:
-        return await self._receive()
+        message = await self._receive()
+        if self._tell_come is not None and message["type"] == "http.request":
+            self._tell_come(len(message.get("body", b"")))
+        return message
 
     def take_body(self) -> list[Part] | None:
         return None
+
+    def when_come(self, tell: Callable[[int], object] | None) -> None:
+        self._tell_come = tell
 
     def when_gone(self, tell: Callable[[], object] | None) -> None:
         if self._listening is not None:

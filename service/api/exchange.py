@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from service.api.allowance import Share
 from service.api.asgi import ClientGone, Receive, Scope, headers
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
-from service.api.intake import Share
 from service.api.trace import Trace
-from service.attention.call import Answer
+from service.attention.call import Answer, Call
 from service.attention.resident import Work
 from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Cost, Outcome
@@ -41,7 +41,8 @@ class ExchangeLimits:
     """What one request may be, and what one batch may hold.
 
     Bodies of `off_loop_bytes` and more are decoded in the decoding thread; all bodies that are not tensors yet hold at most
-    `intake_bytes`; with `take_offers` answers are compressed for whoever can read them so, else only for who asks.
+    `intake_bytes`, all answers that are waited for or being sent `answer_bytes`; with `take_offers` answers are compressed for
+    whoever can read them so, else only for who asks.
     """
 
     body: BodyLimits
@@ -51,6 +52,7 @@ class ExchangeLimits:
     max_shared: BatchLimits
     off_loop_bytes: int
     intake_bytes: int
+    answer_bytes: int
     take_offers: bool = False
 
 
@@ -78,9 +80,12 @@ class House(Protocol):
 class Exchange:
     """Opened by the reception when the headers are there; `with` it, so that whatever happens its bytes are given back."""
 
-    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive, share: Share) -> None:
+    def __init__(
+        self, house: House, trace: Trace, scope: Scope, receive: Receive, share: Share, answer_share: Share
+    ) -> None:
         self._house = house
         self._share = share
+        self._answer_share = answer_share
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
         self._trace = trace
@@ -99,6 +104,7 @@ class Exchange:
     ) -> None:
         self._house.left(self)
         self._share.release()
+        self._answer_share.release()
         if self._is_settled and self._serving is not None and isinstance(error, asyncio.CancelledError):
             self._serving.uncancel()
             raise Draining("the service shut down before this was finished") from None
@@ -173,6 +179,8 @@ class Exchange:
         """The layer's answer; raises what the waiting room raises."""
         call, cost, trace = request.call, request.cost, self._trace
         trace.tokens = cost.tokens
+        # Until it is sent: whoever is slow to read his answer, or reads none of it, holds all of it.
+        self._answer_share.grow(cost.weights_bytes + _output_bytes(layer, call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         outcome = await self._house.batcher.submit(Work(layer.resident, call), lane=lane, cost=cost, deadline=deadline)
@@ -250,6 +258,12 @@ class _Watch:
             # The cancellation was ours and ends here; one from outside (shutdown) goes on.
             self._serving.uncancel()
             raise ClientGone from None
+
+
+def _output_bytes(layer: ServedLayer, call: Call) -> int:
+    """Of the output [B, L, out_width], in the dtype of the query."""
+    query = call.query
+    return query.shape[0] * query.shape[1] * layer.spec.out_width * query.element_size()
 
 
 def _asked_timeout_s(scope: Scope) -> float | None:

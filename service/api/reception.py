@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from service.api.allowance import Allowance
 from service.api.asgi import Receive, Scope
 from service.api.exchange import Exchange, ExchangeLimits
-from service.api.intake import Intake
 from service.api.trace import trace_of
 from service.attention.call import Answer
 from service.attention.resident import Work
@@ -39,7 +39,8 @@ class Reception:
         self._catalog = catalog
         self._decoding = decoding
         self._now = now
-        self.intake = Intake(limits.intake_bytes)
+        self.intake = Allowance(limits.intake_bytes, "bodies are being received and decoded")
+        self.answers = Allowance(limits.answer_bytes, "answers are being computed and sent")
         self._is_closed = False
         self._open: set[Exchange] = set()
 
@@ -54,7 +55,7 @@ class Reception:
         """For a request whose headers are there; raises Draining once closed."""
         if self._is_closed:
             raise Draining("the service is shutting down and takes no new requests")
-        return Exchange(self, trace_of(scope), scope, receive, self.intake.share())
+        return Exchange(self, trace_of(scope), scope, receive, self.intake.share(), self.answers.share())
 
     def entered(self, exchange: Exchange) -> None:
         self._open.add(exchange)

@@ -84,6 +84,7 @@ class Cycle(RequestResponseCycle):
         self._goes_on = owner.goes_on
         self._failure: ServiceError | None = None
         self._tell_gone: Callable[[], object] | None = None
+        self._tell_come: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
         self._num_bytes = 0
         scope[CALLER] = self
@@ -109,6 +110,11 @@ class Cycle(RequestResponseCycle):
             tell, self._tell_gone = self._tell_gone, None
             tell()
 
+    def when_come(self, tell: Callable[[int], object] | None) -> None:
+        self._tell_come = tell
+        if tell is not None and self._num_bytes:
+            tell(self._num_bytes)
+
     def when_gone(self, tell: Callable[[], object] | None) -> None:
         self._tell_gone = tell
         if self.disconnected and not self.response_complete:
@@ -116,6 +122,9 @@ class Cycle(RequestResponseCycle):
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
         """A piece of the body; much of it, or its end, wakes who waits for it, so a byte a second wakes nobody."""
+        self.more_body = not is_whole
+        if not self._is_taken(len(piece)):
+            return
         last = self._pieces[-1] if self._pieces else b""
         if 0 < len(last) < SMALL_BYTES:  # an object for every byte would take forty times as much
             self._pieces[-1] = grown = last if isinstance(last, bytearray) else bytearray(last)
@@ -123,7 +132,6 @@ class Cycle(RequestResponseCycle):
         else:
             self._pieces.append(piece)
         self._num_bytes += len(piece)
-        self.more_body = not is_whole
         if self._num_bytes > MAX_AHEAD_BYTES:
             self.flow.pause_reading()
             self.message_event.set()
@@ -131,6 +139,17 @@ class Cycle(RequestResponseCycle):
             self.message_event.set()
         else:
             self.flow.resume_reading()
+
+    def _is_taken(self, num_bytes: int) -> bool:
+        """Whether whoever counts the body has room for so much more; if not, what is here is let go and the rest dropped."""
+        if self._tell_come is not None:
+            try:
+                self._tell_come(num_bytes)
+            except ServiceError as error:
+                self._failure = error
+                self._take_pieces()
+                self.message_event.set()
+        return self._failure is None
 
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces, self._num_bytes = self._pieces, [], 0

@@ -315,6 +315,30 @@ def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
     served(story, max_body_bytes=most, queue_bytes=1024)
 
 
+def test_answers_that_are_waited_for_are_bounded_over_all_requests(served):
+    """Each asks for 3 KB; four of the largest would fill the house. A small one still finds room, and all is free after them."""
+    wants = {"query": X * 12, "weights": {"form": "heads"}}
+
+    async def story(service):
+        answers = service.service.reception.answers
+        assert answers.max_bytes == 4 * (4096 + 16384)
+        service.engine.gate.clear()
+        tasks = [asyncio.ensure_future(service.attend(wants)) for _ in range(40)]
+        await service.until(lambda: sum(task.done() for task in tasks) + answers.num_bytes // 3072 == 40)
+        refused = [task.result() for task in tasks if task.done()]
+        assert refused
+        assert {(answer.status_code, answer.json()["code"]) for answer in refused} == {(429, "queue_full")}
+        assert all("answers are being computed" in answer.json()["detail"] for answer in refused)
+        small = asyncio.ensure_future(service.attend({"query": X}))
+        await service.until(lambda: answers.num_bytes % 3072 == 64)
+        service.engine.gate.set()
+        assert {(await task).status_code for task in [*tasks, small]} == {200, 429}
+        assert (await small).status_code == 200
+        assert answers.num_bytes == 0
+
+    served(story, max_body_bytes=16384, max_weights_bytes=4096, queue_bytes=20_000, probe_s=3600)
+
+
 def test_x2_x3_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
     async def story(service):
         (layer,) = service.service.catalog.get("small").resident.variants.values()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
+from service.api.allowance import Allowance
 from service.api.asgi import ClientGone
 from service.api.body import BodyLimits, read_body
 from service.api.caller import caller_of
-from service.api.intake import Intake
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -55,7 +55,9 @@ def read(
 ) -> bytes:
     return b"".join(
         asyncio.run(
-            read_body({"headers": list(headers)}, caller_of({}, receive), limits, codings, Intake(2**40).share())
+            read_body(
+                {"headers": list(headers)}, caller_of({}, receive), limits, codings, Allowance(2**40, "bodies").share()
+            )
         )
     )
 

@@ -30,6 +30,22 @@ def test_of_another_server_it_is_heard_that_he_leaves_and_told_once():
     asyncio.run(story())
 
 
+def test_of_another_server_bytes_are_counted_as_they_are_received():
+    async def story():
+        messages = asyncio.Queue[Message]()
+        caller = caller_of({}, messages.get)
+        come: list[int] = []
+        caller.when_come(come.append)
+        for body in (b"abc", b"", b"de"):
+            messages.put_nowait({"type": "http.request", "body": body, "more_body": True})
+            await caller.receive()
+        messages.put_nowait({"type": "http.disconnect"})
+        await caller.receive()
+        assert come == [3, 0, 2]
+
+    asyncio.run(story())
+
+
 def test_what_was_called_off_is_not_told():
     async def story():
         messages = asyncio.Queue[Message]()

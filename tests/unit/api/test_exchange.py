@@ -30,7 +30,7 @@ class House:
 
     def __init__(self, **changes: Any) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
-        limits = dataclasses.replace(exchange_limits(settings), intake_bytes=INTAKE)
+        limits = dataclasses.replace(exchange_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
         self.decoding = DecodingThread(pause=lambda _: None)
         self.clock = ManualClock()
         nothing: Any = None

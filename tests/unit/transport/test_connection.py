@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from service.api.caller import caller_of
+from service.errors import QueueFull
 from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.transport.wire import LIMITS, Room, turns
@@ -136,6 +137,49 @@ async def test_a_body_that_is_here_is_had_without_waiting_and_once():
     await room.send(post(b"/2", b"hello")[:-1], b"o")
     assert asking.taken == [b"hello", None]
     assert room.statuses == [200, 200]
+
+
+@on_the_loop
+async def test_bytes_are_counted_when_they_come_and_not_when_they_are_received():
+    room = Room()
+    come: list[int] = []
+
+    async def application(scope, receive, send):
+        caller = caller_of(scope, receive)
+        caller.when_come(come.append)
+        await receive()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(raw[:-900])
+    await room.send(raw[-900:-400])
+    assert come == [100, 500]
+    await room.lose()
+
+
+@on_the_loop
+async def test_a_body_that_finds_no_room_is_let_go_and_whoever_receives_it_hears_why():
+    room = Room()
+    held: list[int] = []
+
+    def come(num_bytes):
+        if sum(held) + num_bytes > 300:
+            raise QueueFull("no room")
+        held.append(num_bytes)
+
+    async def application(scope, receive, send):
+        caller_of(scope, receive).when_come(come)
+        with pytest.raises(QueueFull, match="no room"):
+            await receive()
+        await asyncio.Event().wait()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    for start, stop in ((0, len(raw) - 800), (len(raw) - 800, len(raw) - 400), (len(raw) - 400, len(raw))):
+        await room.send(raw[start:stop])
+    assert held == [200]
+    assert room.connection.cycle._pieces == []
+    await room.lose()
 
 
 @on_the_loop
