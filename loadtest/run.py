@@ -1,8 +1,9 @@
 """`make load`: the load test against a service that is started for it, or against `--url`; prints the verdict, leaves reports.
 
 Laws: run by the service's Python, and nothing but the standard library: it starts programs of two environments; what it
-started it ends, whatever happens; its exit status is the verdict's, 3 where there was no service to ask. Options that it
-does not know are the load test's (`loadtest/README.md`).
+started it ends, whatever happens, SIGTERM and Ctrl-C too; its exit status is the verdict's, 3 where there was no service to ask
+(make turns each that is not 0 into 2); a report that lies there is of this run. Options that it does not know are the load
+test's (`loadtest/README.md`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_S = 120.0
 GRACE_S = 40.0
+# What a run leaves in the directory of reports; those of earlier runs go before it begins.
+REPORTS = ("load.html", "load.json", "load_*.csv")
 
 
 class NotReady(Exception):
@@ -34,6 +39,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     given, rest = parser.parse_known_args(arguments)
     given.reports.mkdir(parents=True, exist_ok=True)
+    for report in found(given.reports):
+        report.unlink()
+    signal.signal(signal.SIGTERM, leave)
     service = (
         contextlib.nullcontext(given.url) if given.url else started(given.layers_dir, given.reports / "service.log")
     )
@@ -43,6 +51,17 @@ def main(arguments: list[str]) -> int:
     except NotReady as error:
         print(f"make load: {error}; see {given.reports}/service.log", file=sys.stderr)  # noqa: T201
         return 3
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def leave(number: int, _: object) -> NoReturn:
+    """Through every `finally` on the way."""
+    sys.exit(128 + number)
+
+
+def found(reports: Path) -> list[Path]:
+    return sorted(path for pattern in REPORTS for path in reports.glob(pattern))
 
 
 def load(locust: str, url: str, layers_dir: str, reports: Path, rest: list[str]) -> int:
@@ -53,9 +72,24 @@ def load(locust: str, url: str, layers_dir: str, reports: Path, rest: list[str])
         *("--json-report", str(reports / "load.json"), "--layers-dir", layers_dir),
         *rest,
     ]
-    status = subprocess.run(command, check=False).returncode  # noqa: S603 (our own programs)
-    print(f"reports: {reports}/load.html, load.json, load_*.csv", flush=True)  # noqa: T201
+    with ended(subprocess.Popen(command)) as process:  # noqa: S603 (our own programs)
+        status = process.wait()
+    print(f"reports: {', '.join(map(str, found(reports))) or 'none'}", flush=True)  # noqa: T201
     return status
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which does not outlive the block."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -75,15 +109,8 @@ def started(layers_dir: str, log: Path) -> Iterator[str]:
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603
-    try:
+    with ended(process):
         yield wait_ready(process, log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:

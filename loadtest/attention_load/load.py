@@ -45,6 +45,10 @@ class Load:
         except TargetFailed:
             self.is_over = True
             raise
+        except Exception as error:
+            # Locust swallows what its listeners raise, and everybody would wait for a load that is never ready.
+            self.is_over = True
+            raise TargetFailed(f"the references could not be taken: {type(error).__name__}") from error
         self.is_open = True
         return told
 

@@ -134,6 +134,30 @@ def test_make_load_starts_a_service_passes_its_smoke_and_leaves_reports(tmp_path
     assert "Aggregated" in (tmp_path / "reports" / "load_stats.csv").read_text()
 
 
+def test_a_load_that_is_called_off_ends_its_service_and_leaves_no_earlier_report(tmp_path, layers):
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "load.json").write_text('{"verdict": "passed"}')
+    program = [sys.executable, ROOT / "loadtest" / "run.py", "--layers-dir", layers, "--reports", reports]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENTION_", "LOADTEST_"))}
+    with subprocess.Popen(
+        [*program, "--locust", LOCUST, "--hold-s", "600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**clean, "ATTENTION_WORKERS": "1"},
+    ) as running:
+        assert running.stdout is not None
+        told = next(line for line in running.stdout if "taking references" in line)
+        running.send_signal(signal.SIGTERM)
+        told += running.stdout.read()
+        assert running.wait(60) == 128 + signal.SIGTERM, told
+    ended = [json.loads(line) for line in (reports / "service.log").read_text().splitlines()]
+    assert ended[-1]["event"] == "stopped"
+    report = reports / "load.json"
+    assert not report.exists() or json.loads(report.read_text())["verdict"] != "passed"
+
+
 def test_a_slow_server_fails_the_objectives_of_latency_and_goodput_by_name(tmp_path, service):
     """Each forward pass takes 50 ms, so one user cannot have more than 20 answers a second; alone its bits are right."""
     objectives = ("--slo-p50-ms", "40", "--slo-p99-ms", "40", "--slo-goodput", "21", "--good-within-ms", "60000")

@@ -130,6 +130,14 @@ def test_a_missed_objective_is_the_exit_status(clock):
     assert (environment.process_exit_code, lead.report["missed"]) == (1, ["p99_ms"])
 
 
+def test_a_report_that_cannot_be_written_is_a_failed_run(clock):
+    crew = CrewAtHand()
+    environment, lead = lead_of(crew, clock, hold_s=8.0, json_report="/proc/nowhere/load.json")
+    play(environment, lead, crew, clock)
+    assert (environment.process_exit_code, lead.report["verdict"]) == (1, "failed")
+    assert lead.report["missed"] == ["json_report"]
+
+
 def test_the_shapes_clock_begins_when_all_are_ready(clock):
     crew = CrewAtHand()
     environment, lead = lead_of(crew, clock, shape="ramp", hold_s=1.0)

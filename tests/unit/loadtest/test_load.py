@@ -29,11 +29,13 @@ TOLD = {
 
 
 class Served(http.server.HTTPServer):
-    """`status` is what every POST is answered with, in front of the target's answer."""
+    """`status` is what every POST is answered with, in front of the target's answer; `listed` answers /v1/layers."""
 
     def __init__(self, target) -> None:
         super().__init__(("127.0.0.1", 0), Door)
         self.target, self.status = target, 200
+        self.listed = orjson.dumps(TOLD)
+        self.is_cut = False
 
 
 class Door(http.server.BaseHTTPRequestHandler):
@@ -43,7 +45,7 @@ class Door(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         known = self.headers.get("X-API-Key") == KEY
-        self.answer(200 if known else 401, orjson.dumps(TOLD) if known else b"{}")
+        self.answer(200 if known else 401, self.server.listed if known else b"{}")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -52,7 +54,7 @@ class Door(http.server.BaseHTTPRequestHandler):
 
     def answer(self, status, body):
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + self.server.is_cut))
         self.end_headers()
         self.wfile.write(body)
 
@@ -189,6 +191,48 @@ def test_the_target_is_asked_with_its_key_and_never_tells_it(url):
     with pytest.raises(TargetFailed, match="/v1/layers was answered with 401") as failed:
         Target(url, "another-key").layers()
     assert "another-key" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b"<html>",
+        b"[]",
+        b'{"status": "success"}',
+        b'{"layers": 5}',
+        b'{"layers": ["odd"]}',
+        b'{"layers": [{"name": "odd"}]}',
+        orjson.dumps({"layers": [{**TOLD["layers"][0], "limits": None}]}),
+    ],
+)
+def test_a_target_that_is_something_else_is_told(server, url, listed):
+    server.listed = listed
+    with pytest.raises(TargetFailed, match="no list of layers"):
+        Target(url, KEY).layers()
+
+
+def test_an_answer_that_is_cut_short_is_none(server, url):
+    server.is_cut = True
+    with pytest.raises(TargetFailed, match="/v1/layers got no answer"):
+        Target(url, KEY).layers()
+    with pytest.raises(TargetFailed, match="answered with 401"):
+        Target(url, "another-key").layers()
+
+
+def test_facts_of_a_layer_that_make_no_sense_are_a_fault_and_not_the_end_of_the_load(server, url):
+    """Locust swallows what its listeners raise."""
+    server.listed = orjson.dumps({"layers": [{**TOLD["layers"][0], "query_width": "wide"}]})
+    load = Load()
+    with pytest.raises(TargetFailed, match="could not be taken: TypeError"):
+        load.prepare(plan(api_key=KEY), url)
+    assert load.is_over
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "ümlaut", "tab\t"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(url, key):
+    with pytest.raises(TargetFailed, match="no header can carry") as failed:
+        Target(url, key).layers()
+    assert key not in str(failed.value)
 
 
 def test_a_layer_that_is_not_served_is_named(url):
