@@ -75,6 +75,7 @@ def build(
     attend, infer = Attend(service.reception), Infer(service.reception)
     hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
     app.router.routes.extend(hot)
+    telemetry.routes_known([route.path for route in hot])
     access = _access(settings, service)
 
     def document() -> dict[str, Any]:

@@ -163,6 +163,9 @@ class Metrics:
         self._weights_bytes = self._counter("returned_weights_bytes", "Attention weights computed for answers")
         self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
         self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
+        self._standing = self._gauge(
+            "standing_queues", "Queues of a layer that no burst explains: what comes for them is refused"
+        )
         self._capacity_requests = self._gauge("queue_capacity_requests", "Requests that may wait")
         self._capacity_bytes = self._gauge("queue_capacity_bytes", "Tensors that may wait")
 
@@ -229,6 +232,9 @@ class Metrics:
         self._compute_busy.inc(busy_s)
         self._filler_rows.inc(filler_rows)
 
+    def queues_stand(self, number: int) -> None:
+        self._standing.set(number)
+
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
         self._queued = num_requests, num_bytes
         self._turn.ask()
@@ -290,6 +296,11 @@ class Metrics:
             self._rejected.labels(reason)
         for reason in load_failures:
             self._load_failures.labels(reason)
+
+    def routes_known(self, routes: Iterable[str]) -> None:
+        """Those that an objective is about: their times begin at zero for the same reason."""
+        for route in routes:
+            self._request_seconds[route,]
 
     def built(self, build: Build) -> None:
         self._build.labels(build.version, build.torch, build.device, build.dtype).set(1)

@@ -257,4 +257,5 @@ class Service:
 
     def _beat(self) -> None:
         self._telemetry.sample(self.engine)
+        self._telemetry.queues_stand(self.batcher.num_standing)
         self.readiness.tell()

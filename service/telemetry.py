@@ -84,6 +84,9 @@ class Telemetry:
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self._metrics.queue_changed(num_jobs, num_bytes)
 
+    def queues_stand(self, number: int) -> None:
+        self._metrics.queues_stand(number)
+
     def batch_done(self, event: BatchEvent) -> None:
         layer = layer_of(event.lane)
         self._answered_at[layer] = self._now()
@@ -114,6 +117,9 @@ class Telemetry:
         self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
         self._metrics.sized(capacity)
         self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
+
+    def routes_known(self, routes: list[str]) -> None:
+        self._metrics.routes_known(routes)
 
     def layer_loaded(self, name: str, resident: Resident) -> None:
         self._answered_at[name] = self._now()

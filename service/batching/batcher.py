@@ -130,6 +130,11 @@ class Batcher(Generic[P, R]):
         """Whether any lane has a standing queue, so that `check_lane` has something to say."""
         return self._congestion.is_any
 
+    @property
+    def num_standing(self) -> int:
+        """Lanes whose queue stands."""
+        return self._congestion.num_standing
+
     def check_lane(self, lane: Hashable) -> None:
         """Raise what even the smallest job of this lane would be refused with now, besides what `check_open` raises."""
         check_standing(lane, self._queue())

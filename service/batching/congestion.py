@@ -45,6 +45,11 @@ class Congestion:
         """Whether there is a lane that holds too much."""
         return bool(self._long)
 
+    @property
+    def num_standing(self) -> int:
+        """Lanes whose queue stands: what comes for them is refused while too much waits."""
+        return sum(found.stands for found in self._long.values())
+
     def dispatched(self, lane: Hashable, batch_flops: int, left_flops: int, rate: float, now: float) -> None:
         """A batch of `lane` was taken and so much stayed behind; `rate` is flops per second lately, 0 if unknown."""
         most = max(MAX_BATCHES * batch_flops, self._wait_s * rate)

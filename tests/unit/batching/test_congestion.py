@@ -29,6 +29,8 @@ def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_two_batche
     assert found.standing_s("a", MOST + 1, STANDING_S) == STANDING_S
     assert found.standing_s("a", MOST, STANDING_S) is None
     assert found.standing_s("b", MOST + 1, STANDING_S) is None, "another lane"
+    assert found.num_standing == 1
+    assert after(MOST + 1).num_standing == 0, "one look is none"
 
 
 def test_short_batches_may_wait_for_the_time_that_is_allowed():
