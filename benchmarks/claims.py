@@ -40,9 +40,19 @@ def _about(parts: list[Part]) -> str:
     return (
         f"Measured {when} on {about['cpu']}, {about['cores']} cores, which the load generator shares: `serve` with default "
         "settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over rounds "
-        f"({first.rounds} of {first.settings['seconds']:g} s). The bound is the same work in plain torch in one process, "
+        f"({_rounds(parts)}). The bound is the same work in plain torch in one process, "
         "without a server:"
     )
+
+
+def _rounds(parts: list[Part]) -> str:
+    """How often and how long; parts that were measured otherwise than the first are named."""
+
+    def of(part: Part) -> str:
+        return f"{part.rounds} of {part.settings['seconds']:g} s"
+
+    others = [f"{_SHOWN[part.name]}: {of(part)}" for part in parts[1:] if of(part) != of(parts[0])]
+    return "; ".join([of(parts[0]), *others])
 
 
 def _line(part: Part) -> list[str]:

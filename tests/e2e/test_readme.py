@@ -86,8 +86,8 @@ def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
     curl = next(line for line in lines if "animal.safetensors" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     read = next(line for line in lines if "load_file" in line).replace(".venv/bin/python", sys.executable)
     answer = str(tmp_path / "answer.safetensors")
-    assert run(curl.replace("answer.safetensors", answer)).returncode == 0
-    printed = run(read.replace("answer.safetensors", answer))
+    assert run(curl.replace("/tmp/answer.safetensors", answer)).returncode == 0
+    printed = run(read.replace("/tmp/answer.safetensors", answer))
     assert printed.stdout == "0.653\n", printed.stderr
 
 

@@ -53,6 +53,11 @@ def test_claims_of_several_days_say_from_when_to_when():
     assert "Measured 2026-11-21 to 2026-11-23" in claims({"w1": W1, "w2": later})
 
 
+def test_a_claim_that_was_measured_otherwise_than_the_others_says_so():
+    brief = part("w2c1", [sample(0, "service", 1, workload="w2")], settings={"seconds": 2.0, "warm_s": 1})
+    assert "medians over rounds (1 of 8 s; 16 tokens, one caller: 1 of 2 s)" in claims({"w1": W1, "w2c1": brief})
+
+
 def test_a_subject_that_failed_is_told_as_failed():
     failed = {"round": 0, "subject": "mosec", "workload": "w1", "failed": "no answer"}
     told = performance({"w1": part("w1", [sample(0, "service", 850), failed])})
