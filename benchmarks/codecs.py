@@ -231,6 +231,13 @@ class Stops(NamedTuple):
 SMALL = in_body(b'{"dtype":"float32","shape":[16,512],"data":"' + pybase64.b64encode(floats(16, 512).tobytes()) + b'"}')
 
 
+async def timed(body: bytes, kind: TensorKind, thread: DecodingThread | None) -> float:
+    start = time.perf_counter()
+    with contextlib.suppress(ServiceError):
+        await (thread.run(lambda: decode(body, kind)) if thread else decode(body, kind))
+    return time.perf_counter() - start
+
+
 async def stops(body: bytes, kind: TensorKind, thread: DecodingThread | None) -> Stops:
     longest, last, is_over = 0.0, time.perf_counter(), False
     small: list[float] = []
@@ -252,22 +259,16 @@ async def stops(body: bytes, kind: TensorKind, thread: DecodingThread | None) ->
             small.append(time.perf_counter() - start)
             await asyncio.sleep(0.002)
 
-    async def large() -> float:
-        start = time.perf_counter()
-        with contextlib.suppress(ServiceError):
-            await (thread.run(lambda: decode(body, kind)) if thread else decode(body, kind))
-        return time.perf_counter() - start
-
     watcher = asyncio.create_task(watch())
     await asyncio.sleep(0)
-    total = await large()
+    total = await timed(body, kind, thread)
     await asyncio.sleep(0)
     is_over = True
     await watcher
     is_over = False
     others = asyncio.create_task(small_requests())
     while len(small) < 5:
-        await large()
+        await timed(body, kind, thread)
         await asyncio.sleep(0)
     is_over = True
     await others

@@ -48,6 +48,29 @@ def build(
     `tracer` requests and batches are spans.
     """
     service = Service(settings, telemetry, board, leave, engine, tracer)
+    app, access = _application(service), _access(settings, service)
+    attend, infer = Attend(service.reception), Infer(service.reception)
+    hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
+    app.router.routes.extend(hot)
+    telemetry.routes_known([route.path for route in hot])
+
+    def document() -> dict[str, Any]:
+        page = write_openapi(app, service.example_layer())
+        return page if service.keys is None else announce_keys(page, access.needs_key)
+
+    if settings.docs:
+        app.include_router(make_docs_router(app.title, document))
+    around = cross_origin(cors_origins(settings))
+    spans = None if tracer is None else RequestSpans(tracer)
+
+    def behind_the_count(inside: Application) -> Application:
+        return around(inside) if spans is None else spans.around(around(inside))
+
+    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count), service
+
+
+def _application(service: Service) -> FastAPI:
+    """All routes but the hot ones and the page of documents; its lifespan is the service's."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,28 +92,9 @@ def build(
         # `tracing.py` sees every request and how it ended; FastAPI the fewest, and refusals only as exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(make_router(service))
-    app.include_router(make_models_router(service))
-    app.include_router(make_admin_router(service))
-    attend, infer = Attend(service.reception), Infer(service.reception)
-    hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
-    app.router.routes.extend(hot)
-    telemetry.routes_known([route.path for route in hot])
-    access = _access(settings, service)
-
-    def document() -> dict[str, Any]:
-        page = write_openapi(app, service.example_layer())
-        return page if service.keys is None else announce_keys(page, access.needs_key)
-
-    if settings.docs:
-        app.include_router(make_docs_router(app.title, document))
-    around = cross_origin(cors_origins(settings))
-    spans = None if tracer is None else RequestSpans(tracer)
-
-    def behind_the_count(inside: Application) -> Application:
-        return around(inside) if spans is None else spans.around(around(inside))
-
-    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count), service
+    for make in (make_router, make_models_router, make_admin_router):
+        app.include_router(make(service))
+    return app
 
 
 def _access(settings: Settings, service: Service) -> Access:

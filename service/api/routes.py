@@ -92,7 +92,12 @@ _WORDS = {404: "no such layer", 503: "not ready, draining or down"}
 
 def make_router(service: ServiceView) -> APIRouter:
     router = APIRouter()
+    _add_operations(router, service)
+    _add_layers(router, service)
+    return router
 
+
+def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get("/healthz", summary="The process runs", response_model=HealthAnswer, tags=["operations"])
     async def healthz(request: Request) -> JSONResponse:
         trace_of(request.scope).route = "/healthz"
@@ -118,6 +123,8 @@ def make_router(service: ServiceView) -> APIRouter:
         trace_of(request.scope).route = "/metrics"
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
+
+def _add_layers(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/v1/layers",
         summary="What is served",
@@ -140,5 +147,3 @@ def make_router(service: ServiceView) -> APIRouter:
     async def get_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = "/v1/layers/{layer}"
         return JSONResponse(service.describe(service.catalog.get(layer).name).model_dump())
-
-    return router

@@ -17,6 +17,12 @@ from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
 
 if TYPE_CHECKING:
+    import socket
+
+    from service.bell import Bell
+    from service.heartbeat import Board
+    from service.server import Drain
+    from service.service import Service
     from service.tls import Tls
     from service.trace_export import TraceExport
 
@@ -127,13 +133,11 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     import time
 
     from service.bell import SupervisorBell
-    from service.heartbeat import Board
     from service.metrics import Metrics
     from service.processes import say_once
-    from service.server import Drain, Server
+    from service.server import Server
     from service.shared_values import Shared
     from service.supervisor import EXIT_REFUSED
-    from service.transport.listener import BACKLOG, listen
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -142,18 +146,13 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
 
     bell = SupervisorBell()
     allow(kept_connections(settings.max_connections))
-    listener = listen(settings.host, port)
-    if not any((run_dir / "heartbeats").glob("*.json")):
-        # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
-        # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
-        listener.listen(BACKLOG)
+    listener = _listener(settings, port, run_dir)
     from service.app import build  # torch: only a worker may import it, and only now
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
-    late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     export = _trace_export(settings)
-    board = Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
+    board = _board(settings, run_dir, bell)
     try:
         metrics = Metrics(Shared(run_dir / "metrics", slot))
         telemetry = Telemetry(metrics, time.monotonic)
@@ -161,7 +160,40 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
     except ServiceError as error:
         say_once(run_dir, error.message)
         return EXIT_REFUSED
-    drain = Drain(
+    limits, tls = transport_limits(settings), tls_files(settings)
+    server = Server(
+        edge, listener, _drain(settings, service), limits, opened=service.readiness.listens, lifeline=lifeline, tls=tls
+    )
+    try:
+        return server.run_to_end()
+    finally:
+        metrics.close()
+        if export is not None:
+            export.close()
+
+
+def _listener(settings: Settings, port: int, run_dir: Path) -> socket.socket:
+    from service.transport.listener import BACKLOG, listen
+
+    found = listen(settings.host, port)
+    if not any((run_dir / "heartbeats").glob("*.json")):
+        # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
+        # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
+        found.listen(BACKLOG)
+    return found
+
+
+def _board(settings: Settings, run_dir: Path, bell: Bell) -> Board:
+    from service.heartbeat import Board
+
+    late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
+    return Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
+
+
+def _drain(settings: Settings, service: Service) -> Drain:
+    from service.server import Drain
+
+    return Drain(
         delay_s=settings.drain_delay_s,
         grace_s=settings.shutdown_grace_s,
         begin=service.begin_drain,
@@ -169,14 +201,6 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         settle=service.settle,
         is_over=service.is_over,
     )
-    limits, tls = transport_limits(settings), tls_files(settings)
-    server = Server(edge, listener, drain, limits, opened=service.readiness.listens, lifeline=lifeline, tls=tls)
-    try:
-        return server.run_to_end()
-    finally:
-        metrics.close()
-        if export is not None:
-            export.close()
 
 
 def _trace_export(settings: Settings) -> TraceExport | None:
