@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 READY_S = 120.0
 GRACE_S = 40.0
 # What a run leaves in the directory of reports; those of earlier runs go before it begins.
-REPORTS = ("load.html", "load.json", "load_*.csv")
+TABLES = ("stats", "stats_history", "failures", "exceptions")
+REPORTS = ("load.html", "load.json", *(f"load_{name}.csv" for name in TABLES))
 
 
 class NotReady(Exception):
@@ -61,7 +62,7 @@ def leave(number: int, _: object) -> NoReturn:
 
 
 def found(reports: Path) -> list[Path]:
-    return sorted(path for pattern in REPORTS for path in reports.glob(pattern))
+    return [path for name in REPORTS if (path := reports / name).is_file()]
 
 
 def load(locust: str, url: str, layers_dir: str, reports: Path, rest: list[str]) -> int:
@@ -86,8 +87,9 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.terminate()
         try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        finally:  # a second signal ends the waiting, not the law
             process.kill()
             process.wait()
 

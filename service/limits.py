@@ -81,6 +81,7 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         # A body of the largest size must find room in an empty house, compressed and decompressed.
         intake_bytes=max(settings.queue_bytes, 4 * settings.max_body_bytes),
         # And so must the largest answer: as many weights as a request may have, an output as large as its body.
+        # Of a layer that makes much more of a row than it takes, an answer may be too large for that: a 413.
         answer_bytes=max(settings.queue_bytes, 4 * (settings.max_weights_bytes + settings.max_body_bytes)),
         take_offers=settings.compress_offers,
     )

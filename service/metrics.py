@@ -164,7 +164,9 @@ class Metrics:
         self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
         self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
         self._standing = self._gauge(
-            "standing_queues", "Queues of a layer that no burst explains: what comes for them is refused"
+            "queue_standing",
+            "1 while a process has a queue that no burst explains, for which it refuses what comes",
+            "livemax",
         )
         self._capacity_requests = self._gauge("queue_capacity_requests", "Requests that may wait")
         self._capacity_bytes = self._gauge("queue_capacity_bytes", "Tensors that may wait")
@@ -232,8 +234,8 @@ class Metrics:
         self._compute_busy.inc(busy_s)
         self._filler_rows.inc(filler_rows)
 
-    def queues_stand(self, number: int) -> None:
-        self._standing.set(number)
+    def queue_stands(self, *, is_so: bool) -> None:
+        self._standing.set(is_so)
 
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
         self._queued = num_requests, num_bytes

@@ -158,6 +158,7 @@ class Service:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
+        self._telemetry.sample(self.engine)  # what was done since the last heartbeat
         self._shelf.close()
         await asyncio.to_thread(self.decoding.close)
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
@@ -194,7 +195,7 @@ class Service:
         return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
-        self._telemetry.tell_tally()
+        self._telemetry.sample(self.engine)
         self._telemetry.tell_now()
         # In a thread: it reads the files of all processes.
         return await asyncio.to_thread(self._telemetry.render)
@@ -257,5 +258,5 @@ class Service:
 
     def _beat(self) -> None:
         self._telemetry.sample(self.engine)
-        self._telemetry.queues_stand(self.batcher.num_standing)
+        self._telemetry.queue_stands(is_so=self.batcher.num_standing > 0)
         self.readiness.tell()

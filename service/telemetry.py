@@ -84,8 +84,8 @@ class Telemetry:
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self._metrics.queue_changed(num_jobs, num_bytes)
 
-    def queues_stand(self, number: int) -> None:
-        self._metrics.queues_stand(number)
+    def queue_stands(self, *, is_so: bool) -> None:
+        self._metrics.queue_stands(is_so=is_so)
 
     def batch_done(self, event: BatchEvent) -> None:
         layer = layer_of(event.lane)

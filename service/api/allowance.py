@@ -1,7 +1,7 @@
 """Allowances: bytes that requests hold in a process and that no other limit counts, bounded over all of them.
 
 There are two: bodies that have come in and are not tensors yet; and answers that are waited for, computed or sent.
-Laws: all shares together never hold more than `max_bytes`; a share may hold at most as much as is still free (dynamic
+Laws: all shares together never hold more than `max_bytes`; a share may hold at most as much as it leaves free (dynamic
 thresholds, Choudhury and Hahne 1998), so large ones are refused first and small ones still find room; what a request took
 is free again when it says so, and when it ends, however it ends.
 """
@@ -18,6 +18,11 @@ class Allowance:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.words = words
+
+    @property
+    def max_share(self) -> int:
+        """What one request may hold in an empty house."""
+        return self.max_bytes // 2
 
     def share(self) -> Share:
         """A new request's, of nothing yet."""
@@ -36,7 +41,7 @@ class Share:
     def grow(self, num_bytes: int) -> None:
         """So many bytes more; raises QueueFull, and takes nothing, where they find no room."""
         whole = self._allowance
-        if self._num_bytes + num_bytes > whole.max_bytes - whole.num_bytes:
+        if num_bytes and self._num_bytes + num_bytes > whole.max_bytes - whole.num_bytes - num_bytes:
             raise QueueFull(
                 f"{whole.num_bytes:,} bytes of {whole.words}, of {whole.max_bytes:,} at most; "
                 "there is no room for one of this size"

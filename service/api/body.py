@@ -54,8 +54,8 @@ async def read_body(
     if (parts := caller.take_body()) is not None:
         _Count(limits, share).come(sum(map(len, parts)))
     else:
-        caller.when_come(_Count(limits, share).come)
         try:
+            caller.when_come(_Count(limits, share).come)
             async with asyncio.timeout(limits.timeout_s):
                 parts = await _receive_all(caller)
         except TimeoutError:

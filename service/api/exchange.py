@@ -22,7 +22,7 @@ from service.attention.resident import Work
 from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
-from service.errors import DeadlineExceeded, Draining, InvalidInput, LayerNotFound
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.inference_schemas import VERSION
@@ -180,7 +180,7 @@ class Exchange:
         call, cost, trace = request.call, request.cost, self._trace
         trace.tokens = cost.tokens
         # Until it is sent: whoever is slow to read his answer, or reads none of it, holds all of it.
-        self._answer_share.grow(cost.weights_bytes + _output_bytes(layer, call))
+        self._take_answer(cost.weights_bytes + _output_bytes(layer, call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         outcome = await self._house.batcher.submit(Work(layer.resident, call), lane=lane, cost=cost, deadline=deadline)
@@ -192,6 +192,13 @@ class Exchange:
         trace.masked_rows, trace.stage, trace.batch = request.masked_rows, "sending", outcome.batch
         self._answered = self._house.now()
         return outcome
+
+    def _take_answer(self, num_bytes: int) -> None:
+        """Room for the answer; raises CostLimit where there will never be enough, QueueFull where there is not enough now."""
+        most = self.limits.answer_bytes // 2
+        if num_bytes > most:
+            raise CostLimit(f"the answer would have {num_bytes:,} bytes, at most {most:,} are computed at once")
+        self._answer_share.grow(num_bytes)
 
     def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
         """What goes beside the answer's tensors."""

@@ -268,6 +268,7 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
+            self._congestion.withdrew(job.lane, self._lanes.flops(job.lane))
             self._arrived.set()
             self._tell_queue()
         self._left.set()

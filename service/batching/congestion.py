@@ -4,8 +4,8 @@ Lives here: what the queue behind each dispatched batch tells, after CoDel (Nich
 makes a long queue and drains it again; where much is left behind every batch, for a while on end and never less, more comes in
 than goes out, and a longer queue makes everyone later and nobody's answer possible that would not be anyway.
 Must not know: jobs, the engine, clocks.
-Laws: only dispatching tells, so an engine that stands still turns nobody away; a queue is long by the batches and the time
-that it takes, so one rule fits any layer and machine; once it stands, it does so until half of it is gone.
+Laws: only dispatching tells that a queue stands, so an engine that stands still turns nobody away; a queue is long by the
+batches and the time that it takes, so one rule fits any layer and machine; once it stands, it does so until half of it is gone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Congestion:
         else:
             stands = stood or now - before.since >= STANDING_S
             self._long[lane] = before._replace(most=most, stands=stands)
+
+    def withdrew(self, lane: Hashable, left_flops: int) -> None:
+        """Somebody left the lane unanswered, and so much stays; an empty one has no queue that could stand."""
+        if not left_flops:
+            self._long.pop(lane, None)
 
     def rest(self) -> None:
         """Nothing waits anywhere."""

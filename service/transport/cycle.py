@@ -146,7 +146,7 @@ class Cycle(RequestResponseCycle):
             try:
                 self._tell_come(num_bytes)
             except ServiceError as error:
-                self._failure = error
+                self._failure, self._tell_come = error, None
                 self._take_pieces()
                 self.message_event.set()
         return self._failure is None

@@ -157,6 +157,21 @@ def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
     asyncio.run(main())
 
 
+def test_the_end_of_a_process_tells_what_was_done_since_its_last_heartbeat(tmp_path):
+    prepare(tmp_path, LAYERS)
+
+    async def main():
+        async with running(tmp_path, heartbeat_s=60.0) as service:
+            for _ in range(3):
+                assert (await service.attend({"query": X})).status_code == 200
+            telemetry = service.service._telemetry
+        return telemetry.render().decode()
+
+    told = dict(line.rsplit(" ", 1) for line in asyncio.run(main()).splitlines() if not line.startswith("#"))
+    assert told['attention_layer_requests_total{layer="small",outcome="success"}'] == "3.0"
+    assert float(told["attention_compute_busy_seconds_total"]) > 0
+
+
 def test_what_came_in_before_the_listener_closed_is_answered_in_every_form(served):
     """L5 Their headers were read, their bodies come late."""
 

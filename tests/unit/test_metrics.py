@@ -131,7 +131,7 @@ def test_a_batch_moves_every_series_about_batches(readable):
         (lambda m: m.engine_worked(0.0, 7), "filler_rows_total", 7),
         (lambda m: m.queue_changed(4, 0), "queued_requests", 4),
         (lambda m: m.queue_changed(0, 1024), "queued_bytes", 1024),
-        (lambda m: m.queues_stand(2), "standing_queues", 2),
+        (lambda m: m.queue_stands(is_so=True), "queue_standing", 1),
         (lambda m: m.readiness_changed(is_ready=True, num_ready=2), "ready", 1),
         (lambda m: m.readiness_changed(is_ready=True, num_ready=2), "ready_processes", 2),
         (lambda m: m.sized(Capacity(256, 4096, 2)), "queue_capacity_requests", 256),

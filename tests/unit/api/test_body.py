@@ -18,6 +18,7 @@ from service.errors import (
     BodyTooLarge,
     ClientTimeout,
     DecompressedTooLarge,
+    QueueFull,
     UnsupportedContentEncoding,
 )
 
@@ -106,6 +107,37 @@ def test_a_body_that_never_ends_is_a_client_timeout():
 def test_a_caller_who_leaves_while_sending_is_gone():
     with pytest.raises(ClientGone):
         read(Parts(b"x", then="leave"))
+
+
+class Arriving(Parts):
+    """A caller whose first bytes are here; told of to whoever asks, as our own transport does."""
+
+    def __init__(self) -> None:
+        super().__init__(then="hang")
+        self.tell: Callable[[int], object] | None = None
+
+    async def receive(self):
+        return await self()
+
+    def take_body(self) -> None:
+        return None
+
+    def when_come(self, tell: Callable[[int], object] | None) -> None:
+        self.tell = tell
+        if tell is not None:
+            tell(600)
+
+    def when_gone(self, tell: Callable[[], object] | None) -> None:
+        pass
+
+
+def test_who_was_refused_at_once_is_counted_no_more():
+    """What still comes would be added to a share that nobody gives back any more."""
+    allowance, caller = Allowance(1000, "bodies"), Arriving()
+    with pytest.raises(QueueFull):
+        asyncio.run(read_body({"headers": []}, caller, LIMITS, (), allowance.share()))
+    assert caller.tell is None
+    assert allowance.num_bytes == 0
 
 
 @packed

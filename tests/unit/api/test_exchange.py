@@ -6,19 +6,25 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from service.api.asgi import ClientGone
 from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.trace import start_trace
-from service.errors import BadJson, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.attention.call import Call
+from service.batching.job import NOTHING
+from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.limits import exchange_limits
 from service.settings import load_settings
 from service.wire.decoding_thread import DecodingThread
 from service.wire.pace import Pace
+from service.wire.request import CheckedRequest
+from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
 
 OFF_LOOP = 100
@@ -144,6 +150,19 @@ def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_reque
         with pytest.raises(BadJson), refused:
             await refused.decoded(wrong)
         assert intake.num_bytes == 0
+
+    story(told)
+
+
+def test_an_answer_for_which_there_will_never_be_room_is_too_much_to_ask():
+    async def told(house: House) -> None:
+        exchange, _ = await house.exchange(OFF_LOOP)
+        await exchange.decoded(where)
+        layer: Any = SimpleNamespace(name="wide", spec=SimpleNamespace(out_width=INTAKE))
+        call = Call("wide", torch.zeros(1, 1, 1))
+        with pytest.raises(CostLimit, match="40,000 bytes, at most 5,000"):
+            await exchange.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BINARY))
+        assert house.reception.answers.num_bytes == 0
 
     story(told)
 

@@ -55,6 +55,14 @@ def test_an_engine_that_stands_still_turns_nobody_away(queued, now):
     assert after(MOST + 1).standing_s("a", queued, now) is None
 
 
+def test_a_lane_that_everybody_left_has_no_queue_that_could_stand():
+    found = after(MOST + 1, MOST + 1)
+    found.withdrew("a", MOST)
+    assert found.num_standing == 1
+    found.withdrew("a", 0)
+    assert (found.num_standing, found.is_any) == (0, False)
+
+
 def test_it_stands_until_half_of_it_is_gone():
     assert after(MOST + 1, MOST + 1, MOST // 2 + 1).standing_s("a", MOST + 1, 1.0) == 1.0
     assert after(MOST + 1, MOST + 1, MOST // 2).standing_s("a", MOST + 1, 1.0) is None
