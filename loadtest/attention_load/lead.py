@@ -127,21 +127,19 @@ class Lead:
         is_busy = runner.cpu_warning_emitted or runner.worker_cpu_warning_emitted
         facts = Facts(self._environment.host or "", self._crew.size, self._generator, is_busy, self._prepared)
         self.report = full_report(self._plan, verdict, self._tally, facts)
-        is_written = self._is_written(self.report)
-        self._environment.process_exit_code = 0 if is_written and verdict.word == "passed" else 1
+        self._write(self.report)
+        self._environment.process_exit_code = 0 if self.report["verdict"] == "passed" else 1
         _log.info("verdict: %s", lines(self.report)[-1])
 
-    def _is_written(self, report: dict[str, Any]) -> bool:
-        """A report that was asked for and is not there must not look like a run that passed."""
+    def _write(self, report: dict[str, Any]) -> None:
+        """Where one was asked for; a run whose report is not there must not look like one that passed."""
         if not self._plan.json_report:
-            return True
+            return
         try:
             write_report(report, Path(self._plan.json_report))
         except OSError as error:
             report["verdict"], report["missed"] = "failed", [*report["missed"], "json_report"]
             _log.error("the JSON report cannot be written: %s", error.strerror)
-            return False
-        return True
 
     def _on_quitting(self, **_: Any) -> None:
         """SIGTERM and Ctrl-C come here while a run goes on; without any run there is nothing that could have passed."""

@@ -42,12 +42,11 @@ class Load:
         self.is_open = self.is_over = False
         try:
             told = self._take_references(plan, url)
-        except TargetFailed:
-            self.is_over = True
-            raise
         except Exception as error:
-            # Locust swallows what its listeners raise, and everybody would wait for a load that is never ready.
+            # Of any kind: Locust swallows what its listeners raise, and everybody would wait for a load that is never ready.
             self.is_over = True
+            if isinstance(error, TargetFailed):
+                raise
             raise TargetFailed(f"the references could not be taken: {type(error).__name__}") from error
         self.is_open = True
         return told

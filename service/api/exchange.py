@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from service.api.allowance import Share
+from service.api.allowance import Allowance
 from service.api.asgi import ClientGone, Receive, Scope, headers
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
@@ -63,6 +63,12 @@ class House(Protocol):
     def limits(self) -> ExchangeLimits: ...
 
     @property
+    def intake(self) -> Allowance: ...
+
+    @property
+    def answers(self) -> Allowance: ...
+
+    @property
     def catalog(self) -> Catalog: ...
 
     @property
@@ -80,12 +86,10 @@ class House(Protocol):
 class Exchange:
     """Opened by the reception when the headers are there; `with` it, so that whatever happens its bytes are given back."""
 
-    def __init__(
-        self, house: House, trace: Trace, scope: Scope, receive: Receive, share: Share, answer_share: Share
-    ) -> None:
+    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive) -> None:
         self._house = house
-        self._share = share
-        self._answer_share = answer_share
+        self._share = house.intake.share()
+        self._answer_share = house.answers.share()
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
         self._trace = trace
@@ -195,7 +199,7 @@ class Exchange:
 
     def _take_answer(self, num_bytes: int) -> None:
         """Room for the answer; raises CostLimit where there will never be enough, QueueFull where there is not enough now."""
-        most = self.limits.answer_bytes // 2
+        most = self._house.answers.max_share
         if num_bytes > most:
             raise CostLimit(f"the answer would have {num_bytes:,} bytes, at most {most:,} are computed at once")
         self._answer_share.grow(num_bytes)

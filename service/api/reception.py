@@ -55,7 +55,7 @@ class Reception:
         """For a request whose headers are there; raises Draining once closed."""
         if self._is_closed:
             raise Draining("the service is shutting down and takes no new requests")
-        return Exchange(self, trace_of(scope), scope, receive, self.intake.share(), self.answers.share())
+        return Exchange(self, trace_of(scope), scope, receive)
 
     def entered(self, exchange: Exchange) -> None:
         self._open.add(exchange)

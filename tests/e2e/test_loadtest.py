@@ -109,16 +109,26 @@ def distributed(directory, url, *options) -> tuple[int, str, dict]:
     return found
 
 
-def test_make_load_starts_a_service_passes_its_smoke_and_leaves_reports(tmp_path, layers):
-    program = [sys.executable, ROOT / "loadtest" / "run.py", "--layers-dir", layers, "--reports", tmp_path / "reports"]
+def make_load(layers, reports, *options):
+    """What `make load` runs."""
+    program = [sys.executable, ROOT / "loadtest" / "run.py", "--layers-dir", layers, "--reports", reports]
+    return [*program, "--locust", LOCUST, *options]
+
+
+def one_worker() -> dict[str, str]:
+    """The environment without settings, for a service of one process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENTION_", "LOADTEST_"))}
+    return {**clean, "ATTENTION_WORKERS": "1"}
+
+
+def test_make_load_starts_a_service_passes_its_smoke_and_leaves_reports(tmp_path, layers):
     ran = subprocess.run(
-        [*program, "--locust", LOCUST, *BRIEF],
+        make_load(layers, tmp_path / "reports", *BRIEF),
         capture_output=True,
         text=True,
         timeout=150,
         check=False,
-        env={**clean, "ATTENTION_WORKERS": "1"},
+        env=one_worker(),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "\npassed\n" in ran.stdout
@@ -138,14 +148,12 @@ def test_a_load_that_is_called_off_ends_its_service_and_leaves_no_earlier_report
     reports = tmp_path / "reports"
     reports.mkdir()
     (reports / "load.json").write_text('{"verdict": "passed"}')
-    program = [sys.executable, ROOT / "loadtest" / "run.py", "--layers-dir", layers, "--reports", reports]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATTENTION_", "LOADTEST_"))}
     with subprocess.Popen(
-        [*program, "--locust", LOCUST, "--hold-s", "600"],
+        make_load(layers, reports, "--hold-s", "600"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**clean, "ATTENTION_WORKERS": "1"},
+        env=one_worker(),
     ) as running:
         assert running.stdout is not None
         told = next(line for line in running.stdout if "taking references" in line)
