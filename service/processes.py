@@ -4,7 +4,7 @@ Must not know: when a process is started, replaced or ended (`supervisor.py`), w
 Laws: nothing here polls; a child begins with no signal ignored and only NEWS blocked, which would end it before it can listen,
 in a process group of its own, so that Ctrl-C reaches the supervisor alone; every child holds the reading end of one pipe (the
 lifeline) and nobody but the supervisor the writing end, so that the end of the supervisor, however it came, is an end-of-file
-for every child.
+for every child. Of another (the pulse) every child holds the writing end.
 
 Signals come through Python's wake-up pipe and not through sigwait: a thread that a library started (OpenBLAS starts one
 at the import of NumPy) has them unblocked, and one that came while this thread did not wait would end the process there.
@@ -134,6 +134,10 @@ class Posix:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self.lifeline, self._keep = os.pipe()
         os.set_inheritable(self.lifeline, True)
+        self._signs, self.pulse = os.pipe()
+        for descriptor in (self._signs, self.pulse):
+            os.set_blocking(descriptor, False)
+        os.set_inheritable(self.pulse, True)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """posix_spawn and not fork with code in between: the mask and the dispositions are set by the C library."""
@@ -159,6 +163,14 @@ class Posix:
         """The next signal; None when `timeout_s` passed first."""
         is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
         return os.read(self._signalled, 1)[0] if is_signalled else None
+
+    def heard(self) -> set[int]:
+        """The slots that gave a sign of life since this was asked last (`pulse.py`)."""
+        signs = set[int]()
+        with contextlib.suppress(BlockingIOError):
+            while some := os.read(self._signs, 4096):
+                signs.update(some)
+        return signs
 
     def now(self) -> float:
         return time.monotonic()

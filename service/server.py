@@ -69,7 +69,7 @@ class Drain:
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    `opened` is called once connections are taken.
+    `begun` is called on the loop as soon as it runs, `opened` once connections are taken.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Server(uvicorn.Server):
         drain: Drain,
         limits: TransportLimits,
         *,
+        begun: Callable[[], None] = _nothing,
         opened: Callable[[], None] = _nothing,
         lifeline: int | None = None,
         tls: Tls | None = None,
@@ -89,6 +90,7 @@ class Server(uvicorn.Server):
         self._bound = listener
         self._limits = limits
         self._drain = drain
+        self._begun = begun
         self._opened = opened
         self._lifeline = lifeline
         self._force = force
@@ -140,6 +142,7 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, _nothing)
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._orphaned, self._lifeline)
+        self._begun()
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._drain.is_over():

@@ -174,7 +174,8 @@ class Settings(BaseSettings):
         60.0,
         gt=0,
         le=3600,
-        description="a process whose forward pass takes longer tells everyone who waits and is replaced (seconds)",
+        description="a process whose forward pass takes longer tells everyone who waits and is replaced; so is, from 10 s on, "
+        "one whose event loop gives no sign of life for as long (seconds)",
     )
     layer_change_s: float = Field(
         30.0,

@@ -1,11 +1,12 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
-Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time.
+Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time (a look at
+the workers' signs of life is one).
 Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 15 MB, for `become` leaves
 behind what reading the settings took (38 with it).
 Laws:
-- a slot holds one process at a time; one that crashed is started again after 0.1 s, and after twice as long, up to 5 s,
-  each time it lived less than 10 s;
+- a slot holds one process at a time; one that crashed is started again, and one whose event loop stands still is ended and
+  started again (`slot.py`);
 - a process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it said why, and
   would say it again. In a slot that did serve it is a crash like any other, and its mates go on serving;
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force; a second one ends
@@ -17,25 +18,23 @@ Laws:
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 from service.bell import NEWS
+from service.plan import Plan
 from service.processes import Posix, RunDirectory, StartError, reserve_port, write_log_line
+from service.pulse import LOOKS, WHERE, look_interval_s
+from service.slot import Slot
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
 # The engine is stuck or its device has failed: the process told everyone who waited and left to be replaced.
 EXIT_ENGINE_DOWN = 4
 
-FIRST_DELAY_S = 0.1
-LONGEST_DELAY_S = 5.0
-STEADY_S = 10.0
 FORCE_S = 2.0
 ECHO_S = 0.2
 # A worker that we told to leave before it could listen to signals ends by the signal itself: nothing was lost.
@@ -43,36 +42,6 @@ _ORDERLY = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 Log = Callable[..., None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """What to run. Elements of `command` that equal `{port}`, `{slot}`, `{lifeline}` or `{run_dir}` are filled in.
-
-    `slot` counts from 0 and outlives the process in it; `lifeline` is the number of an open descriptor.
-    """
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    host: str
-    port: int
-    workers: int
-    drain_delay_s: float
-    shutdown_grace_s: float
-    run_dir: Path | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """All but the environment, which a process has in another place."""
-        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s)
-        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
-
-    @classmethod
-    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-        host, port, workers, delay_s, grace_s, run_dir, *command = arguments
-        directory = Path(run_dir) if run_dir else None
-        times = float(delay_s), float(grace_s)
-        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)
 
 
 class System(Protocol):
@@ -86,19 +55,9 @@ class System(Protocol):
 
     def wait(self, timeout_s: float | None) -> int | None: ...
 
+    def heard(self) -> Iterable[int]: ...
+
     def now(self) -> float: ...
-
-
-@dataclasses.dataclass(slots=True)
-class _Slot:
-    """Running while `pid` is set, else waiting for `start_at` (None: never again)."""
-
-    index: int
-    start_at: float | None
-    pid: int | None = None
-    started: float = 0.0
-    rapid_crashes: int = 0
-    has_served: bool = False
 
 
 class Supervisor:
@@ -112,7 +71,9 @@ class Supervisor:
         self._system = system
         self._bury = bury
         self._log = log
-        self._slots = [_Slot(index, start_at=system.now()) for index in range(plan.workers)]
+        self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
+        self._look_s = look_interval_s(plan.silence_s)
+        self._look_at = system.now() + self._look_s
         self._exit_code: int | None = None
         self._deadline: float | None = None
         self._told: tuple[signal.Signals, float] | None = None
@@ -130,6 +91,8 @@ class Supervisor:
                 self._pass_on()
             for pid, code in self._system.reap():
                 self._ended(pid, code)
+            if self._exit_code is None and self._system.now() >= self._look_at:
+                self._look()
             if self._deadline is not None and self._system.now() >= self._deadline:
                 self._log("error", "workers_killed", reason="they did not leave within the grace", pids=self._alive())
                 self._kill_all(signal.SIGKILL)
@@ -147,42 +110,52 @@ class Supervisor:
     def _patience(self) -> float | None:
         """Seconds until something is due; None = only a signal can bring news."""
         due = [slot.start_at for slot in self._slots if slot.start_at is not None]
+        if self._exit_code is None:
+            due.append(self._look_at)
         if self._deadline is not None:
             due.append(self._deadline)
         return max(0.0, min(due) - self._system.now()) if due else None
+
+    def _look(self) -> None:
+        """Who gave no sign of life for so many looks is asked where it stands, and then ended; `_ended` does the rest."""
+        self._look_at = self._system.now() + self._look_s
+        self._hear()
+        for slot in self._slots:
+            silent = slot.looked_at()
+            if slot.pid is None or silent not in (LOOKS - 1, LOOKS):
+                continue
+            signum = WHERE if silent < LOOKS else signal.SIGKILL
+            fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
+            self._log("error", "worker_silent", **fields)
+            self._system.kill(slot.pid, signum)
+
+    def _hear(self) -> None:
+        for index in self._system.heard():
+            self._slots[index].heard()
 
     def _start_due(self) -> None:
         for slot in self._slots:
             if slot.start_at is not None and slot.start_at <= self._system.now():
                 self._start(slot)
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         values = {**self._values, "{slot}": str(slot.index)}
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:
-            slot.pid = self._system.spawn(command, self._plan.environment)
+            slot.runs(self._system.spawn(command, self._plan.environment))
         except OSError as error:
             self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
-            self._retry_later(slot)
+            slot.retry_later(slot.started)
             return
-        slot.start_at = None
         self._log("info", "worker_started", slot=slot.index, pid=slot.pid)
-
-    def _retry_later(self, slot: _Slot) -> float:
-        now = self._system.now()
-        if now - slot.started >= STEADY_S:
-            slot.rapid_crashes = 0
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(slot.rapid_crashes, 16))
-        slot.rapid_crashes += 1
-        slot.start_at = now + delay_s
-        return delay_s
 
     def _ended(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        slot.pid = None
+        self._hear()  # what it wrote is not to count for who comes next
+        slot.is_empty()
         slot.has_served |= self._bury(slot.index, pid)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
@@ -195,7 +168,7 @@ class Supervisor:
             self._log("error", "worker_refused", slot=slot.index, pid=pid, lived_s=lived_s, **how)
             self._end_all(EXIT_REFUSED)
         else:
-            restart_in_s = self._retry_later(slot)
+            restart_in_s = slot.retry_later(self._system.now())
             fields = dict(slot=slot.index, pid=pid, lived_s=lived_s, restart_in_s=restart_in_s)
             self._log("error", "worker_died", **fields, **how)
 
@@ -253,7 +226,8 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
     try:
         with reserve_port(plan.host, plan.port) as reserved, RunDirectory(plan.run_dir) as run:
             port = reserved.getsockname()[1]
-            values = {"{port}": str(port), "{lifeline}": str(system.lifeline), "{run_dir}": str(run.path)}
+            descriptors = {"{lifeline}": str(system.lifeline), "{pulse}": str(system.pulse)}
+            values = {"{port}": str(port), "{run_dir}": str(run.path), **descriptors}
             log("info", "serving", host=plan.host, port=port, workers=plan.workers)
             return Supervisor(plan, values, system, run.bury, log).run()
     except StartError as error:

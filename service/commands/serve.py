@@ -41,6 +41,7 @@ def serve(
 ) -> None:
     """Serve the layers of a directory until told to stop."""
     from service import supervisor
+    from service.plan import Plan
     from service.processes import write_log_line  # the other commands do not need it
 
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
@@ -50,8 +51,9 @@ def serve(
     _check_files(settings)
     if settings.api_keys_file is None and not _is_loopback(settings.host):
         write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
-    arguments = ("--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}")
-    plan = supervisor.Plan(
+    known = ("port", "slot", "lifeline", "pulse", "run-dir")
+    arguments = [part for name in known for part in (f"--{name}", f"{{{name.replace('-', '_')}}}")]
+    plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *arguments),
         environment=child_environment(settings),
         host=settings.host,
@@ -59,6 +61,7 @@ def serve(
         workers=num_workers(settings),
         drain_delay_s=settings.drain_delay_s,
         shutdown_grace_s=settings.shutdown_grace_s,
+        silence_s=settings.stuck_s,
         run_dir=settings.run_dir,
     )
     supervisor.become(plan)
@@ -119,6 +122,7 @@ def worker(
     port: Annotated[int, typer.Option()],
     slot: Annotated[int, typer.Option()],
     lifeline: Annotated[int, typer.Option()],
+    pulse: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
 ) -> None:
     """One process of the service (started by `serve`)."""
@@ -126,15 +130,16 @@ def worker(
 
     settings = load_settings()
     configure_logs(settings.log_level)
-    raise typer.Exit(_run(settings, port, slot, lifeline, run_dir))
+    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir))
 
 
-def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path) -> int:
+def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path) -> int:
     import time
 
     from service.bell import SupervisorBell
     from service.metrics import Metrics
     from service.processes import say_once
+    from service.pulse import Pulse
     from service.server import Server
     from service.shared_values import Shared
     from service.supervisor import EXIT_REFUSED
@@ -162,7 +167,14 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, run_dir: Path)
         return EXIT_REFUSED
     limits, tls = transport_limits(settings), tls_files(settings)
     server = Server(
-        edge, listener, _drain(settings, service), limits, opened=service.readiness.listens, lifeline=lifeline, tls=tls
+        edge,
+        listener,
+        _drain(settings, service),
+        limits,
+        begun=Pulse(pulse, slot).begin,
+        opened=service.readiness.listens,
+        lifeline=lifeline,
+        tls=tls,
     )
     try:
         return server.run_to_end()

@@ -1,8 +1,9 @@
 """A service in miniature, to watch the supervisor and the server at work without torch.
 
 `python fake_worker.py serve OPTIONS` is the supervisor, which runs `python fake_worker.py worker OPTIONS` per slot. The
-worker answers GET /readyz, /metrics and /pid (after `?sleep=seconds`, or `?until=close` when the listener closes), and
-/stuck never; with `--refuse` it ends as one whose settings are wrong, with `--crash` as one that falls over at once.
+worker answers GET /readyz, /metrics and /pid (after `?sleep=seconds`, or `?until=close` when the listener closes; with
+`?hang` never, nor anything else), and /stuck never; with `--refuse` it ends as one whose settings are wrong, with `--crash` as
+one that falls over at once.
 """
 
 import argparse
@@ -10,18 +11,20 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
+from service.plan import Plan
 from service.processes import say_once
-from service.supervisor import EXIT_REFUSED, Plan, supervise
+from service.supervisor import EXIT_REFUSED, supervise
 
 
 def options(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("serve", "worker"))
-    for name in ("slot", "port", "lifeline", "workers"):
+    for name in ("slot", "port", "lifeline", "pulse", "workers"):
         parser.add_argument(f"--{name}", type=int, default=0)
-    for name in ("delay", "grace", "ready-after"):
+    for name in ("delay", "grace", "silence", "ready-after"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--refuse", action="store_true")
@@ -30,7 +33,8 @@ def options(arguments):
 
 
 def serve(options, arguments):
-    own = ["--slot", "{slot}", "--port", "{port}", "--lifeline", "{lifeline}", "--run-dir", "{run_dir}"]
+    names = ("slot", "port", "lifeline", "pulse", "run_dir")
+    own = [part for name in names for part in (f"--{name.replace('_', '-')}", f"{{{name}}}")]
     return supervise(
         Plan(
             command=(sys.executable, __file__, "worker", *arguments[1:], *own),
@@ -40,6 +44,7 @@ def serve(options, arguments):
             workers=options.workers,
             drain_delay_s=options.delay,
             shutdown_grace_s=options.grace,
+            silence_s=options.silence,
             run_dir=options.run_dir,
         )
     )
@@ -93,7 +98,9 @@ class App:
 
         self.metrics.received()
         status = 200
-        if scope["query_string"] == b"until=close":
+        if scope["query_string"] == b"hang":
+            stand_still()
+        elif scope["query_string"] == b"until=close":
             await self.closing.wait()
         elif scope["query_string"].startswith(b"sleep="):
             with contextlib.suppress(TimeoutError):
@@ -111,10 +118,16 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
 
+def stand_still():
+    """The event loop with it."""
+    time.sleep(3600)
+
+
 def work(options):
     from service.heartbeat import Board
     from service.logs import configure_logs
     from service.metrics import Metrics
+    from service.pulse import Pulse
     from service.server import Drain, Server
     from service.shared_values import Shared
     from service.transport.limits import TransportLimits
@@ -138,7 +151,8 @@ def work(options):
         write_timeout_s=30,
         max_connections=1000,
     )
-    return Server(app, listen("127.0.0.1", options.port), drain, limits, lifeline=options.lifeline).run_to_end()
+    listener, pulse = listen("127.0.0.1", options.port), Pulse(options.pulse, options.slot)
+    return Server(app, listener, drain, limits, begun=pulse.begin, lifeline=options.lifeline).run_to_end()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,23 @@ def test_a_killed_worker_is_replaced_and_the_other_answers_meanwhile(tmp_path):
         assert "attention_in_flight_requests 0.0" in totals
 
 
+def test_a_worker_whose_loop_stands_still_says_where_and_is_replaced_like_one_that_does_nothing_at_all(tmp_path):
+    with FakeService(tmp_path, workers=3) as service:
+        service.await_ready()
+        hanging, stopped, survivor = service.worker_pids
+        at_work, victim = connected_to(service, survivor), connected_to(service, hanging)
+        victim.request("GET", "/pid?hang")
+        os.kill(stopped, signal.SIGSTOP)
+        eventually(lambda: len(service.worker_pids) == 5, "both are replaced", within_s=30)
+        assert ask(at_work, "/pid") == (200, str(survivor))
+        assert {event["pid"] for event in service.events("worker_silent")} == {hanging, stopped}
+        assert [event["signal"] for event in service.events("worker_died")] == ["SIGKILL"] * 2
+        assert "in stand_still" in service.errors.read_text()
+        eventually(service.is_ready, "the service is ready again")
+        for connection in (at_work, victim):
+            connection.close()
+
+
 def connected_to(service, pid):
     """A kept-alive connection that the kernel gave to this worker."""
     for _ in range(100):

@@ -30,10 +30,11 @@ _NUMBER = itertools.count()
 def main() -> None:
     from service import supervisor
     from service.cli import main as command_line
+    from service.plan import Plan
 
     become = supervisor.become
 
-    def become_planted(plan: supervisor.Plan) -> NoReturn:
+    def become_planted(plan: Plan) -> NoReturn:
         python, _, _, *rest = plan.command
         become(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)))
 

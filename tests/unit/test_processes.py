@@ -103,6 +103,21 @@ print(system.wait(30) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], syst
 os.kill(os.getpid(), signal.SIGTERM)
 print(system.wait(None) == signal.SIGTERM, os.get_inheritable(system.lifeline), list(system.reap()))
 """
+SIGNS = """
+import os, signal, sys
+from service.processes import Posix
+system = Posix()
+child = "import os, sys; os.write(int(sys.argv[1]), bytes([3, 3]))"
+for _ in range(2):
+    system.spawn([sys.executable, "-c", child, str(system.pulse)], dict(os.environ))
+    assert system.wait(30) == signal.SIGCHLD
+    assert len(list(system.reap())) == 1
+os.write(system.pulse, bytes([63]))
+print(system.heard() == {3, 63}, system.heard() == set())
+for _ in range(16):
+    os.write(system.pulse, bytes([7]) * 4096)  # a full pipe is read to its end
+print(system.heard(), system.heard())
+"""
 THREADED = """
 import os, signal, threading
 from service.processes import Posix
@@ -124,3 +139,8 @@ def test_a_child_starts_in_a_group_of_its_own_with_nothing_blocked_but_news_and_
 
 def test_a_signal_that_comes_while_nobody_waits_is_kept_whatever_threads_there_are():
     subprocess.run([sys.executable, "-c", THREADED], check=True, timeout=60)
+
+
+def test_signs_of_life_are_heard_once_and_from_all_children():
+    done = subprocess.run([sys.executable, "-c", SIGNS], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "True", "{7}", "set()"]

@@ -4,14 +4,14 @@ import contextlib
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from service.supervisor import EXIT_REFUSED, Plan, Supervisor
+from service.plan import Plan
+from service.supervisor import EXIT_REFUSED, Supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
-GRACE_S, DELAY_S = 30.0, 5.0
+GRACE_S, DELAY_S, LOOK_S = 30.0, 5.0, 12.0
 
 
 class ScriptEnded(Exception):
@@ -21,8 +21,8 @@ class ScriptEnded(Exception):
 class FakeSystem:
     """`script` is what happens, in order: each step changes the world while the supervisor waits.
 
-    ("signal", n), ("exit", pid, code) and ("pass", seconds); time also passes to the due time where a wait has one and
-    the step is "due".
+    ("signal", n), ("exit", pid, code), ("sign", slot) and ("pass", seconds); time also passes to the due time where a wait has
+    one and the step is "due".
     """
 
     def __init__(self, *script):
@@ -32,6 +32,7 @@ class FakeSystem:
         self.spawned = []
         self.killed = []
         self.ended = []
+        self.signs = []
         self.waits = []
         self.refuses_to_spawn = 0
 
@@ -50,6 +51,10 @@ class FakeSystem:
         ended, self.ended = self.ended, []
         return ended
 
+    def heard(self):
+        signs, self.signs = self.signs, []
+        return signs
+
     def wait(self, timeout_s):
         self.waits.append(timeout_s)
         if not self.script:
@@ -64,7 +69,10 @@ class FakeSystem:
             assert timeout_s is not None, "nothing is due"
             self.time += timeout_s
             return None
-        self.time += values[0]
+        if what == "sign":
+            self.signs += values
+        else:
+            self.time += values[0]
         return self.wait(timeout_s)
 
     def now(self):
@@ -72,7 +80,7 @@ class FakeSystem:
 
 
 class Outcome:
-    def __init__(self, system, *, workers=2, ready_pids=()):
+    def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0):
         plan = Plan(
             command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}"),
             environment={"A": "b"},
@@ -81,6 +89,7 @@ class Outcome:
             workers=workers,
             drain_delay_s=DELAY_S,
             shutdown_grace_s=GRACE_S,
+            silence_s=silence_s,
         )
         self.system = system
         self.buried = []
@@ -120,8 +129,48 @@ def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
     assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
 
 
-def test_with_nothing_due_it_sleeps_until_a_signal():
-    assert Outcome(FakeSystem()).system.waits == [None]
+def test_with_nothing_due_it_sleeps_until_a_signal_or_the_next_look_at_signs_of_life():
+    assert Outcome(FakeSystem(("due",))).system.waits == [LOOK_S, LOOK_S]
+
+
+def test_a_worker_without_a_sign_of_life_is_asked_where_it_stands_and_then_ended_and_replaced():
+    looks = [step for _ in range(6) for step in (("sign", 0), ("due",))]
+    outcome = Outcome(FakeSystem(("sign", 1), *looks, ("exit", 1002, -KILL), ("due",)))
+    assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
+    assert outcome.fields("worker_silent") == [
+        {"slot": 1, "pid": 1002, "silent_s": 48.0, "signal": "SIGQUIT"},
+        {"slot": 1, "pid": 1002, "silent_s": 60.0, "signal": "SIGKILL"},
+    ]
+    assert outcome.system.spawned[2][1][4] == "1"
+
+
+def test_one_that_cannot_even_be_killed_is_not_killed_again():
+    assert len(Outcome(FakeSystem(("sign", 0), *[("due",)] * 12)).system.killed) == 2
+
+
+def test_a_worker_that_has_given_no_sign_yet_still_imports():
+    assert Outcome(FakeSystem(*[("due",)] * 20)).system.killed == []
+
+
+def test_a_sign_in_time_ends_the_silence():
+    script = [("sign", 0), *[("due",)] * 5, ("sign", 0), *[("due",)] * 5]
+    assert Outcome(FakeSystem(*script)).system.killed == [(1001, signal.SIGQUIT)] * 2
+
+
+def test_a_service_that_was_stopped_as_a_whole_goes_on_when_it_is_continued():
+    script = [("sign", 0), ("sign", 1), ("due",), ("pass", 3600), ("due",), ("sign", 0), ("sign", 1), ("due",)]
+    assert Outcome(FakeSystem(*script)).system.killed == []
+
+
+def test_signs_of_the_dead_do_not_count_for_who_comes_next():
+    script = [("sign", 0), ("exit", 1001, 1), *[("due",)] * 20]
+    assert Outcome(FakeSystem(*script)).system.killed == []
+
+
+def test_nobody_is_looked_at_once_the_end_began():
+    outcome = Outcome(FakeSystem(("sign", 0), ("signal", TERM), ("due",), ("exit", 1001, -KILL), ("exit", 1002, -KILL)))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM), (1001, KILL), (1002, KILL)]
+    assert outcome.system.waits[-3] == DELAY_S + GRACE_S + 2
 
 
 def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
@@ -141,7 +190,7 @@ def test_a_worker_that_leaves_unasked_is_replaced_even_where_it_left_in_order():
 
 def test_rapid_crashes_are_answered_more_and_more_slowly_up_to_five_seconds():
     script = [step for pid in range(1001, 1010) for step in (("exit", pid, 1), ("due",))]
-    outcome = Outcome(FakeSystem(*script), workers=1)
+    outcome = Outcome(FakeSystem(*script), workers=1, silence_s=3600)
     delays = [fields["restart_in_s"] for fields in outcome.fields("worker_died")]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
@@ -198,7 +247,7 @@ def test_who_outstays_delay_grace_and_two_seconds_is_killed_once():
     outcome = Outcome(FakeSystem(("signal", TERM), ("exit", 1001, 0), ("due",), ("exit", 1002, -KILL)))
     assert outcome.system.waits[2] == DELAY_S + GRACE_S + 2
     assert outcome.system.killed[2:] == [(1002, KILL)]
-    assert outcome.system.waits[3] is None
+    assert outcome.system.waits[3] is None, "nothing is due any more"
     assert outcome.exit_code == 1
 
 
@@ -259,10 +308,3 @@ def test_a_refusal_of_a_slot_that_served_is_a_crash_and_its_mates_go_on():
 def test_a_death_by_a_signal_without_a_name_is_told_too():
     outcome = Outcome(FakeSystem(("exit", 1001, -40)))
     assert outcome.fields("worker_died")[0]["signal"] == "signal 40"
-
-
-@pytest.mark.parametrize("run_dir", [None, Path("/some/where")])
-def test_a_plan_comes_back_from_its_arguments(run_dir):
-    plan = Plan(("run", "{port}"), {"A": "1"}, "::1", 80, 3, 1.5, 30.0, run_dir)
-    assert Plan.of_arguments(plan.arguments, {"A": "1"}) == plan
-    assert "A" not in plan.arguments, "what is in the environment may be nobody else's business"

@@ -1,0 +1,44 @@
+"""The plan: what the supervisor is to run, as a value that survives an exchange of programs.
+
+Must not know: settings, signals, how anything is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. Elements of `command` that equal `{port}`, `{slot}`, `{lifeline}`, `{pulse}` or `{run_dir}` are filled in.
+
+    `slot` counts from 0 and outlives the process in it; `lifeline` and `pulse` are numbers of open descriptors; `silence_s` is
+    how long a process may give no sign of life.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    host: str
+    port: int
+    workers: int
+    drain_delay_s: float
+    shutdown_grace_s: float
+    silence_s: float
+    run_dir: Path | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """All but the environment, which a process has in another place."""
+        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s, self.silence_s)
+        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
+        host, port, workers, *times_s, run_dir = arguments[:7]
+        delay_s, grace_s, silence_s = map(float, times_s)
+        directory = Path(run_dir) if run_dir else None
+        return cls(
+            tuple(arguments[7:]), environment, host, int(port), int(workers), delay_s, grace_s, silence_s, directory
+        )
