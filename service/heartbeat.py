@@ -1,6 +1,6 @@
 """Heartbeats: each process says how it is in a file of its own, and every process can say how the whole service is.
 
-Lives here: `<directory>/<pid>.json`, written by atomic rename, and the Board that reads all of them.
+Lives here: `<directory>/<pid>.json` and the Board that reads all of them.
 Must not know: who asks, HTTP, the supervisor (which removes the file of a process that died).
 Laws: a torn, foreign or missing file is a process that has not reported, never an exception; a process counts only
 while its report is younger than `max_age_s`; times are CLOCK_MONOTONIC, which all processes of a Linux machine share.
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from service import shared_file
 from service.bell import ALONE, Bell
 
 MAX_FILE_BYTES = 4096
@@ -65,13 +66,12 @@ class Heartbeat:
 
 def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
     """The last report of one process; None where there is none that can be read."""
-    return _read(directory / f"{pid}.json")
+    return _read(_file(directory, pid))
 
 
 def remove_heartbeat(directory: Path, pid: int) -> None:
     """Forgets a process that died, also what it had only half written."""
-    for name in (f"{pid}.json", f".{pid}.tmp"):
-        (directory / name).unlink(missing_ok=True)
+    shared_file.remove(_file(directory, pid), pid)
 
 
 class Board:
@@ -98,9 +98,7 @@ class Board:
         """Reports this process; raises OSError where the run directory is gone or full."""
         told, troubled = ((text or "")[:MAX_REASON_CHARS] for text in (reason, trouble))
         beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled)
-        half = self.directory / f".{self._pid}.tmp"
-        half.write_bytes(json.dumps(dataclasses.asdict(beat)).encode("ascii"))
-        half.replace(self.directory / f"{self._pid}.json")
+        shared_file.replace(_file(self.directory, self._pid), json.dumps(dataclasses.asdict(beat)).encode("ascii"))
 
     def why_not_ready(self) -> str | None:
         """None while every expected process is ready; else the worst news in one sentence."""
@@ -142,10 +140,10 @@ class Board:
                 yield beat
 
 
+def _file(directory: Path, pid: int) -> Path:
+    return directory / f"{pid}.json"
+
+
 def _read(path: Path) -> Heartbeat | None:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError:
-        return None
-    return Heartbeat.parse(text) if len(text) <= MAX_FILE_BYTES else None
+    text = shared_file.read(path, MAX_FILE_BYTES)
+    return None if text is None else Heartbeat.parse(text)

@@ -1,7 +1,7 @@
 """The roll: which layers every process of the service is to serve, in one file that all of them watch.
 
-Lives here: the roll as a value, and the book that it is read from and written to, by atomic rename. Must not know: layers,
-engines, HTTP, how the processes are told that there is something to read (`bell.py`).
+Lives here: the roll as a value, and the book that it is read from and written to.
+Must not know: layers, engines, HTTP, how the processes are told that there is something to read (`bell.py`).
 Laws: a roll names digests, so that a file which has changed since is not what is meant; versions only grow; only who holds
 the lock writes, and the lock goes with its holder's life; what cannot be read is no roll, never an exception.
 
@@ -20,6 +20,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from service import shared_file
 
 MAX_FILE_BYTES = 2**24
 
@@ -87,28 +89,17 @@ class RollBook:
 
     def read(self) -> Roll | None:
         """40 µs on tmpfs, so it is read on the event loop."""
-        try:
-            with self._path.open("rb") as file:
-                text = file.read(MAX_FILE_BYTES + 1)
-        except OSError:
-            return None
-        return Roll.parse(text) if len(text) <= MAX_FILE_BYTES else None
+        text = shared_file.read(self._path, MAX_FILE_BYTES)
+        return None if text is None else Roll.parse(text)
 
     def begin(self, layers: Mapping[str, str]) -> Roll:
         """The first roll: ours, or that of the process which was quicker; raises OSError without a run directory."""
         roll = Roll(1, Phase.SETTLED, layers)
-        half = self._write_half(roll)
-        try:
-            os.link(half, self._path)
-        except FileExistsError:
-            return self.read() or roll
-        finally:
-            half.unlink(missing_ok=True)
-        return roll
+        return roll if shared_file.create(self._path, _text(roll)) else self.read() or roll
 
     def write(self, roll: Roll) -> None:
         """For the holder of the lock; raises OSError where the run directory is gone or full."""
-        self._write_half(roll).replace(self._path)
+        shared_file.replace(self._path, _text(roll))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
@@ -128,14 +119,9 @@ class RollBook:
         finally:
             os.close(descriptor)
 
-    def _write_half(self, roll: Roll) -> Path:
-        half = self._path.with_name(f".roll.{os.getpid()}.tmp")
-        try:
-            half.write_bytes(json.dumps(dataclasses.asdict(roll)).encode("ascii"))
-        except OSError:  # full: what was written of it would keep others from writing
-            half.unlink(missing_ok=True)
-            raise
-        return half
+
+def _text(roll: Roll) -> bytes:
+    return json.dumps(dataclasses.asdict(roll)).encode("ascii")
 
 
 def _is_table(value: object) -> bool:

@@ -23,7 +23,9 @@ ALLOWED = {
     "api": {"api", "wire", "batching", "layers", "attention"} | GROUND,
 }
 # What lies beside the rooms, from below: what knows no room; who starts processes; one process; what is told to do something.
-BESIDE = GROUND | {"bell", "descriptors", "heartbeat", "heat_map", "layer_series", "roll", "shared_values", "tls"}
+BESIDE = GROUND | {
+    "bell", "descriptors", "heartbeat", "heat_map", "layer_series", "roll", "shared_file", "shared_values", "tls",
+}  # fmt: skip
 STARTING = {"plan", "processes", "pulse", "slot", "supervisor"}
 PROCESS = {
     "changes", "follower", "limits", "probes", "readiness", "server", "service", "shelf", "tally", "telemetry", "trace_export",

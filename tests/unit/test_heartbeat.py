@@ -77,7 +77,7 @@ def test_a_later_report_replaces_the_earlier_one(boards, tmp_path):
 def test_a_removed_process_is_missed_and_removing_it_twice_is_harmless(boards, tmp_path):
     for board in boards:
         board.write(State.READY)
-    (tmp_path / ".12.tmp").write_bytes(b"{")
+    (tmp_path / ".12.json.12.tmp").write_bytes(b"{")
     remove_heartbeat(tmp_path, 12)
     remove_heartbeat(tmp_path, 12)
     assert [path.name for path in tmp_path.iterdir()] == ["11.json"]
