@@ -15,11 +15,12 @@ from collections.abc import Callable
 import httpx2
 import stamina
 
+from service.calling.answer import read_json
 from service.calling.in_flight import InFlight
 from service.calling.line_options import LineOptions, checked_request_id, checked_timeout
 from service.calling.patience import Deadline, Patience
 from service.calling.problem import MAX_PROBLEM_BYTES, BadAnswer, ConnectionFailed, Reply, check
-from service.calling.request import Call
+from service.calling.request import Call, ready_call
 from service.errors import DeadlineExceeded, ServiceError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -84,6 +85,13 @@ class Line:
             error.request_id = error.request_id or request_id
             raise
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
+
+    async def is_ready(self) -> bool:
+        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
+        try:
+            return read_json(await self.ask(ready_call(), attempts=1)).get("status") == "ready"
+        except ServiceError:
+            return False
 
     async def close(self) -> None:
         """What is in flight ends as ConnectionFailed."""

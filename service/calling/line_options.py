@@ -16,6 +16,8 @@ import httpx2
 
 from service.errors import InvalidInput
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 30.0
 FOR_EVER_S = 1e9
 """From here on a timeout is none: some thirty years, and the largest number that timers take."""
 MAX_ANSWER_BYTES = 512 * 2**20
