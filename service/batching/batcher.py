@@ -1,11 +1,11 @@
 """The batcher: admits jobs, dispatches batches, settles what comes back.
 
 Lives here: the waiting room's state and its one task; it meets the engine in one small Protocol.
-Must not know: tensors, HTTP, metrics; which jobs run together (policy) and what may come in (admission).
+Must not know: tensors, HTTP, metrics; which jobs run together (policy), what may come in (admission),
+what is tried when a batch fails (runner).
 Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
-are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; a batch that is
-too large for the memory is tried in halves, one that fails otherwise member by member; if the loop dies, or a batch does not
-end, everyone is told; draining admits nothing.
+are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; if the loop dies,
+or a batch does not end, everyone is told; draining admits nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Generic
 from service.batching.admission import Queue, QueueLimits, check_cost, check_room, check_standing, check_time
 from service.batching.clock import Clock
 from service.batching.congestion import Congestion
-from service.batching.engine import Engine, ask, failure_of, is_out_of_memory, told
-from service.batching.job import NOTHING, BatchInfo, Cost, Job, Outcome, P, R
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
+from service.batching.engine import Engine
+from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
+from service.batching.observer import CancelEvent, DeathEvent, Observer
 from service.batching.policy import BatchLimits, Lanes, is_full, take
-from service.batching.speed import Speed, Work
+from service.batching.runner import Runner
+from service.batching.speed import Speed
 from service.errors import DeadlineExceeded, Draining, EngineDown, NotReady, ServiceError
 
 DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
@@ -40,7 +41,6 @@ class Batcher(Generic[P, R]):
         clock: Clock,
         observer: Observer,
     ) -> None:
-        self._engine = engine
         self._batch_limits = batch_limits
         self._queue_limits = queue_limits
         self._clock = clock
@@ -48,6 +48,7 @@ class Batcher(Generic[P, R]):
         self._lanes: Lanes[Job[P, R]] = Lanes()
         self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
         self._speed = Speed()
+        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.max_compute_s)
         self._congestion = Congestion(queue_limits.standing_wait_s)
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
         self._left = asyncio.Event()  # a job went: drain looks again
@@ -200,7 +201,7 @@ class Batcher(Generic[P, R]):
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
 
     async def _execute(self) -> None:
-        """Take a batch, drop whose callers left in this very turn, and run it; if it fails, its parts in their order."""
+        """Take a batch, drop whose callers left in this very turn, and run it."""
         batch = take(self._lanes, self._batch_limits)
         if batch:
             lane, flops = batch[0].lane, sum(job.cost.flops for job in batch)
@@ -208,52 +209,9 @@ class Batcher(Generic[P, R]):
         self._running = [job for job in batch if not job.is_settled]
         del batch
         self._tell_queue()
-        parts = [self._running]
-        while parts:
-            jobs = [job for job in parts.pop() if not job.is_settled]
-            if jobs:
-                parts.extend(reversed(await self._attempt(jobs)))
+        await self._runner.run(self._running)
         self._running = []
         self._left.set()
-
-    async def _attempt(self, jobs: list[Job[P, R]]) -> list[list[Job[P, R]]]:
-        """Run these jobs and settle them; the parts to try instead if several failed together.
-
-        Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
-        """
-        costs = [job.cost for job in jobs]
-        batch = BatchInfo.of(costs)
-        for job in jobs:
-            job.start(batch)
-        started_at = self._clock.now()
-        work = Work(sum(cost.flops for cost in costs), len(costs))
-        self._speed.begin(work, started_at)
-        until = started_at + self._queue_limits.max_compute_s
-        future = await ask(self._engine, [job.payload for job in jobs], self._clock, until)
-        compute_s = self._clock.now() - started_at
-        failure = failure_of(future, len(jobs))
-        if isinstance(failure, EngineDown):
-            raise failure
-        if failure is not None and len(jobs) > 1:
-            return self._parts(jobs, failure)
-        if failure is not None:
-            jobs[0].fail(told(failure))
-            return []
-        for job, result in zip(jobs, future.result(), strict=True):
-            job.settle(result)
-        self._speed.note(work, compute_s)
-        self._observer.batch_done(BatchEvent.of(jobs[0].lane, batch, costs, compute_s))
-        return []
-
-    def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
-        """Halves where memory ran out, for less at once may go well; else apart, for any member may be the culprit."""
-        left = [job for job in jobs if not job.is_settled]
-        if is_out_of_memory(failure):
-            self._observer.batch_split(SplitEvent(jobs[0].lane, len(left)))
-            middle = (len(left) + 1) // 2
-            return [left[:middle], left[middle:]]
-        self._observer.retried_apart(RetryEvent(jobs[0].lane, len(left), type(failure).__name__))
-        return [[job] for job in left]
 
     def _expire(self, job: Job[P, R]) -> None:
         """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""

@@ -70,7 +70,7 @@ def test_death_3_an_exception_outside_the_try_is_told_to_everyone_and_to_readine
             def broken(*_):
                 raise error
 
-            monkeypatch.setattr("service.batching.batcher.failure_of", broken)
+            monkeypatch.setattr("service.batching.runner.failure_of", broken)
             room.engine.release()
             await turns()
             assert [type(error_of(client)) for client in clients] == [EngineDown, EngineDown]

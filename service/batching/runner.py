@@ -1,0 +1,76 @@
+"""The runner: runs a batch on the engine until each of its jobs is settled.
+
+Must not know: who waits, which jobs run together, when.
+Laws: a batch that is too large for the memory is tried in halves, one that fails otherwise member by member; an engine that is
+down ends it, and so does a batch that does not end.
+"""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from service.batching.clock import Clock
+from service.batching.engine import Engine, ask, failure_of, is_out_of_memory, told
+from service.batching.job import BatchInfo, Job, P, R
+from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
+from service.batching.speed import Speed, Work
+from service.errors import EngineDown
+
+
+class Runner(Generic[P, R]):
+    """Of one engine; `speed` learns from what it runs."""
+
+    def __init__(
+        self, engine: Engine[P, R], clock: Clock, observer: Observer, speed: Speed, max_compute_s: float
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._observer = observer
+        self._speed = speed
+        self._max_compute_s = max_compute_s
+
+    async def run(self, jobs: list[Job[P, R]]) -> None:
+        """Raises EngineDown, and leaves to the caller whoever is not settled then."""
+        parts = [jobs]
+        while parts:
+            left = [job for job in parts.pop() if not job.is_settled]
+            if left:
+                parts.extend(reversed(await self._attempt(left)))
+
+    async def _attempt(self, jobs: list[Job[P, R]]) -> list[list[Job[P, R]]]:
+        """Run these jobs and settle them; the parts to try instead if several failed together.
+
+        Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
+        """
+        costs = [job.cost for job in jobs]
+        batch = BatchInfo.of(costs)
+        for job in jobs:
+            job.start(batch)
+        started_at = self._clock.now()
+        work = Work(sum(cost.flops for cost in costs), len(costs))
+        self._speed.begin(work, started_at)
+        future = await ask(self._engine, [job.payload for job in jobs], self._clock, started_at + self._max_compute_s)
+        compute_s = self._clock.now() - started_at
+        failure = failure_of(future, len(jobs))
+        if isinstance(failure, EngineDown):
+            raise failure
+        if failure is not None and len(jobs) > 1:
+            return self._parts(jobs, failure)
+        if failure is not None:
+            jobs[0].fail(told(failure))
+            return []
+        for job, result in zip(jobs, future.result(), strict=True):
+            job.settle(result)
+        self._speed.note(work, compute_s)
+        self._observer.batch_done(BatchEvent.of(jobs[0].lane, batch, costs, compute_s))
+        return []
+
+    def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
+        """Halves where memory ran out, for less at once may go well; else apart, for any member may be the culprit."""
+        left = [job for job in jobs if not job.is_settled]
+        if is_out_of_memory(failure):
+            self._observer.batch_split(SplitEvent(jobs[0].lane, len(left)))
+            middle = (len(left) + 1) // 2
+            return [left[:middle], left[middle:]]
+        self._observer.retried_apart(RetryEvent(jobs[0].lane, len(left), type(failure).__name__))
+        return [[job] for job in left]
