@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.samples import Sample
 
 from service.events import LayerTotals
+from service.series import PREFIX, Series
 
 # Where each field of LayerTotals is told: the series and, beside the layer, its label.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {
@@ -28,35 +28,20 @@ _SUMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 class LayerSeries:
-    """In `registry`, with names that begin with `prefix`."""
+    """Of every layer that was ever asked."""
 
-    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
-        self._prefix = prefix
-        self._registry = registry
-        self._sums = {
-            "layer_requests": self._counter(
-                "layer_requests", "Requests to a layer that were answered, by outcome", "outcome"
-            ),
-            "layer_request_seconds": self._counter(
-                "layer_request_seconds", "Their time from the complete headers, by outcome", "outcome"
-            ),
-            "layer_phase_seconds": self._counter(
-                "layer_phase_seconds", "Time of successful requests in each phase", "phase"
-            ),
-            "layer_sequences": self._counter("layer_sequences", "Sequences in forward passes"),
-            "layer_batches": self._counter("layer_batches", "Forward passes"),
+    def __init__(self, make: Series) -> None:
+        texts = {
+            "layer_requests": ("Requests to a layer that were answered, by outcome", "outcome"),
+            "layer_request_seconds": ("Their time from the complete headers, by outcome", "outcome"),
+            "layer_phase_seconds": ("Time of successful requests in each phase", "phase"),
+            "layer_sequences": ("Sequences in forward passes",),
+            "layer_batches": ("Forward passes",),
         }
-        self._last_answer = Gauge(
-            "layer_last_answer_timestamp_seconds",
-            "When a layer last answered",
-            ("layer",),
-            namespace=prefix,
-            registry=registry,
-            multiprocess_mode="max",
+        self._sums = {name: make.counter(name, text, ("layer", *labels)) for name, (text, *labels) in texts.items()}
+        self._last_answer = make.gauge(
+            "layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",)
         )
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("layer", *labels), namespace=self._prefix, registry=self._registry)
 
     def worked(self, sums: Mapping[str, LayerTotals]) -> None:
         """What layers have done since this was last told."""
@@ -70,13 +55,13 @@ class LayerSeries:
     def totals(self, samples: Iterable[Sample]) -> dict[str, LayerTotals]:
         """What layers have done since the start, by the samples of all processes."""
         told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-        begin = f"{self._prefix}_layer_requests"
+        begin = f"{PREFIX}_layer_requests"
         layers = {dict(labels)["layer"] for name, labels in told if name.startswith(begin)}
         return {layer: self._totals(layer, told) for layer in layers}
 
     def _totals(self, layer: str, told: Mapping[tuple[str, frozenset[tuple[str, str]]], float]) -> LayerTotals:
         def value(name: str, labels: Mapping[str, str]) -> float:
-            return told.get((f"{self._prefix}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
+            return told.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
 
         sums = {field: value(f"{series}_total", labels) for field, (series, labels) in _SUMS.items()}
         counts = {field: int(sums[field]) for field in ("successes", "failures", "sequences", "batches")}

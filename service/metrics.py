@@ -1,6 +1,6 @@
 """Metrics: every series, its name, unit, labels and buckets, and one verb for each thing that happens.
 
-Lives here: the series and the text form for `/metrics`, added up over the processes that share a directory.
+Lives here: which series there are (`series.py` says how one is made, and gives the text form).
 Must not know: HTTP, batching, layers; it gets frozen values and names.
 Laws: one prefix; base units; labels are bounded (route templates, statuses, codes, names of served layers), so callers
 cannot make a series; each request is counted once when it comes and once at its end (`answered` or `cancelled`),
@@ -12,28 +12,15 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
-
-import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
+from collections.abc import Iterable, Mapping
 
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
 from service.layer_series import LayerSeries
 from service.memory import resident_bytes
-from service.shared_values import Shared, SharedValues
+from service.series import SIZE_BUCKETS, TIME_BUCKETS, Children, Series, left_in
+from service.shared_values import Shared
 from service.turn import Turn
 
-T = TypeVar("T", bound=MetricWrapperBase)
-
-PREFIX = "attention"
-# One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
-TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
-SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 # The stage of requests that were under way in a process that died.
 KILLED = "killed"
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -41,46 +28,14 @@ _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/
 
 def _left_unanswered(shared: Shared) -> int:
     """How many requests the last process of this slot received and did not live to end."""
-    path = shared.counters
+    counted = left_in(shared)
     ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
-    try:
-        found = MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
-        return int(sum(ends.get(sample.name, 0) * sample.value for series in found for sample in series.samples))
-    except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
-        for file in shared.directory.glob(f"*_{shared.slot}.db"):
-            file.unlink()
-        return 0
+    return int(sum(sign * counted.get(name, 0.0) for name, sign in ends.items()))
 
 
 def is_counted(path: str) -> bool:
     """Whether requests to this path are counted: what operators' machines ask for every few seconds is not."""
     return path not in _UNCOUNTED
-
-
-class _Children(dict[tuple[str, ...], T]):
-    """A series by its labels; the library's own look-up locks, counts and converts at every event. Labels are bounded."""
-
-    def __init__(self, series: T) -> None:
-        super().__init__()
-        self._series = series
-
-    def __missing__(self, labels: tuple[str, ...]) -> T:
-        child = self[labels] = self._series.labels(*labels)
-        return child
-
-
-class _Shown(Collector):
-    """A registry's series without those of layers that are not served (any more)."""
-
-    def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
-        self._registry = registry
-        self._served = served
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            if self._served is not None:
-                family.samples = [x for x in family.samples if x.labels.get("layer", None) in {None, *self._served}]
-            yield family
 
 
 class Metrics:
@@ -89,111 +44,87 @@ class Metrics:
     def __init__(self, shared: Shared | None = None) -> None:
         is_replacement = shared is not None and shared.counters.exists()
         unanswered = _left_unanswered(shared) if shared is not None and is_replacement else 0
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        # The library decides by an environment variable at its import; here it is decided in one visible place.
-        self._values = None if shared is None else SharedValues(shared)
-        values.ValueClass = self._values or values.MutexValue
-        self._registry = CollectorRegistry()
-        self._shared = shared
+        self._series = Series(shared)
         self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
-        self._make_request_series()
-        self._make_batch_series()
-        self._layers = LayerSeries(PREFIX, self._registry)
+        self._make_request_series(self._series)
+        self._make_batch_series(self._series)
+        self._layers = LayerSeries(self._series)
         self._num_in_flight = 0
         self._queued = (0, 0)
         self._turn = Turn(self._tell_gauges)
-        self._make_process_series()
+        self._make_process_series(self._series)
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)
 
-    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
-
-    def _gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
-        series = Gauge(
-            name,
-            text,
-            tuple(labels),
-            namespace=PREFIX,
-            registry=self._registry,
-            multiprocess_mode=mode,  # type: ignore[arg-type]
-        )
-        if not labels:
-            series.set(0)
-        return series
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
-        return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
-
-    def _make_request_series(self) -> None:
-        self._received = self._counter("received", "Requests that came, health and metrics left out")
-        self._requests = _Children(self._counter("requests", "Requests that were answered", ("route", "status")))
-        self._rejected = self._counter("rejected", "Requests answered with an error, by its code", ("reason",))
-        self._cancelled = self._counter(
+    def _make_request_series(self, make: Series) -> None:
+        self._received = make.counter("received", "Requests that came, health and metrics left out")
+        self._requests = Children(make.counter("requests", "Requests that were answered", ("route", "status")))
+        self._rejected = make.counter("rejected", "Requests answered with an error, by its code", ("reason",))
+        self._cancelled = make.counter(
             "cancelled", "Requests whose caller left first, by how far they were", ("stage",)
         )
-        self._request_seconds = _Children(
-            self._histogram(
+        self._request_seconds = Children(
+            make.histogram(
                 "request_seconds", "From the complete headers to the answer, refusals too", TIME_BUCKETS, ("route",)
             )
         )
-        self._queue_seconds = _Children(
-            self._histogram("queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",))
+        self._queue_seconds = Children(
+            make.histogram("queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",))
         )
-        self._in_flight = self._gauge("in_flight_requests", "Requests being received, served or answered")
-        self._masked_rows = self._counter("masked_rows", "Query rows answered that may attend to nothing")
+        self._in_flight = make.gauge("in_flight_requests", "Requests being received, served or answered")
+        self._masked_rows = make.counter("masked_rows", "Query rows answered that may attend to nothing")
 
-    def _make_batch_series(self) -> None:
-        self._compute_seconds = _Children(
-            self._histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
+    def _make_batch_series(self, make: Series) -> None:
+        self._compute_seconds = Children(
+            make.histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
         )
-        self._compute_busy = self._counter(
+        self._compute_busy = make.counter(
             "compute_busy_seconds", "Time that compute threads spent in forward passes, failed ones and probes too"
         )
-        self._batch_requests = self._histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
-        self._batch_sequences = self._histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
-        self._batch_tokens = self._histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
-        self._batch_retries = self._counter("batch_retries", "Batches that failed and whose requests were run apart")
-        self._batch_splits = self._counter(
+        self._batch_requests = make.histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
+        self._batch_sequences = make.histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
+        self._batch_tokens = make.histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
+        self._batch_retries = make.counter("batch_retries", "Batches that failed and whose requests were run apart")
+        self._batch_splits = make.counter(
             "batch_split", "Batches for which memory ran out and whose halves were run apart"
         )
-        self._filler_rows = self._counter(
+        self._filler_rows = make.counter(
             "filler_rows", "Rows of zeros added so that a product's bits do not depend on its size"
         )
-        self._weights_bytes = self._counter("returned_weights_bytes", "Attention weights computed for answers")
-        self._queued_requests = self._gauge("queued_requests", "Requests waiting for a batch")
-        self._queued_bytes = self._gauge("queued_bytes", "Tensors of waiting requests")
-        self._standing = self._gauge(
+        self._weights_bytes = make.counter("returned_weights_bytes", "Attention weights computed for answers")
+        self._queued_requests = make.gauge("queued_requests", "Requests waiting for a batch")
+        self._queued_bytes = make.gauge("queued_bytes", "Tensors of waiting requests")
+        self._standing = make.gauge(
             "queue_standing",
             "1 while a process has a queue that no burst explains, for which it refuses what comes",
             "livemax",
         )
-        self._capacity_requests = self._gauge("queue_capacity_requests", "Requests that may wait")
-        self._capacity_bytes = self._gauge("queue_capacity_bytes", "Tensors that may wait")
+        self._capacity_requests = make.gauge("queue_capacity_requests", "Requests that may wait")
+        self._capacity_bytes = make.gauge("queue_capacity_bytes", "Tensors that may wait")
 
-    def _make_process_series(self) -> None:
-        self._ready = self._gauge("ready", "1 while every live process is ready", "livemin")
-        self._ready_processes = self._gauge(
+    def _make_process_series(self, make: Series) -> None:
+        self._ready = make.gauge("ready", "1 while every live process is ready", "livemin")
+        self._ready_processes = make.gauge(
             "ready_processes", "Processes that are ready, as the one that sees the fewest says", "livemin"
         )
-        self._expected_processes = self._gauge("expected_processes", "Processes that the service is to have", "livemax")
-        self._replacements = self._counter(
+        self._expected_processes = make.gauge("expected_processes", "Processes that the service is to have", "livemax")
+        self._replacements = make.counter(
             "process_replacements", "Processes started in the place of one that had ended"
         )
-        self._keys_stale = self._gauge(
+        self._keys_stale = make.gauge(
             "api_keys_stale", "1 while the keys file cannot be used and earlier keys stay in force", "livemax"
         )
-        self._load_seconds = self._gauge(
+        self._load_seconds = make.gauge(
             "layer_load_seconds", "Last load of a layer, check included", "livemax", ("layer",)
         )
-        self._load_failures = self._counter(
+        self._load_failures = make.counter(
             "layer_load_failures", "Layers that could not be loaded, by code", ("reason",)
         )
-        self._device_bytes = self._gauge(
+        self._device_bytes = make.gauge(
             "device_memory_bytes", "Memory that torch holds on a device", labels=("device",)
         )
-        self._resident_bytes = self._gauge("process_resident_bytes", "Resident memory of all processes")
-        self._build = self._gauge("build_info", "What runs", "livemax", ("version", "torch", "device", "dtype"))
+        self._resident_bytes = make.gauge("process_resident_bytes", "Resident memory of all processes")
+        self._build = make.gauge("build_info", "What runs", "livemax", ("version", "torch", "device", "dtype"))
 
     def received(self) -> None:
         self._received.inc()
@@ -248,8 +179,7 @@ class Metrics:
     def tell_now(self) -> None:
         """What is put off to the end of the turn."""
         self._tell_gauges()
-        if self._values is not None:
-            self._values.write()
+        self._series.write()
 
     def _tell_gauges(self) -> None:
         """What goes up and down with every request, once for a turn."""
@@ -282,7 +212,7 @@ class Metrics:
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
-        return self._layers.totals(sample for family in self._all_processes().collect() for sample in family.samples)
+        return self._layers.totals(self._series.samples())
 
     def layer_load_failed(self, reason: str) -> None:
         self._load_failures.labels(reason).inc()
@@ -315,18 +245,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
-        shown = CollectorRegistry()
-        shown.register(_Shown(self._all_processes(), self._served))
-        return generate_latest(shown)
+        return self._series.render(self._served)
 
     def close(self) -> None:
         """The end of the process; what it counted stays."""
-        if self._values is not None:
-            self._values.close()
-
-    def _all_processes(self) -> CollectorRegistry:
-        if self._shared is None:
-            return self._registry
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._shared.directory))  # type: ignore[no-untyped-call]
-        return registry
+        self._series.close()

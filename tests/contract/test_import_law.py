@@ -24,7 +24,7 @@ ALLOWED = {
 }
 # What lies beside the rooms, from below: what knows no room; who starts processes; one process; what is told to do something.
 BESIDE = GROUND | {
-    "bell", "descriptors", "heartbeat", "heat_map", "layer_series", "roll", "shared_file", "shared_values", "tls",
+    "bell", "descriptors", "heartbeat", "heat_map", "layer_series", "roll", "series", "shared_file", "shared_values", "tls",
 }  # fmt: skip
 STARTING = {"plan", "processes", "pulse", "slot", "supervisor"}
 PROCESS = {

@@ -1,7 +1,9 @@
 """Metrics: each event moves exactly its series, and several processes add up."""
 
+import math
 import os
 import resource
+import struct
 import subprocess
 import sys
 
@@ -12,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Failed, LayerError, Refused, Rejected, codes_of
 from service.events import Answered, BatchDone, Build, Capacity
-from service.metrics import TIME_BUCKETS, Metrics, is_counted
+from service.metrics import Metrics, is_counted
+from service.series import TIME_BUCKETS
 from service.shared_values import RESERVED_BYTES, MetricsError, Shared
 
 ROUTE = "/v1/layers/{layer}/attend"
@@ -280,6 +283,14 @@ def test_a_file_that_was_half_written_is_begun_anew(tmp_path):
     run_worker(tmp_path, 0, "metrics.received()")
     path = tmp_path / "counter_0.db"
     path.write_bytes(path.read_bytes()[:12] + b"\xff" * 500)
+    assert samples(run_worker(tmp_path, 0, "metrics.received()"))["attention_received_total", ()] == 1
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_file_with_a_number_that_nobody_counted_is_begun_anew(tmp_path, number):
+    run_worker(tmp_path, 0, "metrics.received()")
+    path = tmp_path / "counter_0.db"
+    path.write_bytes(path.read_bytes().replace(struct.pack("d", 1.0), struct.pack("d", number)))
     assert samples(run_worker(tmp_path, 0, "metrics.received()"))["attention_received_total", ()] == 1
 
 

@@ -1,0 +1,129 @@
+"""Series: how one is made, in this process's registry; and what a process of the same slot left in its files.
+
+Lives here: the prefix, buckets, modes; the registry of all processes together. Must not know: which series there are.
+Laws: labels are bounded by whoever makes a series; a process shows what all have told, and of layers those that are served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from service.shared_values import Shared, SharedValues
+
+T = TypeVar("T", bound=MetricWrapperBase)
+
+PREFIX = "attention"
+# One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
+TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
+SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
+
+
+class Children(dict[tuple[str, ...], T]):
+    """A series by its labels; the library's own look-up locks, counts and converts at every event. Labels are bounded."""
+
+    def __init__(self, series: T) -> None:
+        super().__init__()
+        self._series = series
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._series.labels(*labels)
+        return child
+
+
+class Series:
+    """Makes the series of one process; with `shared` their values are in files, and `render` adds up all processes'."""
+
+    def __init__(self, shared: Shared | None = None) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        # The library decides by an environment variable at its import; here it is decided in one visible place.
+        self._values = None if shared is None else SharedValues(shared)
+        values.ValueClass = self._values or values.MutexValue
+        self._registry = CollectorRegistry()
+        self._shared = shared
+
+    def counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
+
+    def gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
+        """`mode` says what the values of several processes are together; without labels it begins at 0."""
+        series = Gauge(
+            name,
+            text,
+            tuple(labels),
+            namespace=PREFIX,
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
+        if not labels:
+            series.set(0)
+        return series
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
+        return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
+
+    def write(self) -> None:
+        """What has changed goes to the files now."""
+        if self._values is not None:
+            self._values.write()
+
+    def close(self) -> None:
+        """The end of the process; what it counted stays."""
+        if self._values is not None:
+            self._values.close()
+
+    def samples(self) -> Iterator[Sample]:
+        """Of all processes; it reads their files, so call it in a thread."""
+        return (sample for family in self._all_processes().collect() for sample in family.samples)
+
+    def render(self, served: frozenset[str] | None) -> bytes:
+        """Prometheus' text form, without layers that are not `served` (None: with all); it reads the files as well."""
+        shown = CollectorRegistry()
+        shown.register(_Shown(self._all_processes(), served))
+        return generate_latest(shown)
+
+    def _all_processes(self) -> CollectorRegistry:
+        if self._shared is None:
+            return self._registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._shared.directory))  # type: ignore[no-untyped-call]
+        return registry
+
+
+class _Shown(Collector):
+    """A registry's series without those of layers that are not served (any more)."""
+
+    def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
+        self._registry = registry
+        self._served = served
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if self._served is not None:
+                family.samples = [x for x in family.samples if x.labels.get("layer", None) in {None, *self._served}]
+            yield family
+
+
+def left_in(shared: Shared) -> dict[str, float]:
+    """What the last process of this slot has counted, by sample, over all labels; files that cannot be read are removed."""
+    sums: dict[str, float] = {}
+    try:
+        for family in MultiProcessCollector.merge([str(shared.counters)]):  # type: ignore[no-untyped-call]
+            for sample in family.samples:
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        if not all(map(math.isfinite, sums.values())):
+            raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one way out for whatever is wrong)
+    except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
+        for file in shared.directory.glob(f"*_{shared.slot}.db"):
+            file.unlink()
+        return {}
+    return sums
