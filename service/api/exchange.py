@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from service.api.allowance import Allowance
-from service.api.asgi import ClientGone, Receive, Scope, headers
+from service.api.asgi import Receive, Scope, headers
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
 from service.api.trace import Trace
+from service.api.watch import Watch
 from service.attention.call import Answer, Call
 from service.attention.resident import Work
 from service.batching.batcher import Batcher
@@ -145,9 +146,9 @@ class Exchange:
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         return parts
 
-    def watched(self) -> _Watch:
+    def watched(self) -> Watch:
         """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
-        return _Watch(self._caller)
+        return Watch(self._caller)
 
     async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
@@ -240,35 +241,6 @@ class Exchange:
 
     def _left_s(self) -> float:
         return max(0.0, self._timeout_s - self._elapsed_s())
-
-
-class _Watch:
-    """`with` it: the task inside is cancelled when the caller leaves, and ends in ClientGone."""
-
-    __slots__ = ("_caller", "_is_gone", "_serving")
-
-    def __init__(self, caller: Caller) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None, "an endpoint runs in a task. This is a bug."
-        self._serving = serving
-        self._caller = caller
-        self._is_gone = False
-
-    def __enter__(self) -> None:
-        self._caller.when_gone(self._leave)
-
-    def _leave(self) -> None:
-        self._is_gone = True
-        self._serving.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._caller.when_gone(None)
-        if self._is_gone and isinstance(error, asyncio.CancelledError):
-            # The cancellation was ours and ends here; one from outside (shutdown) goes on.
-            self._serving.uncancel()
-            raise ClientGone from None
 
 
 def _output_bytes(layer: ServedLayer, call: Call) -> int:
