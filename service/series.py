@@ -1,6 +1,6 @@
 """Series: how one is made, in this process's registry; and what a process of the same slot left in its files.
 
-Lives here: the prefix, buckets, modes; the registry of all processes together. Must not know: which series there are.
+Lives here: the prefix, the buckets; the registry of all processes together. Must not know: which series there are.
 Laws: labels are bounded by whoever makes a series; a process shows what all have told, and of layers those that are served.
 """
 

@@ -3,8 +3,8 @@
 Lives here: when the next process starts after a crash, and whether the one that runs still gives signs of life.
 Must not know: signals, the system, the other slots.
 Laws: after a crash the next one starts 0.1 s later, and after twice as long, up to 5 s, each time it lived less than 10 s;
-silence is counted in looks, not in seconds: whoever stops the whole service for an hour (a paused container, Ctrl-Z) stops
-whoever looks as well; a process that has given no sign yet is not silent, it still imports.
+silence is counted in looks, not in seconds: whoever pauses the whole service for an hour (a container) pauses whoever looks as
+well; a process that has given no sign yet is not silent, it still imports.
 """
 
 from __future__ import annotations

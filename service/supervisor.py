@@ -118,20 +118,23 @@ class Supervisor:
 
     def _look(self) -> None:
         """Who gave no sign of life for so many looks is asked where it stands, and then ended; `_ended` does the rest."""
-        self._look_at = self._system.now() + self._look_s
         self._hear()
+        told = []
         for slot in self._slots:
             silent = slot.looked_at()
-            if slot.pid is None or silent not in (LOOKS - 1, LOOKS):
-                continue
-            signum = WHERE if silent < LOOKS else signal.SIGKILL
-            fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
+            if slot.pid is not None and silent in (LOOKS - 1, LOOKS):
+                signum = WHERE if silent < LOOKS else signal.SIGKILL
+                self._system.kill(slot.pid, signum)
+                told.append(dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name))
+        # Afterwards: where nobody reads the log, a line takes as long as the workers stand still for the same reason.
+        for fields in told:
             self._log("error", "worker_silent", **fields)
-            self._system.kill(slot.pid, signum)
+        self._look_at = self._system.now() + self._look_s
 
     def _hear(self) -> None:
         for index in self._system.heard():
-            self._slots[index].heard()
+            if index < len(self._slots):  # a worker may write anything
+                self._slots[index].heard()
 
     def _start_due(self) -> None:
         for slot in self._slots:

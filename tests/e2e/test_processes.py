@@ -46,7 +46,7 @@ def test_a_killed_worker_is_replaced_and_the_other_answers_meanwhile(tmp_path):
 
 
 def test_a_worker_whose_loop_stands_still_says_where_and_is_replaced_like_one_that_does_nothing_at_all(tmp_path):
-    with FakeService(tmp_path, workers=3) as service:
+    with FakeService(tmp_path, "--silence=11", workers=3) as service:
         service.await_ready()
         hanging, stopped, survivor = service.worker_pids
         at_work, victim = connected_to(service, survivor), connected_to(service, hanging)
@@ -56,6 +56,7 @@ def test_a_worker_whose_loop_stands_still_says_where_and_is_replaced_like_one_th
         assert ask(at_work, "/pid") == (200, str(survivor))
         assert {event["pid"] for event in service.events("worker_silent")} == {hanging, stopped}
         assert [event["signal"] for event in service.events("worker_died")] == ["SIGKILL"] * 2
+        assert service.events("worker_silent")[-1]["silent_s"] == pytest.approx(11)
         assert "in stand_still" in service.errors.read_text()
         eventually(service.is_ready, "the service is ready again")
         for connection in (at_work, victim):

@@ -12,7 +12,7 @@ from tests.integration.running import LAYERS, prepare, running
 MAY_BLOCK = [
     ("service/heartbeat.py", {"write", "_read", "_read_all"}),
     ("service/memory.py", {"resident_bytes"}),
-    ("service/roll.py", {"read", "locked", "write", "begin", "_write_half"}),
+    ("service/roll.py", {"read", "locked", "write", "begin"}),
     ("service/telemetry.py", {"faulted", "died"}),
 ]
 

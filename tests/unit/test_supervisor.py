@@ -80,7 +80,7 @@ class FakeSystem:
 
 
 class Outcome:
-    def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0):
+    def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0, line_s=0.0):
         plan = Plan(
             command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}"),
             environment={"A": "b"},
@@ -92,6 +92,7 @@ class Outcome:
             silence_s=silence_s,
         )
         self.system = system
+        self.line_s = line_s  # what writing a line to the log takes
         self.buried = []
         self.lines = []
         self.exit_code = None
@@ -108,6 +109,7 @@ class Outcome:
 
     def log(self, level, event, **fields):
         self.lines.append((level, event, fields))
+        self.system.time += self.line_s
 
     def fields(self, event):
         return [fields for _, name, fields in self.lines if name == event]
@@ -167,10 +169,31 @@ def test_signs_of_the_dead_do_not_count_for_who_comes_next():
     assert Outcome(FakeSystem(*script)).system.killed == []
 
 
+def test_a_log_that_nobody_reads_for_a_while_does_not_make_one_look_follow_another_at_once():
+    """The workers stand still for the same reason, and have the same time to go on when it is over."""
+    script = [("sign", 0), ("sign", 1), *[("due",)] * 5, ("sign", 0), ("sign", 1), ("due",)]
+    outcome = Outcome(FakeSystem(*script), line_s=100.0)
+    assert outcome.system.killed == [(1001, signal.SIGQUIT), (1002, signal.SIGQUIT)]
+    assert outcome.system.waits[-1] == LOOK_S
+
+
+def test_a_sign_of_no_slot_is_nobodys():
+    assert Outcome(FakeSystem(("sign", 200), *[("due",)] * 8)).system.killed == []
+
+
 def test_nobody_is_looked_at_once_the_end_began():
-    outcome = Outcome(FakeSystem(("sign", 0), ("signal", TERM), ("due",), ("exit", 1001, -KILL), ("exit", 1002, -KILL)))
-    assert outcome.system.killed == [(1001, TERM), (1002, TERM), (1001, KILL), (1002, KILL)]
-    assert outcome.system.waits[-3] == DELAY_S + GRACE_S + 2
+    script = [
+        ("sign", 0),
+        *[("due",)] * 4,
+        ("signal", TERM),
+        ("pass", LOOK_S),
+        ("signal", HUP),
+        ("pass", LOOK_S),
+        ("signal", HUP),
+    ]
+    outcome = Outcome(FakeSystem(*script))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.system.waits[-1] == DELAY_S + GRACE_S + 2 - 2 * LOOK_S
 
 
 def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
