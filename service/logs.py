@@ -17,11 +17,19 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
 
 import orjson
-import structlog
-from structlog.typing import FilteringBoundLogger
 
 from service import __version__
 from service.turn import Turn
+
+# structlog takes rich where it finds it, to colour a terminal; it is here for the command line, and costs a process 4 MB.
+_hides_rich = "rich" not in sys.modules
+if _hides_rich:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python itself says that a module is not to be had
+import structlog  # noqa: E402
+from structlog.typing import FilteringBoundLogger  # noqa: E402
+
+if _hides_rich:
+    del sys.modules["rich"]
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256

@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 import warnings
 from datetime import datetime
 
@@ -168,3 +170,10 @@ def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
         configure_logs("info", ClosedPipe())
         log_request(LINE)
         assert captured.text == ""
+
+
+def test_a_process_that_serves_does_without_the_command_lines_colours():
+    """4 MB each."""
+    code = "import sys, service.app, service.server; print('rich' in sys.modules); import rich; print(rich.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "rich"]
