@@ -29,10 +29,10 @@ class Slot:
     """None before the first sign."""
     rapid_crashes: int = 0
 
-    def runs(self, pid: int) -> None:
+    def occupy(self, pid: int) -> None:
         self.pid, self.start_at = pid, None
 
-    def is_empty(self) -> None:
+    def vacate(self) -> None:
         self.pid = self.looks_since_sign = None
 
     def retry_later(self, now: float) -> float:

@@ -146,7 +146,7 @@ class Supervisor:
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:
-            slot.runs(self._system.spawn(command, self._plan.environment))
+            slot.occupy(self._system.spawn(command, self._plan.environment))
         except OSError as error:
             self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
@@ -158,7 +158,7 @@ class Supervisor:
         if slot is None:
             return
         self._hear()  # what it wrote is not to count for who comes next
-        slot.is_empty()
+        slot.vacate()
         slot.has_served |= self._bury(slot.index, pid)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
