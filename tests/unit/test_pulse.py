@@ -84,11 +84,11 @@ def test_who_holds_the_interpreter_in_code_that_is_not_python_still_says_where()
 import asyncio, ctypes, threading, os, sys
 from service.pulse import WHERE, Pulse
 def stand_still():
-    ctypes.PyDLL(None).usleep(700_000)  # with the lock
+    ctypes.PyDLL(None).sleep(20)  # with the lock, until a signal
     print("over", file=sys.stderr, flush=True)
 async def main():
     Pulse(1, 0).begin()
-    os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.2; kill -{int(WHERE)} {os.getpid()}"], os.environ)
+    os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.5; kill -{int(WHERE)} {os.getpid()}"], os.environ)
     stand_still()
 asyncio.run(main())
 """
