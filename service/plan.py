@@ -9,10 +9,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# What a worker is told on its command line; the supervisor fills it in.
+TOLD = (
+    "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--pulse", "{pulse}", "--run-dir", "{run_dir}",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. Elements of `command` that equal `{port}`, `{slot}`, `{lifeline}`, `{pulse}` or `{run_dir}` are filled in.
+    """What to run. Elements of `command` that equal one of TOLD's in braces are filled in.
 
     `slot` counts from 0 and outlives the process in it; `lifeline` and `pulse` are numbers of open descriptors; `silence_s` is
     how long a process may give no sign of life.
@@ -36,9 +41,7 @@ class Plan:
 
     @classmethod
     def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-        host, port, workers, *times_s, run_dir = arguments[:7]
-        delay_s, grace_s, silence_s = map(float, times_s)
+        host, port, workers, delay_s, grace_s, silence_s, run_dir, *command = arguments
         directory = Path(run_dir) if run_dir else None
-        return cls(
-            tuple(arguments[7:]), environment, host, int(port), int(workers), delay_s, grace_s, silence_s, directory
-        )
+        times = float(delay_s), float(grace_s), float(silence_s)
+        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)

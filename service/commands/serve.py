@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Serve the layers of a directory until told to stop."""
     from service import supervisor
-    from service.plan import Plan
+    from service.plan import TOLD, Plan
     from service.processes import write_log_line  # the other commands do not need it
 
     settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
@@ -51,10 +51,8 @@ def serve(
     _check_files(settings)
     if settings.api_keys_file is None and not _is_loopback(settings.host):
         write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
-    known = ("port", "slot", "lifeline", "pulse", "run-dir")
-    arguments = [part for name in known for part in (f"--{name}", f"{{{name.replace('-', '_')}}}")]
     plan = Plan(
-        command=(sys.executable, "-m", "service", "worker", *arguments),
+        command=(sys.executable, "-m", "service", "worker", *TOLD),
         environment=child_environment(settings),
         host=settings.host,
         port=settings.port,

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from service.plan import Plan
+from service.plan import TOLD, Plan
 from service.processes import say_once
 from service.supervisor import EXIT_REFUSED, supervise
 
@@ -33,11 +33,9 @@ def options(arguments):
 
 
 def serve(options, arguments):
-    names = ("slot", "port", "lifeline", "pulse", "run_dir")
-    own = [part for name in names for part in (f"--{name.replace('_', '-')}", f"{{{name}}}")]
     return supervise(
         Plan(
-            command=(sys.executable, __file__, "worker", *arguments[1:], *own),
+            command=(sys.executable, __file__, "worker", *arguments[1:], *TOLD),
             environment=dict(os.environ),
             host="127.0.0.1",
             port=options.port,

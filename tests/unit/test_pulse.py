@@ -81,7 +81,7 @@ def test_one_look_is_later_than_a_sign_can_be_whatever_silence_is_asked_for():
 def test_who_holds_the_interpreter_in_code_that_is_not_python_still_says_where():
     """No handler in Python would run then."""
     code = """
-import asyncio, ctypes, threading, os, sys
+import asyncio, ctypes, os, sys
 from service.pulse import WHERE, Pulse
 def stand_still():
     ctypes.PyDLL(None).sleep(20)  # with the lock, until a signal
