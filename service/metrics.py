@@ -12,6 +12,7 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
@@ -49,9 +50,11 @@ class Metrics:
         self._make_request_series(self._series)
         self._make_batch_series(self._series)
         self._layers = LayerSeries(self._series)
+        self._num_received = 0
+        self._ended: list[Answered] = []
         self._num_in_flight = 0
         self._queued = (0, 0)
-        self._turn = Turn(self._tell_gauges)
+        self._turn = Turn(self._tell)
         self._make_process_series(self._series)
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)
@@ -127,19 +130,12 @@ class Metrics:
         self._build = make.gauge("build_info", "What runs", "livemax", ("version", "torch", "device", "dtype"))
 
     def received(self) -> None:
-        self._received.inc()
+        self._num_received += 1
         self._entered(1)
 
     def answered(self, end: Answered) -> None:
+        self._ended.append(end)
         self._entered(-1)
-        self._requests[end.route, str(end.status)].inc()
-        self._request_seconds[end.route,].observe(end.total_s)
-        if end.code is not None:
-            self._rejected.labels(end.code).inc()
-        if end.layer is not None and end.queue_s is not None:
-            self._queue_seconds[end.layer,].observe(end.queue_s)
-        if end.masked_rows:
-            self._masked_rows.inc(end.masked_rows)
 
     def cancelled(self, stage: str) -> None:
         """`stage` is one of the few words for how far a request can come (queued, running, …)."""
@@ -178,15 +174,31 @@ class Metrics:
 
     def tell_now(self) -> None:
         """What is put off to the end of the turn."""
-        self._tell_gauges()
-        self._series.write()
+        self._tell()
 
-    def _tell_gauges(self) -> None:
-        """What goes up and down with every request, once for a turn."""
+    def _tell(self) -> None:
+        """What every request changes, for all requests of a turn, and into the files: a call of the library is ten of ours."""
+        self._received.inc(self._num_received)
+        self._num_received = 0
+        ended, self._ended = self._ended, []
+        for (route, status), number in Counter([(end.route, str(end.status)) for end in ended]).items():
+            self._requests[route, status].inc(number)
+        for end in ended:
+            self._tell_end(end)
         self._in_flight.set(self._num_in_flight)
         num_requests, num_bytes = self._queued
         self._queued_requests.set(num_requests)
         self._queued_bytes.set(num_bytes)
+        self._series.write()
+
+    def _tell_end(self, end: Answered) -> None:
+        self._request_seconds[end.route,].observe(end.total_s)
+        if end.code is not None:
+            self._rejected.labels(end.code).inc()
+        if end.layer is not None and end.queue_s is not None:
+            self._queue_seconds[end.layer,].observe(end.queue_s)
+        if end.masked_rows:
+            self._masked_rows.inc(end.masked_rows)
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         """`num_ready` processes are ready, as this one knows."""
@@ -249,4 +261,5 @@ class Metrics:
 
     def close(self) -> None:
         """The end of the process; what it counted stays."""
+        self._tell()
         self._series.close()

@@ -76,7 +76,8 @@ class SharedValues:
 
     def changed(self, value: _Value) -> None:
         self._changed.append(value)
-        self._turn.ask()
+        if len(self._changed) == 1:  # the first asks for all
+            self._turn.ask()
 
     def write(self) -> None:
         """What has changed goes to the files now."""

@@ -200,9 +200,6 @@ def layer_of(lane: Hashable) -> str:
 
 
 def _line(trace: Trace, total_s: float) -> RequestLine:
-    def ms(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * 1000, 3)
-
     return RequestLine(
         request_id=trace.request_id,
         route=trace.route,
@@ -212,10 +209,14 @@ def _line(trace: Trace, total_s: float) -> RequestLine:
         layer=trace.layer,
         batch_requests=trace.batch_requests,
         tokens=trace.tokens,
-        decode_ms=ms(trace.decode_s),
-        queue_ms=ms(trace.queue_s),
-        compute_ms=ms(trace.compute_s),
-        total_ms=ms(total_s),
+        decode_ms=_ms(trace.decode_s),
+        queue_ms=_ms(trace.queue_s),
+        compute_ms=_ms(trace.compute_s),
+        total_ms=_ms(total_s),
         bytes_in=trace.bytes_in,
         bytes_out=trace.bytes_out,
     )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

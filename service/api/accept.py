@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.api.asgi import Scope, headers
 from service.errors import NotAcceptable
+from service.header_fields import HeaderFields
 
 
-def answer_type(scope: Scope, offered: tuple[bytes, ...]) -> bytes:
+def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
     """Which of `offered` the answer is to be, the caller's favourite; raises NotAcceptable."""
-    values = headers(scope, b"accept")
+    values = fields[b"accept"]
     if not values or values == (b"*/*",):
         return offered[0]
     wishes = _wishes(values)
@@ -28,13 +28,13 @@ def answer_type(scope: Scope, offered: tuple[bytes, ...]) -> bytes:
     return best
 
 
-def answer_coding(scope: Scope, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
+def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
     """The content coding that the caller asks for, of `offered`; None for none.
 
     With `take_offers` a list of several codings counts as asking. Raises NotAcceptable for whoever takes neither any of
     them nor the plain answer.
     """
-    values = headers(scope, b"accept-encoding")
+    values = fields[b"accept-encoding"]
     if not values:
         return None
     wishes = _wishes(values)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from starlette.routing import compile_path
 
-from service.api.asgi import CROWDED, Scope, headers
+from service.api.asgi import CROWDED, Scope, fields_of
 from service.api.keys import Key, KeyRing, Role
 from service.api.rate import Limiter
 from service.errors import Forbidden, NotReady, Unauthorized
@@ -90,7 +90,8 @@ def presented(scope: Scope) -> bytes | None:
 
     Both headers may carry it. One that stands there twice is refused even so: which of them a proxy saw is anybody's guess.
     """
-    bearers, plain = headers(scope, b"authorization"), headers(scope, b"x-api-key")
+    fields = fields_of(scope)
+    bearers, plain = fields[b"authorization"], fields[b"x-api-key"]
     if len(bearers) > 1 or len(plain) > 1:
         return None
     found = {*map(_bearer, bearers), *plain}

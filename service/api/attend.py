@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.api.accept import answer_coding, answer_type
-from service.api.asgi import Receive, Scope, Send
+from service.api.asgi import Receive, Scope, Send, fields_of
 from service.api.body import joined
-from service.api.caller import Part
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.reply import Piece, send_reply
 from service.attention.call import Answer
+from service.header_fields import HeaderFields
 from service.wire.answer import AnswerFacts, write_json
 from service.wire.json_document import parse
+from service.wire.pattern import Patterns
 from service.wire.request import CheckedRequest, check_request
 from service.wire.safetensors_answer import write_safetensors
-from service.wire.safetensors_document import parse_safetensors
-from service.wire.schemas import AttendRequest, checked_request
+from service.wire.schemas import checked_request
 
 ROUTE = "/v1/layers/{layer}/attend"
 BODY_CODINGS = (b"gzip", b"zstd")
@@ -34,23 +34,27 @@ class Attend:
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
+        self._patterns = Patterns(reception.limits.request, reception.limits.max_json_depth)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._reception.open(scope, receive) as exchange:
-            await _attend(exchange, scope, send)
+            await _attend(exchange, self._patterns, scope, send)
 
 
-async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
+async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
-    came = body_type(scope, (JSON, SAFETENSORS))
-    wanted = answer_type(scope, (came, JSON if came == SAFETENSORS else SAFETENSORS))
-    coding = answer_coding(scope, ANSWER_CODINGS, take_offers=limits.take_offers)
+    came, wanted, coding = fields_of(scope).make(_forms, limits.take_offers)
     parts = await exchange.read(BODY_CODINGS)
     exchange.check_lane(layer, is_binary=came == SAFETENSORS)
 
     async def decode() -> CheckedRequest:
-        document = await _document(parts, came, limits.max_json_depth)
+        """Empties `parts`: from here on the request alone holds the bytes."""
+        if came == SAFETENSORS:
+            return await patterns.read(joined(parts), layer.name, layer.digest, layer.spec)
+        text = b"".join(parts)
+        parts.clear()
+        document = checked_request(await parse(text, max_depth=limits.max_json_depth))
         return await check_request(document, layer.name, layer.spec, limits.request)
 
     with exchange.watched():
@@ -62,14 +66,11 @@ async def _attend(exchange: Exchange, scope: Scope, send: Send) -> None:
     exchange.sent()
 
 
-async def _document(parts: list[Part], came: bytes, max_depth: int) -> AttendRequest:
-    """Empties `parts`: from here on the document alone holds the bytes."""
-    if came == SAFETENSORS:
-        body = joined(parts)
-        return checked_request(await parse_safetensors(body, max_depth=max_depth))
-    text = b"".join(parts)
-    parts.clear()
-    return checked_request(await parse(text, max_depth=max_depth))
+def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
+    """What the body is, what the answer is to be, and its coding."""
+    came = body_type(fields, (JSON, SAFETENSORS))
+    wanted = answer_type(fields, (came, JSON if came == SAFETENSORS else SAFETENSORS))
+    return came, wanted, answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)
 
 
 def _pieces(answer: Answer, facts: AnswerFacts, request: CheckedRequest, wanted: bytes) -> Iterable[Piece]:

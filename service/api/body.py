@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import zstandard
 
 from service.api.allowance import Share
-from service.api.asgi import ClientGone, Scope, headers
+from service.api.asgi import ClientGone, Scope, fields_of
 from service.api.caller import Caller, Part
 from service.errors import (
     BadEncoding,
@@ -24,6 +24,7 @@ from service.errors import (
     DecompressedTooLarge,
     UnsupportedContentEncoding,
 )
+from service.header_fields import HeaderFields
 from service.wire.pace import Pace
 
 PIECE = 2**20
@@ -49,8 +50,7 @@ async def read_body(
 
     Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
     """
-    coding = _content_coding(scope, codings)
-    _check_announced(scope, limits)
+    coding = fields_of(scope).make(_announced, codings, limits.max_bytes)
     if (parts := caller.take_body()) is not None:
         _Count(limits, share).come(sum(map(len, parts)))
     else:
@@ -74,8 +74,15 @@ def joined(parts: list[Part]) -> bytearray:
     return body
 
 
-def _content_coding(scope: Scope, codings: tuple[bytes, ...]) -> bytes | None:
-    names = [name.strip().lower() for value in headers(scope, b"content-encoding") for name in value.split(b",")]
+def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> bytes | None:
+    """The coding of the body, whose length is none that would be refused anyway."""
+    coding = _content_coding(fields, codings)
+    _check_length(fields, max_bytes)
+    return coding
+
+
+def _content_coding(fields: HeaderFields, codings: tuple[bytes, ...]) -> bytes | None:
+    names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if not names:
         return None
@@ -85,15 +92,15 @@ def _content_coding(scope: Scope, codings: tuple[bytes, ...]) -> bytes | None:
     return names[0]
 
 
-def _check_announced(scope: Scope, limits: BodyLimits) -> None:
-    announced = headers(scope, b"content-length")
+def _check_length(fields: HeaderFields, max_bytes: int) -> None:
+    announced = fields[b"content-length"]
     if not announced:
         return
     if len(announced) > 1 or not announced[0].isdigit():
         raise BadRequest("Content-Length must be one number of bytes")
     # Compared by its digits first: a length of forty digits is not worth converting.
-    if len(announced[0].lstrip(b"0")) > len(str(limits.max_bytes)) or int(announced[0]) > limits.max_bytes:
-        raise BodyTooLarge(f"the body may have {limits.max_bytes:,} bytes")
+    if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
+        raise BodyTooLarge(f"the body may have {max_bytes:,} bytes")
 
 
 async def _receive_all(caller: Caller) -> list[Part]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from service.api.asgi import Scope, headers
 from service.errors import UnsupportedMediaType
+from service.header_fields import HeaderFields
 
 JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"
@@ -18,9 +18,9 @@ _UTF8_NAMES = (b"utf-8", b"utf8")
 _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
 
 
-def body_type(scope: Scope, taken: tuple[bytes, ...]) -> bytes:
+def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
     """Which of `taken` the body is; raises UnsupportedMediaType."""
-    values = headers(scope, b"content-type")
+    values = fields[b"content-type"]
     value = values[0] if len(values) == 1 else b""
     if value in taken:
         return value

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from service.api.allowance import Allowance
-from service.api.asgi import Receive, Scope, headers
+from service.api.asgi import Receive, Scope, fields_of
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
 from service.api.trace import Trace
@@ -24,6 +24,7 @@ from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
+from service.header_fields import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.inference_schemas import VERSION
@@ -140,7 +141,7 @@ class Exchange:
     async def read(self, codings: tuple[bytes, ...]) -> list[Part]:
         """The parts of the whole body; the deadline starts when it is complete."""
         parts = await read_body(self._scope, self._caller, self.limits.body, codings, self._share)
-        self.shorten(_asked_timeout_s(self._scope))
+        self.shorten(fields_of(self._scope).make(_asked_timeout_s))
         self._complete = self._house.now()
         self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
@@ -222,13 +223,12 @@ class Exchange:
     def timing_ms(self) -> dict[str, float]:
         """The phases up to now in milliseconds; `total` runs from the complete body."""
         trace = self._trace
-        phases = {
-            "decode": trace.decode_s,
-            "queue": trace.queue_s,
-            "compute": trace.compute_s,
-            "total": self._elapsed_s(),
+        return {
+            "decode": round((trace.decode_s or 0.0) * 1000, 3),
+            "queue": round((trace.queue_s or 0.0) * 1000, 3),
+            "compute": round((trace.compute_s or 0.0) * 1000, 3),
+            "total": round(self._elapsed_s() * 1000, 3),
         }
-        return {name: round((seconds or 0.0) * 1000, 3) for name, seconds in phases.items()}
 
     def server_timing(self) -> tuple[bytes, bytes]:
         """The same as a header."""
@@ -249,9 +249,9 @@ def _output_bytes(layer: ServedLayer, call: Call) -> int:
     return query.shape[0] * query.shape[1] * layer.spec.out_width * query.element_size()
 
 
-def _asked_timeout_s(scope: Scope) -> float | None:
+def _asked_timeout_s(fields: HeaderFields) -> float | None:
     """X-Request-Timeout-Ms, with which a caller may shorten the deadline."""
-    values = headers(scope, b"x-request-timeout-ms")
+    values = fields[b"x-request-timeout-ms"]
     if not values:
         return None
     asked = values[0].lstrip(b"0") if len(values) == 1 else b""

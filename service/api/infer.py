@@ -7,13 +7,14 @@ own clients send none, or octet-stream); the call, the queue and the bits are th
 from __future__ import annotations
 
 from service.api.accept import answer_coding
-from service.api.asgi import Receive, Scope, Send, headers
+from service.api.asgi import Receive, Scope, Send, fields_of
 from service.api.body import joined
 from service.api.content_type import JSON, OCTET_STREAM
 from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.reply import Headers, send_reply
 from service.errors import BadRequest
+from service.header_fields import HeaderFields
 from service.wire.inference_answer import write_inference
 from service.wire.inference_request import WantedAnswer, parse_inference
 from service.wire.request import CheckedRequest, check_request
@@ -36,8 +37,7 @@ class Infer:
 async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
-    json_length = _json_length(scope)
-    coding = answer_coding(scope, CODINGS, take_offers=limits.take_offers)
+    json_length, coding = fields_of(scope).make(_forms, limits.take_offers)
     parts = await exchange.read(CODINGS)
     exchange.check_lane(layer, is_binary=json_length is not None)
 
@@ -59,11 +59,12 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     exchange.sent()
 
 
-def _json_length(scope: Scope) -> bytes | None:
-    values = headers(scope, b"inference-header-content-length")
-    if len(values) > 1:
+def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
+    """How long the body's JSON is, where tensors' bytes follow it, and the coding of the answer."""
+    lengths = fields[b"inference-header-content-length"]
+    if len(lengths) > 1:
         raise BadRequest("Inference-Header-Content-Length must be there once")
-    return values[0] if values else None
+    return lengths[0] if lengths else None, answer_coding(fields, CODINGS, take_offers=take_offers)
 
 
 def _content(length: int | None) -> Headers:

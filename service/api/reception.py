@@ -38,7 +38,7 @@ class Reception:
         self.limits = limits
         self._catalog = catalog
         self._decoding = decoding
-        self._now = now
+        self.now = now
         self.intake = Allowance(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = Allowance(limits.answer_bytes, "answers are being computed and sent")
         self._is_closed = False
@@ -47,9 +47,6 @@ class Reception:
     @property
     def catalog(self) -> Catalog:
         return self._catalog()
-
-    def now(self) -> float:
-        return self._now()
 
     def open(self, scope: Scope, receive: Receive) -> Exchange:
         """For a request whose headers are there; raises Draining once closed."""

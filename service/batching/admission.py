@@ -59,13 +59,12 @@ def check_cost(cost: Cost, limits: QueueLimits) -> None:
 
 
 class Queue(NamedTuple):
-    """What there is to know of the waiting room at one moment."""
+    """What there is to know of the waiting room; its parts change, and it need not be made anew for that."""
 
     limits: QueueLimits
     lanes: Lanes[Any]
     speed: Speed
     congestion: Congestion
-    now: float
 
 
 def check_room(cost: Cost, queue: Queue) -> None:
@@ -88,9 +87,9 @@ def check_room(cost: Cost, queue: Queue) -> None:
     raise QueueFull(reason, retry_after_s=queue.speed.retry_after_s(lanes.num_flops))
 
 
-def check_standing(lane: Hashable, queue: Queue) -> None:
+def check_standing(lane: Hashable, queue: Queue, now: float) -> None:
     """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody."""
-    stood_s = queue.congestion.standing_s(lane, queue.lanes.flops(lane), queue.now)
+    stood_s = queue.congestion.standing_s(lane, queue.lanes.flops(lane), now)
     if stood_s is not None:
         raise QueueFull(
             f"for {stood_s:.1f} s more requests of this kind have come than can be done; enough of them wait",
@@ -98,7 +97,7 @@ def check_standing(lane: Hashable, queue: Queue) -> None:
         )
 
 
-def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue) -> None:
+def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float) -> None:
     """Raise DeadlineExceeded where the deadline has passed or likely passes before the answer is there.
 
     Admitted all the same, such requests are what an overloaded service spends itself on: each is computed, too late.
@@ -110,7 +109,7 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue) -> None:
         return
     ahead = Work(lanes.flops_ahead(lane), lanes.jobs_ahead(lane))
     beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
-    likely_s = queue.speed.finish_s(flops, ahead, beside, queue.now)
+    likely_s = queue.speed.finish_s(flops, ahead, beside, now)
     if likely_s > left_s:
         raise DeadlineExceeded(
             f"with the work queued ahead of this request its answer takes {likely_s:.3f} s; its deadline is in {left_s:.3f} s"

@@ -50,6 +50,7 @@ class Batcher(Generic[P, R]):
         self._speed = Speed()
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits.max_compute_s)
         self._congestion = Congestion(queue_limits.standing_wait_s)
+        self._queue = Queue(queue_limits, self._lanes, self._speed, self._congestion)
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
         self._left = asyncio.Event()  # a job went: drain looks again
         self._task: asyncio.Task[None] | None = None
@@ -109,10 +110,10 @@ class Batcher(Generic[P, R]):
         """Check and append in one synchronous step."""
         self._check_open()
         check_cost(cost, self._queue_limits)
-        queue = self._queue()
+        queue, now = self._queue, self._clock.now()
         check_room(cost, queue)
-        check_standing(lane, queue)
-        check_time(lane, cost.flops, deadline - queue.now, queue)
+        check_standing(lane, queue, now)
+        check_time(lane, cost.flops, deadline - now, queue, now)
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
@@ -124,7 +125,7 @@ class Batcher(Generic[P, R]):
         """Raise what even the smallest job of any lane would be refused with now: to be asked before a job is made."""
         self._check_open()
         if self._lanes.num_jobs:
-            check_room(NOTHING, self._queue())
+            check_room(NOTHING, self._queue)
 
     @property
     def is_congested(self) -> bool:
@@ -138,7 +139,7 @@ class Batcher(Generic[P, R]):
 
     def check_lane(self, lane: Hashable) -> None:
         """Raise what even the smallest job of this lane would be refused with now, besides what `check_open` raises."""
-        check_standing(lane, self._queue())
+        check_standing(lane, self._queue, self._clock.now())
 
     def begin_drain(self) -> None:
         """Admit nothing any more; what waits is dispatched without waiting for company."""
@@ -204,7 +205,7 @@ class Batcher(Generic[P, R]):
         """Take a batch, drop whose callers left in this very turn, and run it."""
         batch = take(self._lanes, self._batch_limits)
         if batch:
-            lane, flops = batch[0].lane, sum(job.cost.flops for job in batch)
+            lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
         self._running = [job for job in batch if not job.is_settled]
         del batch
@@ -221,7 +222,8 @@ class Batcher(Generic[P, R]):
 
     def _withdraw(self, job: Job[P, R]) -> None:
         """The caller goes, with his answer or without: nothing of the job stays behind."""
-        job.fail(asyncio.CancelledError())
+        if job.settled_at is None:
+            job.fail(asyncio.CancelledError())
         self._forget(job)
 
     def _forget(self, job: Job[P, R]) -> None:
@@ -254,9 +256,6 @@ class Batcher(Generic[P, R]):
             raise Draining("the service is shutting down and takes no new requests")
         if self._task is None:
             raise NotReady("the service has not started yet")
-
-    def _queue(self) -> Queue:
-        return Queue(self._queue_limits, self._lanes, self._speed, self._congestion, self._clock.now())
 
     def _tell_queue(self) -> None:
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)

@@ -46,7 +46,7 @@ class BatchInfo:
 
     @classmethod
     def of(cls, costs: Sequence[Cost]) -> BatchInfo:
-        return cls(len(costs), sum(cost.sequences for cost in costs), sum(cost.tokens for cost in costs))
+        return cls(len(costs), sum([cost.sequences for cost in costs]), sum([cost.tokens for cost in costs]))
 
 
 class Outcome(NamedTuple, Generic[R]):

@@ -28,7 +28,7 @@ class BatchEvent:
 
     @classmethod
     def of(cls, lane: Hashable, batch: BatchInfo, costs: Sequence[Cost], compute_s: float) -> BatchEvent:
-        weights_bytes = sum(cost.weights_bytes for cost in costs)
+        weights_bytes = sum([cost.weights_bytes for cost in costs])
         return cls(lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, compute_s, batch.notes)
 
 

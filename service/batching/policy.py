@@ -125,7 +125,7 @@ class Lanes(Generic[J]):
         batch = list(batch)
         lane = self._lanes[name]
         self._virtual_time = lane.start
-        lane.start += sum(job.cost.flops for job in batch) + BATCH_OVERHEAD_FLOPS
+        lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
             self.remove(job)
         self._debts = {debtor: start for debtor, start in self._debts.items() if start > self._virtual_time}
@@ -184,8 +184,8 @@ def is_full(lanes: Lanes[J], limits: BatchLimits) -> bool:
     return (
         len(batch) < len(jobs)
         or len(batch) >= limits.max_requests
-        or sum(job.cost.tokens for job in batch) >= limits.max_tokens
-        or sum(job.cost.cells for job in batch) >= limits.max_cells
+        or sum([job.cost.tokens for job in batch]) >= limits.max_tokens
+        or sum([job.cost.cells for job in batch]) >= limits.max_cells
     )
 
 

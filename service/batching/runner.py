@@ -47,7 +47,7 @@ class Runner(Generic[P, R]):
         for job in jobs:
             job.start(batch)
         started_at = self._clock.now()
-        work = Work(sum(cost.flops for cost in costs), len(costs))
+        work = Work(sum([cost.flops for cost in costs]), len(costs))
         self._speed.begin(work, started_at)
         future = await ask(self._engine, [job.payload for job in jobs], self._clock, started_at + self._max_compute_s)
         compute_s = self._clock.now() - started_at

@@ -53,9 +53,10 @@ class Speed:
     def note(self, work: Work, seconds: float) -> None:
         """A batch of so much work took so long."""
         self._batches.append((Work(max(work.flops, 1), max(work.num_jobs, 1)), max(seconds, SHORTEST_S)))
-        self._rate = statistics.median_low(work.flops / took for work, took in self._batches)
-        self._s_a_job = statistics.median_low(took / work.num_jobs for work, took in self._batches)
-        self._batch_s = statistics.median_low(took for _, took in self._batches)
+        # Lists: after every batch, a generator costs each of them a call for each batch.
+        self._rate = statistics.median_low([work.flops / took for work, took in self._batches])
+        self._s_a_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
+        self._batch_s = statistics.median_low([took for _, took in self._batches])
 
     def retry_after_s(self, flops: int) -> int:
         """Whole seconds until so much queued work is likely done, at least 1 and at most 60."""

@@ -24,18 +24,13 @@ class ServedLayer:
 
     stored: StoredLayer
     resident: Resident
+    name: str = dataclasses.field(init=False)
+    digest: str = dataclasses.field(init=False)
+    spec: LayerSpec = dataclasses.field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def digest(self) -> str:
-        return self.stored.digest
-
-    @property
-    def spec(self) -> LayerSpec:
-        return self.stored.spec
+    def __post_init__(self) -> None:
+        for name in ("name", "digest", "spec"):
+            object.__setattr__(self, name, getattr(self.stored, name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

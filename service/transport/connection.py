@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 from service.api.asgi import CROWDED, REFUSED
 from service.errors import BadRequest, ClientTimeout, ServiceError
+from service.header_fields import HeaderFields
 from service.transport.body import Bytes, ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
 from service.transport.deadline import Deadline
@@ -206,7 +207,7 @@ class Connection(HttpToolsProtocol):
         """The last answer of this connection; what still comes is nobody's."""
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
-        scope = request_scope(self._common_scope, glimpse(begun), [], {}, self.app_state)
+        scope = request_scope(self._common_scope, glimpse(begun), [], HeaderFields(), self.app_state)
         cycle = self._start(scope, keeps_alive=False)
         cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # a key of ours
 

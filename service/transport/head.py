@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import re
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
+from service.header_fields import BLANKS, HeaderFields
 from service.transport.limits import TransportLimits
 
 CRLF = b"\r\n"
@@ -52,7 +53,7 @@ class Head(NamedTuple):
 
     line: RequestLine
     fields: list[tuple[bytes, bytes]]
-    named: Mapping[bytes, Sequence[bytes]]
+    named: HeaderFields
     """The same by their names."""
     length: int | None
     keeps_alive: bool
@@ -146,20 +147,18 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, _TOKEN):
         raise BadRequest("a header field is a name, a colon and a value, on one line")
-    return name.lower(), value.strip(b" \t")
+    return name.lower(), value.strip(BLANKS)
 
 
 def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]]) -> Head:
     """Where the body ends and whether the connection goes on after the answer."""
-    named: dict[bytes, tuple[bytes, ...]] = {}
-    for name, value in fields:
-        named[name] = (*named.get(name, ()), value)
+    named = HeaderFields(fields)
     is_current = line.version == "1.1"
-    _check_hosts(named.get(b"host", ()), is_needed=is_current)
-    length = _length(named.get(b"content-length", ()), named.get(b"transfer-encoding", ()), may_be_chunked=is_current)
+    _check_hosts(named[b"host"], is_needed=is_current)
+    length = _length(named[b"content-length"], named[b"transfer-encoding"], may_be_chunked=is_current)
     # Before HTTP/1.1 there is no waiting for a 100, and an expectation is nothing.
-    expects = is_current and _expects_continue(named.get(b"expect", ()))
-    keeps_alive = is_current and not _says_close(named.get(b"connection", ()))
+    expects = is_current and _expects_continue(named[b"expect"])
+    keeps_alive = is_current and not _says_close(named[b"connection"])
     return Head(line, fields, named, length, keeps_alive, expects)
 
 
@@ -179,7 +178,7 @@ def _expects_continue(expected: Sequence[bytes]) -> bool:
 
 def _says_close(options: Sequence[bytes]) -> bool:
     text = b",".join(options).lower()
-    return b"close" in text and b"close" in [option.strip(b" \t") for option in text.split(b",")]
+    return b"close" in text and b"close" in [option.strip(BLANKS) for option in text.split(b",")]
 
 
 def _length(lengths: Sequence[bytes], codings: Sequence[bytes], *, may_be_chunked: bool) -> int | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.api.asgi import FIELDS
+from service.header_fields import HeaderFields
 from service.transport.head import RequestLine
 
 Fields = list[tuple[bytes, bytes]]
-Named = Mapping[bytes, Sequence[bytes]]
 
 
 def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
 
 
 def request_scope(
-    common: dict[str, Any], line: RequestLine, fields: Fields, named: Named, state: dict[str, Any]
+    common: dict[str, Any], line: RequestLine, fields: Fields, named: HeaderFields, state: dict[str, Any]
 ) -> dict[str, Any]:
     """`fields` are copied, for an application may change what its scope says, and `named` is read by ourselves only."""
     return {

@@ -90,12 +90,12 @@ async def check_request(
     return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
 
 
-_QUERY, _KEY, _VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("query", "key", "value"))
+QUERY, KEY, VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("query", "key", "value"))
 
 
 def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
     """All tensors of a request as they came."""
-    found: list[tuple[object, TensorField]] = [(body.query, _QUERY), (body.key, _KEY), (body.value, _VALUE)]
+    found: list[tuple[object, TensorField]] = [(body.query, QUERY), (body.key, KEY), (body.value, VALUE)]
     for field, param in zip(body.masks, mask_params, strict=True):
         if (values := values_of(field, param)) is not None:
             found.append(values)

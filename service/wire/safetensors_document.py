@@ -12,7 +12,7 @@ import functools
 import re
 
 from service.errors import BadBinary, Malformed, UnknownField
-from service.safetensors_header import LENGTH_BYTES, HeaderReader, TensorEntry
+from service.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.dtypes import BY_SAFETENSORS
 from service.wire.json_document import parse
 from service.wire.tensors import RawTensor
@@ -31,9 +31,7 @@ async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, obj
     """The document in `body`; raises BadBinary for what is no safetensors file, UnknownField for a tensor that belongs
     to no field, and whatever the JSON of the other fields is refused for.
     """
-    length = _READER.length(body, len(body))
-    raw = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
-    header = (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(raw, len(body))
+    header = read_header(header_of(body), len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
         raise UnknownField("the header's __metadata__ takes one key: request")
     document = await _parse_request(header.metadata.get("request", "{}"), max_depth)
@@ -42,6 +40,17 @@ async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, obj
     for name, entry in header.tensors.items():
         _put(document, name, _raw(entry, view))
     return document
+
+
+def header_of(body: bytearray) -> bytes:
+    """The text of the header; raises BadBinary where there is none."""
+    length = _READER.length(body, len(body))
+    return bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
+
+
+def read_header(text: bytes, size: int) -> Header:
+    """What it says of a body of `size` bytes; raises BadBinary."""
+    return (_remembered if len(text) <= MAX_REMEMBERED_BYTES else _READER.read)(text, size)
 
 
 def _label(name: str) -> str:

@@ -90,23 +90,29 @@ async def numbers_to_tensor(
 
 
 async def bytes_to_tensor(
-    data: bytearray | memoryview, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+    data: bytearray | memoryview,
+    field: TensorField,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    pace: Pace,
+    as_shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """The tensor of little-endian, C-order bytes, whose number must be that of `shape`; raises what the field refuses.
 
+    Floats come in the shape `as_shape` where one is given; faults are told by their index in `shape`.
     Shares the memory of `data` where that is aligned; booleans do where they have one byte a value.
     """
     if not data:
         return torch.empty(shape, dtype=dtype)
     bits: Bits = np.frombuffer(data, dtype=_UNSIGNED[dtype.itemsize])
     if not bits.flags.aligned:
-        return await bytes_to_tensor(bytearray(data), field, dtype, shape, pace)
+        return await bytes_to_tensor(bytearray(data), field, dtype, shape, pace, as_shape)
     if field.kind is TensorKind.BOOL:
         return torch.from_numpy(await _flags(bits, field, shape, pace)).reshape(shape)
     if field.kind is not TensorKind.INT:
         await _check_finite(bits, _INFINITIES[dtype], field, shape, pace)
     # As an array until the end: calls on tensors cost more than calls on arrays, and NumPy has no bfloat16.
-    stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(shape))
+    stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
@@ -194,7 +200,7 @@ def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> boo
     ones, which come after all positive. So two maxima tell, in every dtype, and no sum can overflow.
     """
     return bool(
-        np.maximum.reduce(bits.view(f"i{bits.itemsize}")) < infinity
+        np.maximum.reduce(bits.view(_SIGNED[bits.itemsize])) < infinity
         and np.maximum.reduce(bits) < _negative(infinity) + but_minus_inf
     )
 
@@ -257,3 +263,4 @@ _INFINITIES: dict[torch.dtype, int] = {
 }
 """The bits of +inf: all of the exponent and nothing else. A larger one, or the same with a sign, is no finite value."""
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}

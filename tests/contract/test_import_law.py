@@ -12,14 +12,16 @@ MODULES = {
     path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
 }
 
-GROUND = {"settings", "errors", "events", "metrics", "memory", "logs", "turn", "json_object", "safetensors_header"}
+GROUND = {
+    "settings", "errors", "events", "metrics", "memory", "logs", "turn", "header_fields", "json_object", "safetensors_header",
+}  # fmt: skip
 ALLOWED = {
     "attention": {"attention"} | GROUND,
     "batching": {"batching"} | GROUND,
     "layers": {"layers", "attention"} | GROUND,
     "wire": {"wire", "batching", "layers", "attention"} | GROUND,
     "calling": {"calling", "errors"},
-    "transport": {"transport", "errors", "api"},  # of the door only ASGI's words, see below
+    "transport": {"transport", "errors", "header_fields", "api"},  # of the door only ASGI's words, see below
     "api": {"api", "wire", "batching", "layers", "attention"} | GROUND,
 }
 # What lies beside the rooms, from below: what knows no room; who starts processes; one process; what is told to do something.

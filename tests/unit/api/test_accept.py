@@ -4,12 +4,13 @@ import pytest
 
 from service.api.accept import answer_coding, answer_type
 from service.errors import NotAcceptable
+from service.header_fields import HeaderFields
 
 JSON, BINARY = b"application/json", b"application/vnd.safetensors"
 
 
-def asked(name: bytes, *values: bytes) -> dict:
-    return {"headers": [(name, value) for value in values]}
+def asked(name: bytes, *values: bytes) -> HeaderFields:
+    return HeaderFields((name, value) for value in values)
 
 
 def type_for(*values: bytes, offered: tuple[bytes, ...] = (JSON, BINARY)) -> bytes:

@@ -4,10 +4,11 @@ import pytest
 
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.errors import UnsupportedMediaType
+from service.header_fields import HeaderFields
 
 
 def said(*values: bytes) -> bytes:
-    return body_type({"headers": [(b"content-type", value) for value in values]}, (JSON, SAFETENSORS))
+    return body_type(HeaderFields((b"content-type", value) for value in values), (JSON, SAFETENSORS))
 
 
 @pytest.mark.parametrize(
