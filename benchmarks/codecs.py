@@ -34,10 +34,9 @@ from service.wire.decoding_thread import DecodingThread
 from service.wire.inference_answer import write_inference
 from service.wire.inference_request import WantedAnswer, WantedOutput, parse_inference
 from service.wire.json_document import parse
+from service.wire.pattern import Patterns
 from service.wire.request import CheckedRequest, RequestLimits, check_request
 from service.wire.safetensors_answer import write_safetensors
-from service.wire.safetensors_document import parse_safetensors
-from service.wire.schemas import checked_request
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
@@ -140,13 +139,13 @@ SPEC = LayerSpec(
     value_head_width=64, scale=0.125, biases=("query", "key", "value", "output"),
 )  # fmt: skip
 LIMITS = RequestLimits(*(2**62,) * 5)
+PATTERNS = Patterns(LIMITS, MAX_DEPTH)
 FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
 
 
 async def read_safetensors(body: bytes) -> CheckedRequest:
-    """All that happens to a body: joined, parsed, checked, costed."""
-    document = await parse_safetensors(bytearray().join([body]), max_depth=MAX_DEPTH)
-    return await check_request(checked_request(document), "layer", SPEC, LIMITS)
+    """All that happens to a body whose header came before: joined, parsed, checked, costed."""
+    return await PATTERNS.read(bytearray().join([body]), "layer", "digest", SPEC)
 
 
 async def read_inference(body: bytes, json_length: bytes) -> CheckedRequest:

@@ -31,7 +31,7 @@ def test_what_a_reader_makes_of_them_it_makes_once_for_each_of_its_options():
 
 
 def test_none_is_a_result_like_any_other():
-    calls = []
+    calls: list[HeaderFields] = []
     fields = HeaderFields()
     assert fields.make(calls.append) is fields.make(calls.append) is None
     assert len(calls) == 1
