@@ -19,14 +19,15 @@ class Turn:
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that will call
 
     def ask(self) -> None:
+        # A loop that was closed never called. Which one runs is asked once a turn: Python 3.11 asks the kernel for its own pid then.
+        if self._loop is not None and not self._loop.is_closed():
+            return
         try:
-            loop = asyncio.get_running_loop()
+            self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._work()
             return
-        if self._loop is not loop:  # a loop that was closed never called
-            self._loop = loop
-            loop.call_soon(self._end)
+        self._loop.call_soon(self._end)
 
     def _end(self) -> None:
         self._loop = None
