@@ -131,16 +131,19 @@ class Metrics:
 
     def received(self) -> None:
         self._num_received += 1
-        self._entered(1)
+        self._num_in_flight += 1
+        self._turn.ask()
 
     def answered(self, end: Answered) -> None:
         self._ended.append(end)
-        self._entered(-1)
+        self._num_in_flight -= 1
+        self._turn.ask()
 
     def cancelled(self, stage: str) -> None:
         """`stage` is one of the few words for how far a request can come (queued, running, …)."""
-        self._entered(-1)
+        self._num_in_flight -= 1
         self._cancelled.labels(stage).inc()
+        self._turn.ask()
 
     def batch_done(self, batch: BatchDone) -> None:
         self._compute_seconds[batch.layer,].observe(batch.compute_s)
@@ -166,10 +169,6 @@ class Metrics:
 
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
         self._queued = num_requests, num_bytes
-        self._turn.ask()
-
-    def _entered(self, number: int) -> None:
-        self._num_in_flight += number
         self._turn.ask()
 
     def tell_now(self) -> None:

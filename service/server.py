@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
         self._leaving = False
         self._leave = asyncio.Event()
         self._connections = self.server_state.connections = _Watched()
-        self._tasks = self.server_state.tasks = _Watched()
+        self._tasks = self.server_state.tasks
 
     def run_to_end(self) -> int:
         self.run()
@@ -226,12 +226,13 @@ class Server(uvicorn.Server):
             async with asyncio.timeout(timeout_s):
                 while self._connections or self._tasks:
                     await self._connections.emptied()
-                    await self._tasks.emptied()
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
 
 
 class _Watched(set[T]):
-    """uvicorn's sets of connections and tasks, which shrink by `discard` only; tells when nothing is left."""
+    """uvicorn's set of connections, which shrinks by `discard` only; tells when nothing is left."""
 
     def __init__(self) -> None:
         super().__init__()

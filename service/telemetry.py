@@ -200,6 +200,7 @@ def layer_of(lane: Hashable) -> str:
 
 
 def _line(trace: Trace, total_s: float) -> RequestLine:
+    decode_s, queue_s, compute_s = trace.decode_s, trace.queue_s, trace.compute_s
     return RequestLine(
         request_id=trace.request_id,
         route=trace.route,
@@ -209,14 +210,10 @@ def _line(trace: Trace, total_s: float) -> RequestLine:
         layer=trace.layer,
         batch_requests=trace.batch_requests,
         tokens=trace.tokens,
-        decode_ms=_ms(trace.decode_s),
-        queue_ms=_ms(trace.queue_s),
-        compute_ms=_ms(trace.compute_s),
-        total_ms=_ms(total_s),
+        decode_ms=None if decode_s is None else round(decode_s * 1000, 3),
+        queue_ms=None if queue_s is None else round(queue_s * 1000, 3),
+        compute_ms=None if compute_s is None else round(compute_s * 1000, 3),
+        total_ms=round(total_s * 1000, 3),
         bytes_in=trace.bytes_in,
         bytes_out=trace.bytes_out,
     )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)

@@ -19,7 +19,7 @@ class Turn:
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that will call
 
     def ask(self) -> None:
-        # A loop that was closed never called. Which one runs is asked once a turn: Python 3.11 asks the kernel for its own pid then.
+        # A loop that was closed never called. Which one runs is asked once a turn: for that Python 3.11 calls the kernel.
         if self._loop is not None and not self._loop.is_closed():
             return
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.api.accept import answer_coding, answer_type
-from service.api.asgi import Receive, Scope, Send, fields_of
+from service.api.asgi import Receive, Scope, Send
 from service.api.body import joined
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
@@ -44,7 +44,7 @@ class Attend:
 async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
-    came, wanted, coding = fields_of(scope).make(_forms, limits.take_offers)
+    came, wanted, coding = exchange.fields.make(_forms, limits.take_offers)
     parts = await exchange.read(BODY_CODINGS)
     exchange.check_lane(layer, is_binary=came == SAFETENSORS)
 

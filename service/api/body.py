@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import zstandard
 
 from service.api.allowance import Share
-from service.api.asgi import ClientGone, Scope, fields_of
+from service.api.asgi import ClientGone
 from service.api.caller import Caller, Part
 from service.errors import (
     BadEncoding,
@@ -44,13 +44,13 @@ class BodyLimits:
 
 
 async def read_body(
-    scope: Scope, caller: Caller, limits: BodyLimits, codings: tuple[bytes, ...], share: Share
+    fields: HeaderFields, caller: Caller, limits: BodyLimits, codings: tuple[bytes, ...], share: Share
 ) -> list[Part]:
     """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
 
     Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
     """
-    coding = fields_of(scope).make(_announced, codings, limits.max_bytes)
+    coding = fields.make(_announced, codings, limits.max_bytes)
     if (parts := caller.take_body()) is not None:
         _Count(limits, share).come(sum(map(len, parts)))
     else:

@@ -90,12 +90,13 @@ class Exchange:
 
     def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive) -> None:
         self._house = house
+        self.limits = house.limits
+        self.fields = fields_of(scope)
         self._share = house.intake.share()
         self._answer_share = house.answers.share()
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
         self._trace = trace
-        self._scope = scope
         self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = house.limits.timeout_s
         self._complete = self._answered = 0.0
@@ -121,10 +122,6 @@ class Exchange:
             self._is_settled = True
             self._serving.cancel()
 
-    @property
-    def limits(self) -> ExchangeLimits:
-        return self._house.limits
-
     def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
         """The served layer that the path names; raises LayerNotFound, and NotReady while none is served."""
         found = self._house.catalog.get(layer)
@@ -140,8 +137,8 @@ class Exchange:
 
     async def read(self, codings: tuple[bytes, ...]) -> list[Part]:
         """The parts of the whole body; the deadline starts when it is complete."""
-        parts = await read_body(self._scope, self._caller, self.limits.body, codings, self._share)
-        self.shorten(fields_of(self._scope).make(_asked_timeout_s))
+        parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share)
+        self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._house.now()
         self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"

@@ -7,7 +7,7 @@ own clients send none, or octet-stream); the call, the queue and the bits are th
 from __future__ import annotations
 
 from service.api.accept import answer_coding
-from service.api.asgi import Receive, Scope, Send, fields_of
+from service.api.asgi import Receive, Scope, Send
 from service.api.body import joined
 from service.api.content_type import JSON, OCTET_STREAM
 from service.api.exchange import Exchange
@@ -37,7 +37,7 @@ class Infer:
 async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
-    json_length, coding = fields_of(scope).make(_forms, limits.take_offers)
+    json_length, coding = exchange.fields.make(_forms, limits.take_offers)
     parts = await exchange.read(CODINGS)
     exchange.check_lane(layer, is_binary=json_length is not None)
 

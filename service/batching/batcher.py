@@ -222,9 +222,9 @@ class Batcher(Generic[P, R]):
 
     def _withdraw(self, job: Job[P, R]) -> None:
         """The caller goes, with his answer or without: nothing of the job stays behind."""
-        if job.settled_at is None:
+        if job.settled_at is None:  # else whoever settled it has forgotten it
             job.fail(asyncio.CancelledError())
-        self._forget(job)
+            self._forget(job)
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):

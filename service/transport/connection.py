@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
-        self._outlet = Outlet(transport.write, self._leave, transport.is_closing)
+        self._outlet = Outlet(transport, self._leave)
         self._reading.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,21 +20,45 @@ from service.errors import ServiceError
 from service.transport.body import Piece
 from service.transport.limits import MAX_AHEAD_BYTES
 
+START = "http.response.start"
 # A piece that is smaller takes in the next one.
 SMALL_BYTES = 4096
 
 
 class Outlet:
-    """What a cycle sees of its connection instead of the transport."""
+    """What a cycle sees of its connection instead of the transport.
 
-    __slots__ = ("close", "is_closing", "write")
+    A head waits for the first bytes of its body and goes with them: sent apart it would be a call of the kernel and a packet of
+    its own, for which the client wakes up.
+    """
 
-    def __init__(
-        self, write: Callable[[bytes], None], close: Callable[[], None], is_closing: Callable[[], bool]
-    ) -> None:
-        self.write = write
-        self.close = close
-        self.is_closing = is_closing
+    __slots__ = ("_head", "_leave", "_transport", "is_closing", "is_head")
+
+    def __init__(self, transport: asyncio.Transport, leave: Callable[[], None]) -> None:
+        self._transport = transport
+        self._leave = leave
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.is_head = False
+        """Whether what is written next is the head of an answer."""
+
+    def write(self, data: bytes) -> None:
+        if self.is_head:
+            self._head, self.is_head = data, False
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """At the end of an answer, which may have no body."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._leave()
 
 
 class Flow(FlowControl):
@@ -66,6 +90,8 @@ class Cycle(RequestResponseCycle):
     """uvicorn's, with five differences: `fail`, ClientGone, a body that may be left behind, no chunks before HTTP/1.1, and what
     `api/caller.py` asks.
     """
+
+    transport: Outlet  # type: ignore[assignment]
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
@@ -185,6 +211,9 @@ class Cycle(RequestResponseCycle):
         if self._is_old:
             # Its answer ends with the connection (RFC 9112, section 6.3); uvicorn counts down to what it thinks is the length.
             self.expected_content_length = len(message.get("body", b""))
+        self.transport.is_head = message["type"] == START
         await super().send(message)
+        if self.response_complete:
+            self.transport.flush()
         if self.disconnected and not self.response_complete:
             raise ClientGone

@@ -8,8 +8,8 @@ keeps a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,9 +45,10 @@ class Place(NamedTuple):
     def of(cls, tensor: torch.Tensor, field: TensorField, entry: TensorEntry) -> Place:
         return cls(field, tensor.dtype, entry.shape, tuple(tensor.shape), entry.begin, entry.end)
 
-    async def read(self, body: memoryview, pace: Pace) -> torch.Tensor:
+    def read(self, body: memoryview, pace: Pace) -> Coroutine[Any, Any, torch.Tensor]:
+        """Raises NonFinite."""
         data = body[self.begin : self.end]
-        return await bytes_to_tensor(data, self.field, self.dtype, self.shape, pace, self.batch_shape)
+        return bytes_to_tensor(data, self.field, self.dtype, self.shape, pace, self.batch_shape)
 
 
 class Pattern(NamedTuple):

@@ -110,24 +110,29 @@ async def bytes_to_tensor(
     if field.kind is TensorKind.BOOL:
         return torch.from_numpy(await _flags(bits, field, shape, pace)).reshape(shape)
     if field.kind is not TensorKind.INT:
-        await _check_finite(bits, _INFINITIES[dtype], field, shape, pace)
+        if len(bits) <= _SLICE_VALUES:
+            _check_slice(bits, 0, _INFINITIES[dtype], field, shape)
+        else:
+            await _check_finite(bits, _INFINITIES[dtype], field, shape, pace)
     # As an array until the end: calls on tensors cost more than calls on arrays, and NumPy has no bfloat16.
     stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
 async def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...], pace: Pace) -> None:
+    for start in range(0, len(bits), _SLICE_VALUES):
+        _check_slice(bits[start : start + _SLICE_VALUES], start, infinity, field, shape)
+        await pace.give_way()
+
+
+def _check_slice(part: Bits, start: int, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
     """Raises NonFinite for the first value that is not finite (and not -inf in a bias)."""
     is_bias = field.kind is TensorKind.BIAS
-    for start in range(0, len(bits), _SLICE_VALUES):
-        part = bits[start : start + _SLICE_VALUES]
-        if not _is_finite(part, infinity, but_minus_inf=is_bias):
-            bad = (part & infinity) == infinity
-            if is_bias:
-                bad &= part != _negative(infinity)
-            raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
-        if len(bits) > _SLICE_VALUES:
-            await pace.give_way()
+    if not _is_finite(part, infinity, but_minus_inf=is_bias):
+        bad = (part & infinity) == infinity
+        if is_bias:
+            bad &= part != _negative(infinity)
+        raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
 
 
 def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

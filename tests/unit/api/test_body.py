@@ -21,6 +21,7 @@ from service.errors import (
     QueueFull,
     UnsupportedContentEncoding,
 )
+from service.header_fields import HeaderFields
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 
@@ -57,7 +58,7 @@ def read(
     return b"".join(
         asyncio.run(
             read_body(
-                {"headers": list(headers)}, caller_of({}, receive), limits, codings, Allowance(2**40, "bodies").share()
+                HeaderFields(headers), caller_of({}, receive), limits, codings, Allowance(2**40, "bodies").share()
             )
         )
     )
@@ -135,7 +136,7 @@ def test_who_was_refused_at_once_is_counted_no_more():
     """What still comes would be added to a share that nobody gives back any more."""
     allowance, caller = Allowance(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body({"headers": []}, caller, LIMITS, (), allowance.share()))
+        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), allowance.share()))
     assert caller.tell is None
     assert allowance.num_bytes == 0
 

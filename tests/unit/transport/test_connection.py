@@ -385,6 +385,45 @@ async def test_a_whole_request_that_asks_for_the_end_gets_it_at_once():
     assert room.wire.events == ["close"]
 
 
+@on_the_loop
+async def test_the_head_of_an_answer_goes_with_the_beginning_of_its_body():
+    room = Room()
+    await room.send(post())
+    assert room.wire.num_writes == 1
+    await room.send(post(b"/long"))
+    assert room.wire.num_writes == 3, "two pieces"
+    assert room.statuses == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n", 200),
+        (b"HEAD / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n", 200),
+        (b"POST /nothing HTTP/1.1\r\n" + HOST + b"\r\n", 204),
+    ],
+)
+@on_the_loop
+async def test_an_answer_without_a_body_is_sent_as_well(raw, status):
+    room = Room()
+    await room.send(raw)
+    assert room.statuses == [status]
+    assert room.wire.written.endswith(b"\r\n\r\n")
+    assert room.wire.events == ["close"] * (b"close" in raw)
+    if not room.wire.is_closing():
+        await room.send(post())
+        assert room.statuses == [status, 200]
+
+
+@on_the_loop
+async def test_a_head_whose_body_never_comes_is_sent_before_the_end(monkeypatch):
+    room = Room()
+    monkeypatch.setattr(room.ledger, "faulted", lambda trace, error: None)
+    await room.send(post(b"/broken"))
+    assert room.statuses == [200]
+    assert room.wire.events == ["close"]
+
+
 @pytest.mark.parametrize("expected", [True, False])
 @on_the_loop
 async def test_100_continue_is_said_when_the_body_is_wanted(expected):

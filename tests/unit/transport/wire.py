@@ -49,6 +49,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
+        self.num_writes = 0
         self.is_tls = False
         self.events: list[str] = []
         self.is_reading = True
@@ -57,8 +58,13 @@ class Wire:
         self.when_full: Callable[[], None] = lambda: None
 
     def write(self, data):
-        self.written += data
-        if data == self.full_with:
+        self.writelines((data,))
+
+    def writelines(self, pieces):
+        self.num_writes += 1
+        for piece in pieces:
+            self.written += piece
+        if self.full_with in pieces:
             self.is_stuck = True
             self.when_full()
 
@@ -113,7 +119,7 @@ class Ledger:
 
 
 class Echo:
-    """Answers with the body; to /early at once, to /held when `gate` opens, to /long in pieces."""
+    """Answers with the body; to /early at once, to /held when `gate` opens, to /long in pieces, to /broken with a head alone."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, bytes]] = []
@@ -130,7 +136,10 @@ class Echo:
         self.seen.append((scope["method"], scope["path"], body))
         if scope["path"] == "/held":
             await self.gate.wait()
-        status = 404 if scope["path"] == "/early" else 200
+        if scope["path"] == "/broken":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise RuntimeError("after the head")
+        status = {"/early": 404, "/nothing": 204}.get(scope["path"], 200)
         headers = [(b"content-length", str(len(body)).encode())]
         pieces = [body]
         if scope["path"] == "/long":
