@@ -31,7 +31,7 @@ def _left_unanswered(shared: Shared) -> int:
     """How many requests the last process of this slot received and did not live to end."""
     counted = left_in(shared)
     ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
-    return int(sum(sign * counted.get(name, 0.0) for name, sign in ends.items()))
+    return max(0, int(sum(sign * counted.get(name, 0.0) for name, sign in ends.items())))
 
 
 def is_counted(path: str) -> bool:
@@ -52,6 +52,7 @@ class Metrics:
         self._layers = LayerSeries(self._series)
         self._num_received = 0
         self._ended: list[Answered] = []
+        self._gone: list[str] = []
         self._num_in_flight = 0
         self._queued = (0, 0)
         self._turn = Turn(self._tell)
@@ -141,8 +142,8 @@ class Metrics:
 
     def cancelled(self, stage: str) -> None:
         """`stage` is one of the few words for how far a request can come (queued, running, …)."""
+        self._gone.append(stage)
         self._num_in_flight -= 1
-        self._cancelled.labels(stage).inc()
         self._turn.ask()
 
     def batch_done(self, batch: BatchDone) -> None:
@@ -184,6 +185,9 @@ class Metrics:
             self._requests[route, status].inc(number)
         for end in ended:
             self._tell_end(end)
+        gone, self._gone = self._gone, []
+        for stage in gone:
+            self._cancelled.labels(stage).inc()
         self._in_flight.set(self._num_in_flight)
         num_requests, num_bytes = self._queued
         self._queued_requests.set(num_requests)

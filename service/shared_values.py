@@ -76,8 +76,7 @@ class SharedValues:
 
     def changed(self, value: _Value) -> None:
         self._changed.append(value)
-        if len(self._changed) == 1:  # the first asks for all
-            self._turn.ask()
+        self._turn.ask()
 
     def write(self) -> None:
         """What has changed goes to the files now."""

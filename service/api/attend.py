@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from service.api.accept import answer_coding, answer_type
 from service.api.asgi import Receive, Scope, Send
 from service.api.body import joined
+from service.api.caller import Part
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
 from service.api.reception import Reception
@@ -22,7 +23,7 @@ from service.wire.json_document import parse
 from service.wire.pattern import Patterns
 from service.wire.request import CheckedRequest, check_request
 from service.wire.safetensors_answer import write_safetensors
-from service.wire.schemas import checked_request
+from service.wire.schemas import AttendRequest, checked_request
 
 ROUTE = "/v1/layers/{layer}/attend"
 BODY_CODINGS = (b"gzip", b"zstd")
@@ -49,12 +50,9 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     exchange.check_lane(layer, is_binary=came == SAFETENSORS)
 
     async def decode() -> CheckedRequest:
-        """Empties `parts`: from here on the request alone holds the bytes."""
         if came == SAFETENSORS:
             return await patterns.read(joined(parts), layer.name, layer.digest, layer.spec)
-        text = b"".join(parts)
-        parts.clear()
-        document = checked_request(await parse(text, max_depth=limits.max_json_depth))
+        document = await _document(parts, limits.max_json_depth)
         return await check_request(document, layer.name, layer.spec, limits.request)
 
     with exchange.watched():
@@ -64,6 +62,13 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     pieces = _pieces(outcome.result, facts, request, wanted)
     await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
     exchange.sent()
+
+
+async def _document(parts: list[Part], max_depth: int) -> AttendRequest:
+    """Empties `parts`: from here on the document alone holds what it needs of the text."""
+    text = b"".join(parts)
+    parts.clear()
+    return checked_request(await parse(text, max_depth=max_depth))
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:

@@ -53,8 +53,9 @@ class Outlet:
 
     def flush(self) -> None:
         """At the end of an answer, which may have no body."""
-        if self._head:
-            self.write(b"")
+        head, self._head = self._head, b""
+        if head and not self.is_closing():
+            self._transport.write(head)
 
     def close(self) -> None:
         self.flush()
@@ -87,8 +88,8 @@ class Owner(Protocol):
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's, with five differences: `fail`, ClientGone, a body that may be left behind, no chunks before HTTP/1.1, and what
-    `api/caller.py` asks.
+    """uvicorn's, with six differences: `fail`, ClientGone, a body that may be left behind, no chunks before HTTP/1.1, a head that
+    goes with its body, and what `api/caller.py` asks.
     """
 
     transport: Outlet  # type: ignore[assignment]

@@ -1,5 +1,6 @@
 """Metrics: each event moves exactly its series, and several processes add up."""
 
+import asyncio
 import math
 import os
 import resource
@@ -269,6 +270,66 @@ asyncio.run(story())
 
 def test_what_a_turn_has_counted_can_be_told_before_its_end(tmp_path):
     run_worker(tmp_path, 0, TOLD_IN_A_TURN)
+
+
+def test_a_turns_requests_are_counted_once_at_its_end_or_when_somebody_asks(tmp_path):
+    counted = {"received": 3, "requests": 1, "cancelled": 1}
+
+    def told(metrics):
+        found = samples(metrics.render())
+        return {
+            name: sum(value for (series, _), value in found.items() if series == f"attention_{name}_total")
+            for name in counted
+        }
+
+    def count(metrics):
+        for _ in range(3):
+            metrics.received()
+        metrics.answered(Answered("/r", 200, 0.1))
+        metrics.cancelled("queued")
+
+    async def story():
+        metrics = Metrics()
+        count(metrics)
+        assert set(told(metrics).values()) == {0}
+        metrics.tell_now()
+        assert told(metrics) == counted
+        await asyncio.sleep(0)
+        assert told(metrics) == counted
+        count(metrics)
+        await asyncio.sleep(0)
+        assert told(metrics) == {name: 2 * number for name, number in counted.items()}
+
+    asyncio.run(story())
+
+
+LEFT_IN_A_TURN = """
+import asyncio, os
+
+async def story():
+    metrics.engine_worked(1.0, 1)  # something else of the same turn is told before
+    asyncio.get_running_loop().call_soon({end})
+    metrics.received()
+    metrics.cancelled("receiving")
+    await asyncio.sleep(1)
+
+try:
+    asyncio.run(story())
+except asyncio.CancelledError:
+    pass
+"""
+
+
+def test_a_process_that_ends_in_mid_turn_tells_what_it_has_counted(tmp_path):
+    run_worker(tmp_path, 0, LEFT_IN_A_TURN.format(end="asyncio.current_task().cancel"))
+    assert samples(run_worker(tmp_path, 0, ""))["attention_received_total", ()] == 1
+
+
+def test_a_process_that_is_killed_in_mid_turn_leaves_its_slot_usable(tmp_path):
+    run_worker(tmp_path, 0, LEFT_IN_A_TURN.format(end="os._exit, 0"))
+    found = samples(run_worker(tmp_path, 0, "metrics.received()"))
+    assert found["attention_received_total", ()] in (1, 2)
+    assert found.get(("attention_cancelled_total", (("stage", "killed"),)), 0) == 0
 
 
 def test_what_a_killed_process_had_not_answered_is_counted_by_its_replacement(tmp_path):
