@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -139,7 +140,17 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getsid(pid) == self._process.pid:  # of its own session, so surely its own
                     os.kill(pid, signal.SIGKILL)
+                    _await_end(pid)
         self._process.wait()
+
+
+def _await_end(pid: int) -> None:
+    """A process that was killed is there for a moment more; nobody but its parent may wait for it, and its parent may be gone."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        select.select([descriptor], [], [], END_S)
+    finally:
+        os.close(descriptor)
 
 
 def _clean_environment() -> dict[str, str]:
