@@ -55,7 +55,7 @@ class Metrics:
         self._gone: list[str] = []
         self._num_in_flight = 0
         self._queued = (0, 0)
-        self._turn = Turn(self._tell)
+        self._turn = Turn(self.tell_now)
         self._make_process_series(self._series)
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)
@@ -173,11 +173,10 @@ class Metrics:
         self._turn.ask()
 
     def tell_now(self) -> None:
-        """What is put off to the end of the turn."""
-        self._tell()
+        """What is put off to the end of the turn, into the files as well.
 
-    def _tell(self) -> None:
-        """What every request changes, for all requests of a turn, and into the files: a call of the library is ten of ours."""
+        It is what every request changes, for all requests of the turn: a call of the library is ten of ours.
+        """
         self._received.inc(self._num_received)
         self._num_received = 0
         ended, self._ended = self._ended, []
@@ -264,5 +263,5 @@ class Metrics:
 
     def close(self) -> None:
         """The end of the process; what it counted stays."""
-        self._tell()
+        self.tell_now()
         self._series.close()

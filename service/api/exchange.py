@@ -98,7 +98,7 @@ class Exchange:
         self._is_settled = False
         self._trace = trace
         self._caller: Caller = caller_of(scope, receive)
-        self._timeout_s = house.limits.timeout_s
+        self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
 
     def __enter__(self) -> Self:

@@ -39,19 +39,21 @@ class AnswerFacts(NamedTuple):
         }
 
 
-def named_tensors(answer: Answer, *, is_batch: bool) -> dict[str, torch.Tensor]:
-    """`output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, without B for one sequence."""
+def named_tensors(answer: Answer) -> dict[str, torch.Tensor]:
+    """`output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, each with its axis B in front."""
     found = {"output": answer.output}
     if isinstance(answer.weights, TopK):
         found |= {f"weights.{name}": getattr(answer.weights, name) for name in _TOP_K}
     elif answer.weights is not None:
         found["weights"] = answer.weights
-    return found if is_batch else {name: tensor[0] for name, tensor in found.items()}
+    return found
 
 
 def write_json(answer: Answer, facts: AnswerFacts, form: TensorForm, *, is_batch: bool) -> Iterator[bytes]:
     """The pieces of the JSON answer, in the contract's order of fields."""
-    tensors = named_tensors(answer, is_batch=is_batch)
+    tensors = named_tensors(answer)
+    if not is_batch:
+        tensors = {name: tensor[0] for name, tensor in tensors.items()}
     yield b'{"output":'
     yield from write_tensor(tensors["output"], form)
     yield b',"weights":'

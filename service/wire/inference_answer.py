@@ -29,7 +29,7 @@ async def write_inference(
 
     The length of the JSON goes before it, so JSON that bytes follow is made whole, with others on the loop in between.
     """
-    tensors = named_tensors(answer, is_batch=True)
+    tensors = named_tensors(answer)
     pieces = _json(facts, wanted, tensors)
     blobs = [bytes_of(tensors[output.name]) for output in wanted.outputs if output.is_binary]
     if not blobs:

@@ -20,7 +20,7 @@ _ALIGNMENT = 8
 
 def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> list[bytes | memoryview]:
     """The parts of the body: length and header, then each tensor's bytes."""
-    tensors = named_tensors(answer, is_batch=True)
+    tensors = named_tensors(answer)
     header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
     parts, offset = [], 0
     if len(tensors) > 1:
@@ -29,7 +29,7 @@ def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> 
         data = bytes_of(tensor)
         header[name] = {
             "dtype": BY_TORCH[tensor.dtype].safetensors,
-            "shape": list(tensor.shape)[not is_batch :],  # the first axis of one sequence is no axis of the answer
+            "shape": list(tensor.shape if is_batch else tensor.shape[1:]),
             "data_offsets": [offset, offset + len(data)],
         }
         parts.append(data)

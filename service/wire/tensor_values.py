@@ -120,6 +120,7 @@ async def bytes_to_tensor(
 
 
 async def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...], pace: Pace) -> None:
+    """`_check_slice` of a tensor of many slices, with others on the loop in between."""
     for start in range(0, len(bits), _SLICE_VALUES):
         _check_slice(bits[start : start + _SLICE_VALUES], start, infinity, field, shape)
         await pace.give_way()
