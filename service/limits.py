@@ -11,6 +11,7 @@ from service.api.body import BodyLimits
 from service.api.exchange import ExchangeLimits
 from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
+from service.batching.engine import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.descriptors import kept_connections
 from service.settings import Settings
@@ -18,6 +19,8 @@ from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
 
 STANDING_WAIT_S = 0.1
+# So long may a health check wait for a batch: less than for its turn on a busy core (docs/performance.md).
+BRIEF_S = 0.01
 
 
 def batch_limits(settings: Settings) -> BatchLimits:
@@ -42,7 +45,7 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=_standing_wait_s(settings),
         max_cost=ceilings,
-        max_compute_s=settings.stuck_s,
+        compute=ComputeLimits(max_s=settings.stuck_s, brief_s=BRIEF_S),
     )
 
 

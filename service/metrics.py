@@ -83,7 +83,7 @@ class Metrics:
             make.histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
         )
         self._compute_busy = make.counter(
-            "compute_busy_seconds", "Time that compute threads spent in forward passes, failed ones and probes too"
+            "compute_busy_seconds", "Time spent in forward passes, failed ones and probes too"
         )
         self._batch_requests = make.histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
         self._batch_sequences = make.histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])

@@ -77,6 +77,7 @@ class GateEngine:
         self.room = 10**9
         self.answer: Callable[[Batch], Any] = echo
         self.batches: list[list[Any]] = []
+        self.briefs: list[bool] = []  # which of them were said to be brief
         self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
 
     @property
@@ -88,10 +89,11 @@ class GateEngine:
     def is_busy(self) -> bool:
         return self.held is not None and not self.held[1].done()
 
-    def run(self, batch: Batch) -> Future[Any]:
+    def run(self, batch: Batch, *, is_brief: bool = False) -> Future[Any]:
         assert not self.is_busy, "two batches in flight"
         future: Future[Any] = Future()
         self.batches.append(list(batch))
+        self.briefs.append(is_brief)
         self.held = (list(batch), future)
         if self.is_open:
             self.release()

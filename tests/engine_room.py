@@ -76,8 +76,8 @@ class OneLayer:
         self.engine = Engine(options)
         self.resident = self.engine.load(spec, make_tensors(spec, seed)).result()
 
-    def run(self, calls: Sequence[Call]) -> Future[Sequence[Answer]]:
-        return self.engine.run([Work(self.resident, call) for call in calls])
+    def run(self, calls: Sequence[Call], *, is_brief: bool = False) -> Future[Sequence[Answer]]:
+        return self.engine.run([Work(self.resident, call) for call in calls], is_brief=is_brief)
 
     def close(self) -> None:
         self.engine.close()

@@ -1,8 +1,9 @@
 """Engine: the one compute thread, and the layers that live on it.
 
-Laws: one thread for everything that computes; results do not depend on mates (P1) nor on whether weights were asked for
-(P2); a layer serves only after a self-check with real forward passes, and batches go between the steps of a load; running
-out of memory is an answer, not a death; a device that has failed answers nothing any more (EngineDown).
+Laws: one thread computes at a time, the engine's own or, for a brief batch while that has nothing to do, its caller's;
+results do not depend on mates (P1) nor on whether weights were asked for (P2); a layer serves only after a self-check with
+real forward passes, and batches go between the steps of a load; running out of memory is an answer, not a death; a device
+that has failed answers nothing any more (EngineDown).
 Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
 """
 
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -61,8 +63,10 @@ class Engine:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
         self._computing: threading.Thread | None = None  # the thread itself, once it runs
+        self._turn = threading.Lock()  # held by whoever computes
+        self._is_closed = False
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()  # changed by the callers' thread alone
-        # Written by the compute thread alone; readers on other threads see a slightly old value.
+        # Written by whoever computes; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
         self.filler_rows = 0
         """Rows computed so far that stand for no position (see `ragged.py`)."""
@@ -74,15 +78,25 @@ class Engine:
         self._go_on(resident, self._load_steps(resident), done)
         return done
 
-    def run(self, batch: Sequence[Work]) -> Future[Sequence[Answer]]:
+    def run(self, batch: Sequence[Work], *, is_brief: bool = False) -> Future[Sequence[Answer]]:
         """One forward pass for calls to the same layer in the same dtype; answers in order.
 
-        The future fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
+        A brief one may be done, or fail, before this returns: waking the thread, and being woken by it, may take as long.
+        It fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
         """
-        return self._submit(self._run, batch)
+        if not (is_brief and self._can_run_here(batch) and self._turn.acquire(blocking=False)):
+            return self._submit(self._run, batch)
+        try:
+            answers = self._run(batch)
+        finally:
+            self._turn.release()
+        done: Future[Sequence[Answer]] = Future()
+        done.set_result(answers)
+        return done
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Lets the running batch finish, drops what waits, ends the thread; False where that outlasts `timeout_s`."""
+        self._is_closed = True
         self._thread.shutdown(wait=timeout_s is None, cancel_futures=True)
         if self._computing is None:
             return True
@@ -102,9 +116,22 @@ class Engine:
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
-            return self._thread.submit(work, *args, **kwargs)
+            return self._thread.submit(self._in_turn, partial(work, *args, **kwargs))
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown("the engine is closed") from error
+
+    def _in_turn(self, work: Callable[[], R]) -> R:
+        with self._turn:
+            return work()
+
+    def _can_run_here(self, batch: Sequence[Work]) -> bool:
+        """Not on a device, whose work nobody need wait for, nor where torch has several threads, for each of ours would have
+        as many; a layer in a dtype that it has not been asked for is made first.
+        """
+        num_threads = max(self.options.num_threads, torch.get_num_threads())
+        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
+            return False
+        return self._dtype(batch) in batch[0].resident.variants
 
     def _enter(self) -> None:
         self._computing = threading.current_thread()
@@ -171,8 +198,7 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[Work]) -> Sequence[Answer]:
-        resident, first = batch[0]
-        layer = self._layer(resident, torch.float64 if first.is_float64 else self.options.dtype)
+        layer = self._layer(batch[0].resident, self._dtype(batch))
         filled = layer.filler_rows
         try:
             answers = layer.forward([work.call for work in batch])
@@ -182,6 +208,9 @@ class Engine:
         if rows != [work.call.query.shape[:2] for work in batch]:
             raise RuntimeError("the layer's answers are not those of the calls. This is a bug.")
         return answers
+
+    def _dtype(self, batch: Sequence[Work]) -> torch.dtype:
+        return torch.float64 if batch[0].call.is_float64 else self.options.dtype
 
     def _layer(self, resident: Resident, dtype: torch.dtype) -> Layer:
         """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""

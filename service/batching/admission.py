@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.congestion import Congestion
+from service.batching.engine import ComputeLimits
 from service.batching.job import Cost
 from service.batching.policy import Lanes
 from service.batching.speed import Speed, Work
@@ -31,9 +32,8 @@ class CostCeilings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
     """What may wait: jobs, bytes of input, attention scores (one job alone may have more); how long for company while the
-    engine is idle, how long in a queue that stands (0: only the other limits bound it), and what one may cost.
-
-    An engine that has not answered a batch for `max_compute_s` is stuck.
+    engine is idle, how long in a queue that stands (0: only the other limits bound it), what one may cost, and how long
+    batches may take.
     """
 
     capacity: int
@@ -42,7 +42,7 @@ class QueueLimits:
     max_wait_s: float
     standing_wait_s: float
     max_cost: CostCeilings
-    max_compute_s: float = 60.0
+    compute: ComputeLimits
 
 
 def check_cost(cost: Cost, limits: QueueLimits) -> None:

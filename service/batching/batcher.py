@@ -4,8 +4,8 @@ Lives here: the waiting room's state and its one task; it meets the engine in on
 Must not know: tensors, HTTP, metrics; which jobs run together (policy), what may come in (admission),
 what is tried when a batch fails (runner).
 Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
-are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; if the loop dies,
-or a batch does not end, everyone is told; draining admits nothing.
+are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; the loop waits for
+a brief batch only when all that has come is in; if the loop dies, or a batch does not end, everyone is told; draining admits nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from service.batching.observer import CancelEvent, DeathEvent, Observer
 from service.batching.policy import BatchLimits, Lanes, is_full, take
 from service.batching.runner import Runner
 from service.batching.speed import Speed
-from service.errors import DeadlineExceeded, Draining, EngineDown, NotReady, ServiceError
+from service.errors import Draining, EngineDown, NotReady, ServiceError
 
+# Of the loop, from a request in a socket to a job: one reads it, in the next its task runs.
+TURNS_TO_COME_IN = 2
 DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
 
 
@@ -48,7 +50,7 @@ class Batcher(Generic[P, R]):
         self._lanes: Lanes[Job[P, R]] = Lanes()
         self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
         self._speed = Speed()
-        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.max_compute_s)
+        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute)
         self._congestion = Congestion(queue_limits.standing_wait_s)
         self._queue = Queue(queue_limits, self._lanes, self._speed, self._congestion)
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
@@ -180,6 +182,15 @@ class Batcher(Generic[P, R]):
             self._speed.rest()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
+        await self._take_in()
+
+    async def _take_in(self) -> None:
+        """Before the loop waits for a brief batch, take in what has come by now, until a look at the sockets brings nothing."""
+        num_jobs = 0
+        while self._lanes.num_jobs > num_jobs and self._could_grow() and self._runner.is_brief(self._lanes.num_flops):
+            num_jobs = self._lanes.num_jobs
+            for _ in range(TURNS_TO_COME_IN):
+                await asyncio.sleep(0)
 
     async def _wait(self, event: asyncio.Event, until: float) -> None:
         """Wait for the event's next time, or until a time that need not be finite."""
@@ -196,10 +207,13 @@ class Batcher(Generic[P, R]):
         limits = self._queue_limits
         if not self._lanes.num_jobs:
             return math.inf
-        could_grow = self._lanes.num_jobs < limits.capacity and not is_full(self._lanes, self._batch_limits)
-        if limits.max_wait_s <= 0 or self._is_draining or not could_grow:
+        if limits.max_wait_s <= 0 or self._is_draining or not self._could_grow():
             return -math.inf
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
+
+    def _could_grow(self) -> bool:
+        """Whether the next batch would be larger if more came in."""
+        return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(self._lanes, self._batch_limits)
 
     async def _execute(self) -> None:
         """Take a batch, drop whose callers left in this very turn, and run it."""
@@ -216,8 +230,7 @@ class Batcher(Generic[P, R]):
 
     def _expire(self, job: Job[P, R]) -> None:
         """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""
-        left_s = job.deadline - job.accepted_at
-        job.fail(DeadlineExceeded(f"there was no answer in the {left_s:.3f} s that were left when it came to wait"))
+        job.expire()
         self._forget(job)
 
     def _withdraw(self, job: Job[P, R]) -> None:

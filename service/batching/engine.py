@@ -1,6 +1,7 @@
 """The engine as the waiting room sees it: a batch goes in, a future of its results comes out.
 
-Lives here: the one Protocol in which the two rooms meet, the wait for its future, and what its failures mean.
+Lives here: the one Protocol in which the two rooms meet, the wait for its future, how long that may be, and what its
+failures mean.
 Must not know: jobs, queues, tensors, the engine's thread.
 Laws: whatever the engine raises or returns becomes an answer or a failure of that batch, never an exception of the
 loop; an engine that does not answer at all is down; a foreign exception is translated once, here, and its text never
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from service.batching.clock import Clock
@@ -25,13 +27,24 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Engine(Protocol[P_contra, R]):
-    """What computes: one result per payload, in their order; EngineDown says that no later batch will be answered."""
+    """What computes: one result per payload, in their order; EngineDown says that no later batch will be answered.
 
-    def run(self, batch: Sequence[P_contra], /) -> Future[Sequence[R]]: ...
+    A brief batch ends so soon that the loop may wait for it: the engine may compute it before it returns.
+    """
+
+    def run(self, batch: Sequence[P_contra], /, *, is_brief: bool) -> Future[Sequence[R]]: ...
 
 
-async def ask(engine: Engine[P, R], batch: Sequence[P], clock: Clock, until: float) -> Future[Sequence[R]]:
-    """The engine's future for this batch, done; raises EngineDown where it is not `until` then (a finite time).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeLimits:
+    """How long batches take: one that has not ended in `max_s` never will; one that likely ends in `brief_s` is brief."""
+
+    max_s: float
+    brief_s: float
+
+
+async def wait_for(future: Future[Sequence[R]], clock: Clock, until: float) -> None:
+    """Return when the engine's future is done; raises EngineDown where it is not `until` then (a finite time).
 
     Cancelling this calls off a batch that has not begun.
 
@@ -44,7 +57,6 @@ async def ask(engine: Engine[P, R], batch: Sequence[P], clock: Clock, until: flo
         with contextlib.suppress(RuntimeError):  # the loop was closed before its engine was
             loop.call_soon_threadsafe(done.set)
 
-    future = _hand_over(engine, batch)
     future.add_done_callback(tell)
     bound = clock.call_at(until, done.set)
     try:
@@ -54,7 +66,16 @@ async def ask(engine: Engine[P, R], batch: Sequence[P], clock: Clock, until: flo
     finally:
         bound.cancel()
         future.cancel()
-    return future
+
+
+def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_brief: bool) -> Future[Sequence[R]]:
+    """The engine's future for this batch."""
+    try:
+        return engine.run(batch, is_brief=is_brief)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is this batch's failure
+        return _failed(
+            error
+        )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
 
 
 def failure_of(future: Future[Sequence[R]], num_payloads: int) -> BaseException | None:
@@ -84,15 +105,6 @@ def told(failure: BaseException) -> ServiceError:
     error = EngineFailed("the engine failed on this request; the fault is the service's, and is in its log")
     error.__cause__ = failure
     return error
-
-
-def _hand_over(engine: Engine[P, R], batch: Sequence[P]) -> Future[Sequence[R]]:
-    try:
-        return engine.run(batch)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is this batch's failure
-        return _failed(
-            error
-        )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
 
 
 def _failed(error: BaseException) -> Future[Sequence[R]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from service.batching.clock import Clock, Handle
+from service.errors import DeadlineExceeded
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -106,12 +107,16 @@ class Job(Generic[P, R]):
             self.started_at = self._clock.now()
 
     def settle(self, result: R) -> bool:
-        """Give the caller the result; False, and nothing happens, where the job is settled or its caller has gone."""
+        """Give the caller the result; False where it is settled, its caller has gone, or its deadline, which he is told."""
         if self.is_settled:
             return False
         if self.started_at is None or self.batch is None:
             raise RuntimeError("a job was settled before it was started. This is a bug.")
-        now = self._finish()
+        now = self._clock.now()
+        if now >= self.deadline:  # it passed while the loop waited for the engine
+            self.expire()
+            return False
+        self._finish(now)
         queue_s, compute_s = self.started_at - self.accepted_at, now - self.started_at
         self.promise.set_result(Outcome(result, self.batch, queue_s, compute_s))
         return True
@@ -120,17 +125,23 @@ class Job(Generic[P, R]):
         """Give the caller the error; False, and nothing happens, where the job was finished before."""
         if self.settled_at is not None:
             return False
-        self._finish()
+        self._finish(self._clock.now())
         if not self.promise.done():
             self.promise.set_exception(error)
             self.promise.exception()  # marks it as seen: a caller who left is no reason for a line on stderr
         return True
 
-    def _finish(self) -> float:
-        self.settled_at = self._clock.now()
+    def expire(self) -> bool:
+        """Fail with DeadlineExceeded."""
+        left_s = self.deadline - self.accepted_at
+        return self.fail(
+            DeadlineExceeded(f"there was no answer in the {left_s:.3f} s that were left when it came to wait")
+        )
+
+    def _finish(self, now: float) -> None:
+        self.settled_at = now
         if self.timer is not None:
             self.timer.cancel()
-        return self.settled_at
 
     def __repr__(self) -> str:
         return f"<Job in lane {self.lane!r}, {self.stage}>"

@@ -2,32 +2,53 @@
 
 Must not know: who waits, which jobs run together, when.
 Laws: a batch that is too large for the memory is tried in halves, one that fails otherwise member by member; an engine that is
-down ends it, and so does a batch that does not end.
+down ends it, and so does a batch that does not end; a batch is brief by what the last ones took; between two batches the
+loop has a turn.
 """
 
 from __future__ import annotations
 
-from typing import Generic
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Generic, NamedTuple
 
 from service.batching.clock import Clock
-from service.batching.engine import Engine, ask, failure_of, is_out_of_memory, told
-from service.batching.job import BatchInfo, Job, P, R
+from service.batching.engine import ComputeLimits, Engine, failure_of, hand_over, is_out_of_memory, told, wait_for
+from service.batching.job import BatchInfo, Cost, Job, P, R
 from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
 from service.batching.speed import Speed, Work
 from service.errors import EngineDown
+
+
+class _Attempt(NamedTuple):
+    """What a batch costs."""
+
+    costs: list[Cost]
+    batch: BatchInfo
+    work: Work
+
+    @classmethod
+    def of(cls, jobs: list[Job[P, R]]) -> _Attempt:
+        costs = [job.cost for job in jobs]
+        return cls(costs, BatchInfo.of(costs), Work(sum([cost.flops for cost in costs]), len(costs)))
 
 
 class Runner(Generic[P, R]):
     """Of one engine; `speed` learns from what it runs."""
 
     def __init__(
-        self, engine: Engine[P, R], clock: Clock, observer: Observer, speed: Speed, max_compute_s: float
+        self, engine: Engine[P, R], clock: Clock, observer: Observer, speed: Speed, limits: ComputeLimits
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
-        self._max_compute_s = max_compute_s
+        self._limits = limits
+
+    def is_brief(self, flops: int) -> bool:
+        """Whether so much work likely ends so soon that the loop may wait for it; not before the first batch has been run."""
+        return flops <= self._speed.rate * self._limits.brief_s
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Raises EngineDown, and leaves to the caller whoever is not settled then."""
@@ -42,15 +63,25 @@ class Runner(Generic[P, R]):
 
         Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
         """
-        costs = [job.cost for job in jobs]
-        batch = BatchInfo.of(costs)
+        attempt = _Attempt.of(jobs)
         for job in jobs:
-            job.start(batch)
+            job.start(attempt.batch)
         started_at = self._clock.now()
-        work = Work(sum([cost.flops for cost in costs]), len(costs))
-        self._speed.begin(work, started_at)
-        future = await ask(self._engine, [job.payload for job in jobs], self._clock, started_at + self._max_compute_s)
-        compute_s = self._clock.now() - started_at
+        self._speed.begin(attempt.work, started_at)
+        is_brief = self.is_brief(attempt.work.flops)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
+        was_at_once = future.done()
+        if not was_at_once:
+            await wait_for(future, self._clock, started_at + self._limits.max_s)
+        parts = self._settle(jobs, attempt, future, self._clock.now() - started_at)
+        del future
+        if was_at_once:
+            await asyncio.sleep(0)
+        return parts
+
+    def _settle(
+        self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]], compute_s: float
+    ) -> list[list[Job[P, R]]]:
         failure = failure_of(future, len(jobs))
         if isinstance(failure, EngineDown):
             raise failure
@@ -61,8 +92,8 @@ class Runner(Generic[P, R]):
             return []
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
-        self._speed.note(work, compute_s)
-        self._observer.batch_done(BatchEvent.of(jobs[0].lane, batch, costs, compute_s))
+        self._speed.note(attempt.work, compute_s)
+        self._observer.batch_done(BatchEvent.of(jobs[0].lane, attempt.batch, attempt.costs, compute_s))
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:

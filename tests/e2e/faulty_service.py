@@ -37,7 +37,7 @@ def be_worker() -> None:
     from service.attention.engine import Engine
     from service.layers.store import Store
 
-    forward, load = Engine._forward, Store.load
+    forward, load, run = Engine._forward, Store.load, Engine.run
 
     def faulty_forward(self, batch):
         marks = {float(work.call.query[0, 0, 0]) for work in batch}
@@ -61,6 +61,7 @@ def be_worker() -> None:
 
     vars(access)["_ADMIN_METHODS"] = frozenset()  # everybody may change layers here
     replace(Engine, "_forward", faulty_forward)
+    replace(Engine, "run", lambda self, batch, **_: run(self, batch))  # no batch is brief: any may be made slow
     replace(Store, "load", slow_load)
 
 

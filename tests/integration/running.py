@@ -48,7 +48,7 @@ LAYERS = [
 
 
 class HeldEngine(Engine):
-    """The real engine behind a gate: closed, batches wait in the compute thread; `wrong` decides which calls fail."""
+    """The real engine behind a gate: closed, batches wait in the compute thread, all; `wrong` decides which calls fail."""
 
     def __init__(self, options) -> None:
         super().__init__(options)
@@ -56,6 +56,9 @@ class HeldEngine(Engine):
         self.gate.set()
         self.batches: list[int] = []
         self.wrong = lambda call: False
+
+    def run(self, batch, *, is_brief=False):
+        return super().run(batch, is_brief=is_brief and self.gate.is_set())
 
     def _run(self, batch):
         self.gate.wait(20)

@@ -124,6 +124,91 @@ def test_everything_computes_on_one_thread_with_the_asked_number_of_torch_thread
     assert seen == {("compute_0", 2, True)}
 
 
+@pytest.fixture
+def one_torch_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def computing_threads(monkeypatch) -> list[str]:
+    """The name of the thread of each forward pass."""
+    names = []
+    forward = Layer.forward
+
+    def watching(self, calls):
+        names.append(threading.current_thread().name)
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", watching)
+    return names
+
+
+def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine, one_torch_thread, computing_threads):
+    calls = [call(rows, seed=rows, weights=WeightsWanted("mean")) for rows in (4, 1, 9)]
+    brief = engine.run(calls, is_brief=True)
+    assert brief.done()
+    assert computing_threads == [threading.current_thread().name]
+    others = engine.run(calls).result()
+    assert computing_threads[1:] == ["compute_0"]
+    assert all(same_answers(one, other) for one, other in zip(brief.result(), others, strict=True))
+
+
+def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, one_torch_thread, monkeypatch, computing_threads):
+    """Two forward passes at once would share the layers' and torch's own state."""
+    started, go_on, forward = threading.Event(), threading.Event(), Layer.forward
+
+    def held(self, calls):
+        started.set()
+        assert go_on.wait(10)
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", held)
+    running = engine.run([call()])
+    assert started.wait(10)
+    brief = engine.run([call(seed=1)], is_brief=True)
+    assert not brief.done()
+    go_on.set()
+    assert len(running.result()) == len(brief.result()) == 1
+    assert computing_threads == ["compute_0"] * 2
+
+
+def test_a_brief_batch_goes_to_the_thread_where_torch_has_several_here(engine, computing_threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine.run([call()], is_brief=True).result()
+    finally:
+        torch.set_num_threads(before)
+    assert computing_threads == ["compute_0"]
+
+
+def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(
+    engine, one_torch_thread, computing_threads
+):
+    double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
+    first = engine.run([double], is_brief=True).result()
+    assert set(computing_threads) == {"compute_0"}
+    computing_threads.clear()
+    assert same_answers(engine.run([double], is_brief=True).result()[0], first[0])
+    assert computing_threads == [threading.current_thread().name]
+
+
+def test_a_brief_batch_that_fails_leaves_the_turn_to_others(engine, one_torch_thread):
+    with pytest.raises(RuntimeError):
+        engine.run([Call("layer", randn(1, 4, 10))], is_brief=True)
+    assert engine.run([call()], is_brief=True).done()
+    assert engine.run([call()]).result(10)
+
+
+def test_a_closed_engine_computes_nothing_brief(engine, one_torch_thread):
+    engine.close()
+    with pytest.raises(EngineDown):
+        engine.run([call()], is_brief=True)
+
+
 def torchs_own_words() -> RuntimeError:
     """What this build of torch raises where the memory is not there."""
     with pytest.raises(RuntimeError) as caught:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.batcher import Batcher
+from service.batching.engine import ComputeLimits
 from service.batching.job import Cost, Outcome
 from service.batching.policy import BatchLimits
 from tests.doubles import GateEngine, ManualClock, RecordingObserver, turns
@@ -51,6 +52,7 @@ class Room:
         standing_wait_s: float = 0.0,
         max_cost: CostCeilings | None = None,
         max_compute_s: float = LARGE,
+        brief_s: float = 0.0,
         engine: Any = None,
     ) -> None:
         self.clock = ManualClock()
@@ -66,7 +68,7 @@ class Room:
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
                 max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
-                max_compute_s=max_compute_s,
+                compute=ComputeLimits(max_s=max_compute_s, brief_s=brief_s),
             ),
             self.clock,
             self.heard,

@@ -264,7 +264,7 @@ def test_a_result_that_comes_after_the_loop_was_closed_is_harmless(caplog):
     engine = GateEngine()
 
     class Started(GateEngine):
-        def run(self, batch):
+        def run(self, batch, **_):
             future = engine.run(batch)
             future.set_running_or_notify_cancel()
             return future
@@ -308,7 +308,7 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
         def __init__(self) -> None:
             self.pool = ThreadPoolExecutor(1)
 
-        def run(self, batch):
+        def run(self, batch, **_):
             return self.pool.submit(lambda: [("answer", payload) for payload in batch])
 
     async def main():

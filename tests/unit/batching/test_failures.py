@@ -247,10 +247,10 @@ def test_whatever_the_engine_raises_is_a_failure_of_that_batch(error):
 
 def test_an_engine_that_refuses_a_batch_fails_that_batch():
     class Refuses(GateEngine):
-        def run(self, batch):
+        def run(self, batch, **hints):
             if "x" in batch:
                 raise RuntimeError("cannot")
-            return super().run(batch)
+            return super().run(batch, **hints)
 
     async def main():
         async with Room(engine=Refuses(is_open=True)) as room:

@@ -1,0 +1,156 @@
+"""Brief batches, for which the loop may wait: which they are, what comes along, and what the loop gets done in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from service.errors import DeadlineExceeded
+from tests.doubles import GateEngine, run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+
+
+async def learn(room: Room, seconds: float = 1.0) -> None:
+    """A batch of 1,000 flops has taken so long."""
+    await room.send_running("known")
+    room.clock.advance(seconds)
+    room.engine.release()
+    await turns()
+
+
+@pytest.mark.parametrize(("flops", "is_brief"), [(2_000, True), (2_001, False)])
+def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops, is_brief):
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            room.send("x", cost=cost_of(flops=flops - 1000))
+            room.send("y")
+            await turns()
+            assert room.engine.batches == [["known"], ["x", "y"]]
+            assert room.engine.briefs == [False, is_brief], "of the first one nothing is known"
+            room.engine.open()
+            await turns()
+
+    run(main)
+
+
+def test_no_batch_is_brief_where_the_loop_is_to_wait_for_none():
+    async def main():
+        async with Room() as room:
+            await learn(room)
+            await room.send_running("x")
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: int) -> None:
+    for payload in payloads:
+        room.send(payload)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+
+
+def test_before_a_brief_batch_all_that_comes_turn_after_turn_is_taken_in():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns=1)
+            await turns()
+            assert room.engine.batches[1:] == [["u", "v", "w", "x"]]
+
+    run(main)
+
+
+def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v"], num_turns=5)
+            assert room.engine.batches[1:] == [["u"]]
+            room.engine.open()
+            await turns()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("limits", "batch"),
+    [({"brief_s": 2.0}, ["u", "v", "w"]), ({"brief_s": 8.0, "max_requests": 2}, ["u", "v"])],
+    ids=["too long to be waited for", "full"],
+)
+def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
+    async def main():
+        async with Room(**limits) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v", "w", "x", "y"], num_turns=1)
+            assert room.engine.batches[1] == batch
+            room.engine.open()
+            await turns()
+
+    run(main)
+
+
+def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            client = room.send("x")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            client.cancel()
+            await turns()
+            assert room.engine.batches == [["known"]]
+            room.engine.open()
+            assert result_of(await ended(room.send("next"))) == ("answer", "next")
+
+    run(main)
+
+
+class AtOnce(GateEngine):
+    """Answers before it returns, and takes its time for it; the room's clock goes on meanwhile."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(is_open=True)
+        self.seconds = seconds
+        self.room_of: Room | None = None
+
+    def run(self, batch, **hints):
+        assert self.room_of is not None
+        self.room_of.clock._now += self.seconds  # calls that are due come when the loop has a turn
+        return super().run(batch, **hints)
+
+
+def room_with(engine: AtOnce, **limits) -> Room:
+    engine.room_of = Room(engine=engine, **limits)
+    return engine.room_of
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_between_two_batches_that_are_answered_at_once_the_loop_has_a_turn(loop_factory):
+    async def main():
+        async with room_with(AtOnce(), max_requests=1) as room:
+            seen = []
+            clients = [room.send(number) for number in range(5)]
+            await asyncio.sleep(0)  # they have been admitted
+            while not all(client.done() for client in clients):
+                seen.append(len(room.engine.batches))
+                await asyncio.sleep(0)
+            assert {1, 2, 3, 4} <= set(seen), "somebody else could do something after each of them"
+
+    run(main, loop_factory=loop_factory)
+
+
+def test_a_deadline_that_passed_while_the_loop_waited_is_told_and_the_others_are_answered():
+    async def main():
+        async with room_with(AtOnce(seconds=1.0)) as room:
+            late, patient = room.send("late", timeout_s=1.0), room.send("patient", timeout_s=1.1)
+            await turns()
+            assert isinstance(error_of(late), DeadlineExceeded)
+            assert "there was no answer in the 1.000 s" in str(error_of(late))
+            assert result_of(patient) == ("answer", "patient")
+            assert patient.result().compute_s == 1.0
+
+    run(main)
