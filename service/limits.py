@@ -19,7 +19,7 @@ from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
 
 STANDING_WAIT_S = 0.1
-# So long may a health check wait for a batch: less than for its turn on a busy core (docs/performance.md).
+# A health check waits for two or three of them (docs/decisions.md).
 BRIEF_S = 0.01
 
 

@@ -1,4 +1,4 @@
-"""Engine: the one compute thread, and the layers that live on it.
+"""Engine: the compute thread, and the layers that live on it.
 
 Laws: one thread computes at a time, the engine's own or, for a brief batch while that has nothing to do, its caller's;
 results do not depend on mates (P1) nor on whether weights were asked for (P2); a layer serves only after a self-check with
@@ -57,7 +57,9 @@ def pick_device(name: str) -> torch.device:
 
 
 class Engine:
-    """`load` layers, then `run` batches of calls to one layer; both answer with a future that the one thread fulfils."""
+    """`load` layers, then `run` batches of calls to one layer; both answer with a future, which the thread fulfils if it is not
+    done.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
@@ -81,18 +83,16 @@ class Engine:
     def run(self, batch: Sequence[Work], *, is_brief: bool = False) -> Future[Sequence[Answer]]:
         """One forward pass for calls to the same layer in the same dtype; answers in order.
 
-        A brief one may be done, or fail, before this returns: waking the thread, and being woken by it, may take as long.
-        It fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
+        A brief one may be done when this returns: waking the thread, and being woken by it, may take as long as it.
+        The future fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
         """
-        if not (is_brief and self._can_run_here(batch) and self._turn.acquire(blocking=False)):
-            return self._submit(self._run, batch)
-        try:
-            answers = self._run(batch)
-        finally:
-            self._turn.release()
-        done: Future[Sequence[Answer]] = Future()
-        done.set_result(answers)
-        return done
+        if is_brief and self._can_run_here(batch) and self._turn.acquire(blocking=False):
+            answers = self._run_here(batch)
+            if answers is not None:
+                done: Future[Sequence[Answer]] = Future()
+                done.set_result(answers)
+                return done
+        return self._submit(self._run, batch)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Lets the running batch finish, drops what waits, ends the thread; False where that outlasts `timeout_s`."""
@@ -123,6 +123,19 @@ class Engine:
     def _in_turn(self, work: Callable[[], R]) -> R:
         with self._turn:
             return work()
+
+    def _run_here(self, batch: Sequence[Work]) -> Sequence[Answer] | None:
+        """None where it failed: the thread tries again and tells why.
+
+        Raised here the error would hold its callers' frames, so their jobs, so itself: the tensors would stay until some later
+        collection, just when memory is short; and what is no Exception would end the loop instead of a batch.
+        """
+        try:
+            return self._run(batch)
+        except BaseException:  # noqa: BLE001 (see above)
+            return None
+        finally:
+            self._turn.release()
 
     def _can_run_here(self, batch: Sequence[Work]) -> bool:
         """Not on a device, whose work nobody need wait for, nor where torch has several threads, for each of ours would have

@@ -4,8 +4,9 @@ Lives here: the waiting room's state and its one task; it meets the engine in on
 Must not know: tensors, HTTP, metrics; which jobs run together (policy), what may come in (admission),
 what is tried when a batch fails (runner).
 Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
-are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; the loop waits for
-a brief batch only when all that has come is in; if the loop dies, or a batch does not end, everyone is told; draining admits nothing.
+are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; before the loop
+waits for a brief batch it takes in what has come, as far as that fits into it; if the loop dies, or a batch does not end,
+everyone is told; draining admits nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ from service.batching.engine import Engine
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.observer import CancelEvent, DeathEvent, Observer
 from service.batching.policy import BatchLimits, Lanes, is_full, take
-from service.batching.runner import Runner
+from service.batching.runner import Runner, let_come_in
 from service.batching.speed import Speed
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 
-# Of the loop, from a request in a socket to a job: one reads it, in the next its task runs.
-TURNS_TO_COME_IN = 2
 DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
 
 
@@ -187,10 +186,9 @@ class Batcher(Generic[P, R]):
     async def _take_in(self) -> None:
         """Before the loop waits for a brief batch, take in what has come by now, until a look at the sockets brings nothing."""
         num_jobs = 0
-        while self._lanes.num_jobs > num_jobs and self._could_grow() and self._runner.is_brief(self._lanes.num_flops):
-            num_jobs = self._lanes.num_jobs
-            for _ in range(TURNS_TO_COME_IN):
-                await asyncio.sleep(0)
+        while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_brief(jobs):
+            num_jobs = len(jobs)
+            await let_come_in()
 
     async def _wait(self, event: asyncio.Event, until: float) -> None:
         """Wait for the event's next time, or until a time that need not be finite."""
@@ -221,12 +219,18 @@ class Batcher(Generic[P, R]):
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
-        self._running = [job for job in batch if not job.is_settled]
+        self._running = [job for job in batch if not self._is_over(job)]
         del batch
         self._tell_queue()
         await self._runner.run(self._running)
         self._running = []
         self._left.set()
+
+    def _is_over(self, job: Job[P, R]) -> bool:
+        """Whether nobody waits any more; a deadline that has passed may be told here before its call comes."""
+        if job.deadline <= self._clock.now():
+            job.expire()
+        return job.is_settled
 
     def _expire(self, job: Job[P, R]) -> None:
         """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""

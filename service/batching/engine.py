@@ -37,7 +37,7 @@ class Engine(Protocol[P_contra, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """How long batches take: one that has not ended in `max_s` never will; one that likely ends in `brief_s` is brief."""
+    """How long batches take: what has not ended in `max_s` never will; what likely ends in `brief_s` is brief (0: nothing is)."""
 
     max_s: float
     brief_s: float

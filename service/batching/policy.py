@@ -78,6 +78,11 @@ class Lanes(Generic[J]):
         return min(self._lanes, key=lambda name: self._lanes[name].start)
 
     @property
+    def next_jobs(self) -> Collection[J]:
+        """The jobs of that lane; none where nothing waits."""
+        return self.jobs(self.next_lane) if self._lanes else ()
+
+    @property
     def heads(self) -> list[J]:
         """The oldest job of each lane."""
         return [next(iter(lane.jobs)) for lane in self._lanes.values()]
@@ -177,9 +182,7 @@ def take(lanes: Lanes[J], limits: BatchLimits) -> list[J]:
 
 def is_full(lanes: Lanes[J], limits: BatchLimits) -> bool:
     """Whether waiting longer could not enlarge the next batch."""
-    if not lanes.num_jobs:
-        return False
-    jobs = lanes.jobs(lanes.next_lane)
+    jobs = lanes.next_jobs
     batch = _fitting(jobs, limits)
     return (
         len(batch) < len(jobs)

@@ -2,17 +2,17 @@
 
 Must not know: who waits, which jobs run together, when.
 Laws: a batch that is too large for the memory is tried in halves, one that fails otherwise member by member; an engine that is
-down ends it, and so does a batch that does not end; a batch is brief by what the last ones took; between two batches the
-loop has a turn.
+down ends it, and so does a batch that does not end; after a batch that the loop waited for it has time for others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Generic, NamedTuple
 
+from service.batching.brevity import Brevity
 from service.batching.clock import Clock
 from service.batching.engine import ComputeLimits, Engine, failure_of, hand_over, is_out_of_memory, told, wait_for
 from service.batching.job import BatchInfo, Cost, Job, P, R
@@ -20,18 +20,23 @@ from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEve
 from service.batching.speed import Speed, Work
 from service.errors import EngineDown
 
+# Of the loop, from a request in a socket to a job, or to an answer of another kind: one reads it, in the next its task runs.
+TURNS_TO_COME_IN = 2
+
+
+async def let_come_in() -> None:
+    """Let the loop take in what has come."""
+    for _ in range(TURNS_TO_COME_IN):
+        await asyncio.sleep(0)
+
 
 class _Attempt(NamedTuple):
-    """What a batch costs."""
+    """What a batch costs, and whether the loop waited for it."""
 
     costs: list[Cost]
     batch: BatchInfo
     work: Work
-
-    @classmethod
-    def of(cls, jobs: list[Job[P, R]]) -> _Attempt:
-        costs = [job.cost for job in jobs]
-        return cls(costs, BatchInfo.of(costs), Work(sum([cost.flops for cost in costs]), len(costs)))
+    is_brief: bool
 
 
 class Runner(Generic[P, R]):
@@ -44,11 +49,13 @@ class Runner(Generic[P, R]):
         self._clock = clock
         self._observer = observer
         self._speed = speed
-        self._limits = limits
+        self._max_s = limits.max_s
+        self._brevity = Brevity(limits.brief_s)
 
-    def is_brief(self, flops: int) -> bool:
-        """Whether so much work likely ends so soon that the loop may wait for it; not before the first batch has been run."""
-        return flops <= self._speed.rate * self._limits.brief_s
+    def is_brief(self, jobs: Collection[Job[P, R]]) -> bool:
+        """Whether a batch of these likely ends so soon that the loop may wait for it."""
+        flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
+        return self._brevity.is_brief(next(iter(jobs)).lane, flops, sequences)
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Raises EngineDown, and leaves to the caller whoever is not settled then."""
@@ -63,20 +70,21 @@ class Runner(Generic[P, R]):
 
         Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
         """
-        attempt = _Attempt.of(jobs)
+        costs = [job.cost for job in jobs]
+        work = Work(sum([cost.flops for cost in costs]), len(costs))
+        attempt = _Attempt(costs, BatchInfo.of(costs), work, self.is_brief(jobs))
         for job in jobs:
             job.start(attempt.batch)
         started_at = self._clock.now()
-        self._speed.begin(attempt.work, started_at)
-        is_brief = self.is_brief(attempt.work.flops)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
+        self._speed.begin(work, started_at)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=attempt.is_brief)
         was_at_once = future.done()
         if not was_at_once:
-            await wait_for(future, self._clock, started_at + self._limits.max_s)
+            await wait_for(future, self._clock, started_at + self._max_s)
         parts = self._settle(jobs, attempt, future, self._clock.now() - started_at)
         del future
         if was_at_once:
-            await asyncio.sleep(0)
+            await let_come_in()
         return parts
 
     def _settle(
@@ -93,6 +101,7 @@ class Runner(Generic[P, R]):
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
         self._speed.note(attempt.work, compute_s)
+        self._brevity.note(jobs[0].lane, attempt.work.flops, compute_s, was_brief=attempt.is_brief)
         self._observer.batch_done(BatchEvent.of(jobs[0].lane, attempt.batch, attempt.costs, compute_s))
         return []
 

@@ -150,10 +150,15 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     bell = SupervisorBell()
     allow(kept_connections(settings.max_connections))
     listener = _listener(settings, port, run_dir)
-    from service.app import build  # torch: only a worker may import it, and only now
+    import torch  # only a worker may, and only now
+
+    from service.app import build
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
+    torch.set_num_threads(
+        settings.compute_threads
+    )  # of this thread, whatever OMP_NUM_THREADS says: it computes as well
     export = _trace_export(settings)
     board = _board(settings, run_dir, bell)
     try:

@@ -15,7 +15,7 @@ MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
 # Of a body that nobody has received yet, so much is read: what most bodies have and what a read may bring at once.
 MAX_AHEAD_BYTES = 256 * 1024
-# Between two turns of reading many small chunks: the compute thread gets the interpreter only while the loop sleeps.
+# Between two turns of reading many small chunks: other threads get the interpreter only while the loop sleeps.
 PAUSE_S = 0.001
 
 

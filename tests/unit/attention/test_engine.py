@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 import weakref
+from types import FrameType
 
 import pytest
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.engine import EngineOptions, pick_device
+from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
-from service.attention.resident import Work
+from service.attention.resident import Resident, Work
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import CPU, OneLayer, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
 
@@ -196,11 +199,52 @@ def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(
     assert computing_threads == [threading.current_thread().name]
 
 
-def test_a_brief_batch_that_fails_leaves_the_turn_to_others(engine, one_torch_thread):
-    with pytest.raises(RuntimeError):
-        engine.run([Call("layer", randn(1, 4, 10))], is_brief=True)
-    assert engine.run([call()], is_brief=True).done()
+def frames_held_by(error: BaseException) -> set[FrameType]:
+    """Those of its traceback, and whoever called them: in Python 3.11 they hold their locals even when they have returned."""
+    found: set[FrameType] = set()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found |= {caller for caller, _ in traceback.walk_stack(frame)}
+    return found
+
+
+def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_nothing_of_the_caller(
+    engine, one_torch_thread
+):
+    wrong = Call("layer", randn(1, 4, 10))
+    error = engine.run([wrong], is_brief=True).exception(10)
+    assert isinstance(error, RuntimeError)
+    assert error.__context__ is None
+    assert sys._getframe() not in frames_held_by(error)
+    assert engine.run([call()], is_brief=True).done(), "the next one has its turn"
     assert engine.run([call()]).result(10)
+
+
+@pytest.mark.parametrize("failure", [StopIteration, SystemExit, KeyboardInterrupt, MemoryError, RuntimeError])
+def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, one_torch_thread, monkeypatch, failure):
+    def fail(self, calls):
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Layer, "forward", fail)
+        error = engine.run([call()], is_brief=True).exception(10)
+    assert isinstance(error, CostLimit if failure is MemoryError else failure)
+    assert engine.run([call()], is_brief=True).result(0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_threads": 2}, {"device": torch.device("meta")}],
+    ids=["several threads", "a device"],
+)
+def test_no_batch_is_computed_here_where_the_engine_has(options, one_torch_thread, monkeypatch):
+    """On a device the loop would wait for what it need not wait for."""
+    engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
+    names: list[str] = []
+    monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
+    resident = Resident(SPEC, {}, {torch.float32: make_layer(SPEC)})
+    engine.run([Work(resident, call())], is_brief=True).result(10)
+    assert names == ["compute_0"]
+    engine.close()
 
 
 def test_a_closed_engine_computes_nothing_brief(engine, one_torch_thread):

@@ -12,6 +12,25 @@ from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 
+class AtOnce(GateEngine):
+    """Answers before it returns, and takes its time for it; the room's clock goes on meanwhile."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(is_open=True)
+        self.seconds = seconds
+        self.room_of: Room | None = None
+
+    def run(self, batch, **hints):
+        assert self.room_of is not None
+        self.room_of.clock._now += self.seconds  # calls that are due come when the loop has a turn
+        return super().run(batch, **hints)
+
+
+def room_with(engine: AtOnce, **limits) -> Room:
+    engine.room_of = Room(engine=engine, **limits)
+    return engine.room_of
+
+
 async def learn(room: Room, seconds: float = 1.0) -> None:
     """A batch of 1,000 flops has taken so long."""
     await room.send_running("known")
@@ -53,13 +72,43 @@ async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: i
             await asyncio.sleep(0)
 
 
-def test_before_a_brief_batch_all_that_comes_turn_after_turn_is_taken_in():
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_turns):
+    """A request takes two turns of the loop from its socket to the queue."""
+
     async def main():
         async with Room(brief_s=8.0) as room:
             await learn(room)
-            await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns=1)
+            await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns)
             await turns()
             assert room.engine.batches[1:] == [["u", "v", "w", "x"]]
+
+    run(main)
+
+
+def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            room.send("u")
+            room.send("large", lane="b", cost=cost_of(flops=10**6))
+            await come_one_after_the_other(room, ["v", "w"], num_turns=1)
+            await turns()
+            assert room.engine.batches[1:] == [["u", "v", "w"]]
+            room.engine.open()
+            await turns()
+
+    run(main)
+
+
+def test_a_deadline_that_passes_while_the_loop_waits_keeps_its_request_from_being_computed():
+    async def main():
+        async with room_with(AtOnce(seconds=1.0), max_requests=1) as room:
+            first, late = room.send("first"), room.send("late", timeout_s=1.0)
+            await turns()
+            assert result_of(first) == ("answer", "first")
+            assert isinstance(error_of(late), DeadlineExceeded)
+            assert room.engine.batches == [["first"]]
 
     run(main)
 
@@ -107,25 +156,6 @@ def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
             assert result_of(await ended(room.send("next"))) == ("answer", "next")
 
     run(main)
-
-
-class AtOnce(GateEngine):
-    """Answers before it returns, and takes its time for it; the room's clock goes on meanwhile."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(is_open=True)
-        self.seconds = seconds
-        self.room_of: Room | None = None
-
-    def run(self, batch, **hints):
-        assert self.room_of is not None
-        self.room_of.clock._now += self.seconds  # calls that are due come when the loop has a turn
-        return super().run(batch, **hints)
-
-
-def room_with(engine: AtOnce, **limits) -> Room:
-    engine.room_of = Room(engine=engine, **limits)
-    return engine.room_of
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
