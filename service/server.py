@@ -27,6 +27,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service.logs import get_logger
 from service.tls import Tls, has_all
 from service.transport.connection import Connection
+from service.transport.departures import Departures
 from service.transport.limits import TransportLimits
 from service.transport.listener import BACKLOG, PAUSE_S, Listener, Place, Places
 
@@ -95,6 +96,7 @@ class Server(uvicorn.Server):
         self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
+        self._departures = Departures()
         self._leaving = False
         self._leave = asyncio.Event()
         self._connections = self.server_state.connections = _Watched()
@@ -206,7 +208,7 @@ class Server(uvicorn.Server):
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     def _protocol(self, place: Place) -> asyncio.Protocol:
-        return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place)
+        return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place, self._departures)
 
     async def _parted(self, end: float) -> bool:
         """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""

@@ -22,6 +22,7 @@ from service.header_fields import HeaderFields
 from service.transport.body import Bytes, ChunkedBody, CountedBody, WireBody
 from service.transport.cycle import Cycle, Flow, Outlet
 from service.transport.deadline import Deadline
+from service.transport.departures import Departures
 from service.transport.head import CRLF, END, Head, check_begun, glimpse, read_head
 from service.transport.limits import (
     LINGER_S,
@@ -48,12 +49,14 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         limits: TransportLimits,
         place: Place,
+        departures: Departures,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser = None  # type: ignore[assignment]  # `head.py` and `body.py` read
         self._limits = limits
         self._place = place
+        self._departures = departures
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests: a first one is due from the start
         self._begun = self._waiting = b""
@@ -67,7 +70,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
-        self._outlet = Outlet(transport, self._leave)
+        self._outlet = Outlet(transport, self._departures, self._leave)
         self._reading.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,6 +91,7 @@ class Connection(HttpToolsProtocol):
         return self._stage is Stage.DROP and not self.cycle.response_complete and self.transport.can_write_eof()
 
     def shutdown(self) -> None:
+        self._outlet.depart()
         if self._stage is Stage.BODY and self.cycle.response_complete:
             self._leave()
         elif self._stage is not Stage.DROP:

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from service.api.asgi import CALLER, ClientGone
 from service.errors import ServiceError
 from service.transport.body import Piece
+from service.transport.departures import Departures
 from service.transport.limits import MAX_AHEAD_BYTES
 
 START = "http.response.start"
@@ -29,15 +30,17 @@ class Outlet:
     """What a cycle sees of its connection instead of the transport.
 
     A head waits for the first bytes of its body and goes with them: sent apart it would be a call of the kernel and a packet of
-    its own, for which the client wakes up.
+    its own, for which the client wakes up. And both may wait for the answers of others (`departures.py`).
     """
 
-    __slots__ = ("_head", "_leave", "_transport", "is_closing", "is_head")
+    __slots__ = ("_departures", "_head", "_held", "_leave", "_transport", "is_closing", "is_head")
 
-    def __init__(self, transport: asyncio.Transport, leave: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, departures: Departures, leave: Callable[[], None]) -> None:
         self._transport = transport
+        self._departures = departures
         self._leave = leave
         self._head = b""
+        self._held: list[bytes] = []
         self.is_closing = transport.is_closing
         self.is_head = False
         """Whether what is written next is the head of an answer."""
@@ -45,20 +48,34 @@ class Outlet:
     def write(self, data: bytes) -> None:
         if self.is_head:
             self._head, self.is_head = data, False
-        elif self._head:
-            head, self._head = self._head, b""
+            return
+        head, self._head = self._head, b""
+        if self._held:
+            self._held += (head, data) if head else (data,)
+        elif not head:
+            self._transport.write(data)
+        elif self._departures.may_leave(self):
             self._transport.writelines((head, data))
         else:
-            self._transport.write(data)
+            self._held = [head, data]
 
     def flush(self) -> None:
         """At the end of an answer, which may have no body."""
         head, self._head = self._head, b""
-        if head and not self.is_closing():
+        if head and self._held:
+            self._held.append(head)
+        elif head and not self.is_closing():
             self._transport.write(head)
+
+    def depart(self) -> None:
+        """What was held back leaves, unless the connection is lost."""
+        held, self._held = self._held, []
+        if held and not self.is_closing():
+            self._transport.writelines(held)
 
     def close(self) -> None:
         self.flush()
+        self.depart()
         self._leave()
 
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "layers": {"layers", "attention"} | GROUND,
     "wire": {"wire", "batching", "layers", "attention"} | GROUND,
     "calling": {"calling", "errors"},
-    "transport": {"transport", "errors", "header_fields", "api"},  # of the door only ASGI's words, see below
+    "transport": {"transport", "errors", "header_fields", "turn", "api"},  # of the door only ASGI's words, see below
     "api": {"api", "wire", "batching", "layers", "attention"} | GROUND,
 }
 # What lies beside the rooms, from below: what knows no room; who starts processes; one process; what is told to do something.

@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 from service.api.asgi import ClientGone
 from service.api.edge import Edge
 from service.transport.connection import Connection
+from service.transport.departures import Departures
 from service.transport.limits import PAUSE_S, TransportLimits
 from service.transport.listener import Place
 from service.transport.stage import Stage
@@ -152,7 +153,9 @@ class Echo:
 class Room:
     """One connection to the edge."""
 
-    def __init__(self, limits: TransportLimits = LIMITS, *, is_guest: bool = False) -> None:
+    def __init__(
+        self, limits: TransportLimits = LIMITS, *, is_guest: bool = False, departures: Departures | None = None
+    ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
         edge = Edge(self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
         config = uvicorn.Config(
@@ -164,7 +167,7 @@ class Room:
         nobody: Any = None
         self.places: dict[Place, None] = {}
         place = Place(nobody, self.places, is_guest=is_guest)
-        self.connection = Connection(config, self.state, {}, limits, place, loop)
+        self.connection = Connection(config, self.state, {}, limits, place, departures or Departures(), loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 
