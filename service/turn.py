@@ -1,6 +1,6 @@
 """Turn: work that many events ask for and that is done once, at the end of the event loop's turn.
 
-Laws: what was asked for is done before anything that comes in after it is looked at; without a loop it is done at once.
+Laws: what was asked for is done before anything that is begun after it; without a loop it is done at once.
 """
 
 from __future__ import annotations

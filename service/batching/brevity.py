@@ -3,7 +3,8 @@
 Must not know: jobs, the engine, clocks.
 Laws: a batch is judged by the pace of its own lane's last ones, for what flops do not tell of a layer or a dtype is in their
 times; of a lane nothing is claimed before its first batch; flops tell least of many small sequences, so those are never
-brief; a wrong judgement is made once: a lane of which a brief batch took far too long has none for a while.
+brief; a wrong judgement is made of one batch in seventeen at most: a lane of which the loop waited far too long for one, or of
+which one failed, has none for the next sixteen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ WINDOW = 16  # batches of a lane; as many have to be good before the lane is tru
 MAX_SEQUENCES = 64
 # A paused machine makes one of a hundred batches take twice as long; a wrong judgement was wrong by ten and more.
 FAR_TOO_LONG = 3
-# Layers come and go, and requests of one come in six lanes at most.
+# Layers come and go, and requests of one come in few lanes; beyond that all begin again, doubts too.
 MAX_LANES = 1024
 
 
@@ -47,17 +48,22 @@ class Brevity:
             return False
         return flops <= pace.rate * self._brief_s
 
-    def note(self, lane: Hashable, flops: int, seconds: float, *, was_brief: bool) -> None:
-        """A batch of this lane took so long."""
+    def note(self, lane: Hashable, flops: int, seconds: float, *, was_waited_for: bool) -> None:
+        """A batch of this lane took so long, and the loop waited for it or did not."""
         if not self._brief_s:
             return
         pace = self._lanes.get(lane) or self._begin(lane)
-        if was_brief and seconds > FAR_TOO_LONG * self._brief_s:
+        if was_waited_for and seconds > FAR_TOO_LONG * self._brief_s:
             pace.doubts = WINDOW
         elif pace.doubts:
             pace.doubts -= 1
         pace.rates.append(flops / seconds if seconds else 0.0)
         pace.rate = statistics.median_low(pace.rates)
+
+    def failed(self, lane: Hashable) -> None:
+        """A batch of this lane did: nobody knows how long the loop waited for it."""
+        if (pace := self._lanes.get(lane)) is not None:
+            pace.doubts = WINDOW
 
     def _begin(self, lane: Hashable) -> _Pace:
         if len(self._lanes) >= MAX_LANES:

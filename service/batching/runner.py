@@ -31,12 +31,13 @@ async def let_come_in() -> None:
 
 
 class _Attempt(NamedTuple):
-    """What a batch costs, and whether the loop waited for it."""
+    """What a batch cost, how long it took, and whether the loop waited for it."""
 
     costs: list[Cost]
     batch: BatchInfo
     work: Work
-    is_brief: bool
+    compute_s: float
+    was_waited_for: bool
 
 
 class Runner(Generic[P, R]):
@@ -72,27 +73,28 @@ class Runner(Generic[P, R]):
         """
         costs = [job.cost for job in jobs]
         work = Work(sum([cost.flops for cost in costs]), len(costs))
-        attempt = _Attempt(costs, BatchInfo.of(costs), work, self.is_brief(jobs))
+        batch = BatchInfo.of(costs)
         for job in jobs:
-            job.start(attempt.batch)
+            job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=attempt.is_brief)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=self.is_brief(jobs))
         was_at_once = future.done()
         if not was_at_once:
             await wait_for(future, self._clock, started_at + self._max_s)
-        parts = self._settle(jobs, attempt, future, self._clock.now() - started_at)
+        attempt = _Attempt(costs, batch, work, self._clock.now() - started_at, was_at_once)
+        parts = self._settle(jobs, attempt, future)
         del future
         if was_at_once:
             await let_come_in()
         return parts
 
-    def _settle(
-        self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]], compute_s: float
-    ) -> list[list[Job[P, R]]]:
-        failure = failure_of(future, len(jobs))
+    def _settle(self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]]) -> list[list[Job[P, R]]]:
+        failure, lane = failure_of(future, len(jobs)), jobs[0].lane
         if isinstance(failure, EngineDown):
             raise failure
+        if failure is not None:
+            self._brevity.failed(lane)
         if failure is not None and len(jobs) > 1:
             return self._parts(jobs, failure)
         if failure is not None:
@@ -100,9 +102,9 @@ class Runner(Generic[P, R]):
             return []
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
-        self._speed.note(attempt.work, compute_s)
-        self._brevity.note(jobs[0].lane, attempt.work.flops, compute_s, was_brief=attempt.is_brief)
-        self._observer.batch_done(BatchEvent.of(jobs[0].lane, attempt.batch, attempt.costs, compute_s))
+        self._speed.note(attempt.work, attempt.compute_s)
+        self._brevity.note(lane, attempt.work.flops, attempt.compute_s, was_waited_for=attempt.was_waited_for)
+        self._observer.batch_done(BatchEvent.of(lane, attempt.batch, attempt.costs, attempt.compute_s))
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:

@@ -88,6 +88,7 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Whether the connection stays open: a refusal that is on its way is still sent. Over TLS both ends are one."""
         self._has_ended = True
+        self._outlet.depart()  # said before the client's end was seen, so sent
         return self._stage is Stage.DROP and not self.cycle.response_complete and self.transport.can_write_eof()
 
     def shutdown(self) -> None:
@@ -182,6 +183,7 @@ class Connection(HttpToolsProtocol):
                 ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
             )
         else:
+            self._outlet.depart()
             self.transport.close()
 
     def _written_too_late(self) -> None:

@@ -50,28 +50,30 @@ class Outlet:
             self._head, self.is_head = data, False
             return
         head, self._head = self._head, b""
-        if self._held:
-            self._held += (head, data) if head else (data,)
-        elif not head:
-            self._transport.write(data)
-        elif self._departures.may_leave(self):
-            self._transport.writelines((head, data))
+        pieces = [head, data] if head else [data]
+        if self._held or (head and not self._departures.may_leave(self)):
+            self._held += pieces
         else:
-            self._held = [head, data]
+            self._transport.writelines(pieces)
 
     def flush(self) -> None:
         """At the end of an answer, which may have no body."""
-        head, self._head = self._head, b""
-        if head and self._held:
-            self._held.append(head)
-        elif head and not self.is_closing():
-            self._transport.write(head)
+        if self._head:
+            self._held.append(self._head)
+            self._head = b""
+            self.depart()
 
     def depart(self) -> None:
-        """What was held back leaves, unless the connection is lost."""
+        """What was held back leaves now, unless the connection is lost."""
+        if not self._held:
+            return
         held, self._held = self._held, []
-        if held and not self.is_closing():
+        if self.is_closing():
+            return
+        try:
             self._transport.writelines(held)
+        except Exception:  # noqa: BLE001 (no transport says which; other connections' answers wait behind this one)
+            self._transport.abort()
 
     def close(self) -> None:
         self.flush()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 import uvloop
 
+from service.batching.brevity import FAR_TOO_LONG, MAX_SEQUENCES
+from service.batching.runner import TURNS_TO_COME_IN
 from service.errors import DeadlineExceeded
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
@@ -51,6 +54,55 @@ def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops,
             assert room.engine.briefs == [False, is_brief], "of the first one nothing is known"
             room.engine.open()
             await turns()
+
+    run(main)
+
+
+def test_a_batch_of_many_sequences_is_not_brief():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
+            room.send("y", cost=cost_of(sequences=1, flops=1))
+            await turns()
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+def test_another_lane_tells_nothing_of_a_batch():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            await room.send_running("x", lane="b")
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_for_a_while():
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, brief_s=2.0) as room:
+            await ended(room.send("known"))
+            engine.seconds = 2.0 * FAR_TOO_LONG + 0.1
+            await ended(room.send("stall"))
+            engine.seconds = 1.0
+            await ended(room.send("next"))
+            assert engine.briefs == [False, True, False]
+
+    run(main)
+
+
+def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            await room.send_running("x")
+            room.engine.fail(ValueError("x"))
+            await turns()
+            await room.send_running("y")
+            assert room.engine.briefs == [False, True, False]
 
     run(main)
 
@@ -159,16 +211,16 @@ def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_between_two_batches_that_are_answered_at_once_the_loop_has_a_turn(loop_factory):
+def test_between_two_batches_that_are_answered_at_once_the_loop_takes_in_what_has_come(loop_factory):
     async def main():
         async with room_with(AtOnce(), max_requests=1) as room:
-            seen = []
+            seen = Counter[int]()
             clients = [room.send(number) for number in range(5)]
             await asyncio.sleep(0)  # they have been admitted
             while not all(client.done() for client in clients):
-                seen.append(len(room.engine.batches))
+                seen[len(room.engine.batches)] += 1
                 await asyncio.sleep(0)
-            assert {1, 2, 3, 4} <= set(seen), "somebody else could do something after each of them"
+            assert {seen[number] for number in range(1, 5)} == {TURNS_TO_COME_IN}
 
     run(main, loop_factory=loop_factory)
 

@@ -11,8 +11,8 @@ from tests.unit.transport.wire import Room, turns
 ASK = b"POST / HTTP/1.1\r\nhost: a\r\nx-request-id: same\r\ncontent-length: 2\r\n\r\n%s"
 
 
-class Held:
-    def __init__(self, left: list["Held"]) -> None:
+class Answer:
+    def __init__(self, left: list["Answer"]) -> None:
         self._left = left
 
     def depart(self) -> None:
@@ -21,8 +21,8 @@ class Held:
 
 def test_the_first_answer_of_a_turn_leaves_at_once_and_the_others_when_it_ends_in_order():
     async def main():
-        left: list[Held] = []
-        departures, held = Departures(), [Held(left) for _ in range(4)]
+        left: list[Answer] = []
+        departures, held = Departures(), [Answer(left) for _ in range(4)]
         for _ in range(2):
             assert [departures.may_leave(each) for each in held] == [True, False, False, False]
             assert left == []
@@ -112,6 +112,33 @@ def test_a_held_answer_leaves_before_its_connection_is_closed(end):
         assert room.wire.written == b"head body"
         await turns()
         assert room.wire.written == b"head body"
+
+    run(main)
+
+
+def test_a_held_answer_leaves_before_its_client_is_seen_to_have_ended():
+    """uvloop closes a connection whose end has come, and that may come before the turn's end does."""
+
+    async def main():
+        room = one_held()
+        room.connection.eof_received()
+        assert room.wire.written == b"head body"
+
+    run(main)
+
+
+def test_a_connection_that_cannot_be_written_to_is_cut_and_the_others_get_their_answers():
+    async def main():
+        asked = rooms(4)
+
+        def fail(pieces):
+            raise MemoryError
+
+        vars(asked[2].wire)["writelines"] = fail
+        for _ in range(2):
+            await ask_all(asked)
+        assert asked[2].wire.events == ["abort"]
+        assert [room.wire.num_writes for room in asked] == [2, 2, 0, 2]
 
     run(main)
 
