@@ -20,7 +20,7 @@ from service.wire.request import RequestLimits
 
 STANDING_WAIT_S = 0.1
 # A health check waits for two or three of them (docs/decisions.md).
-BRIEF_S = 0.01
+BRIEF_S = 0.015
 
 
 def batch_limits(settings: Settings) -> BatchLimits:
