@@ -13,7 +13,8 @@ import statistics
 from collections import deque
 from collections.abc import Hashable
 
-WINDOW = 16  # batches of a lane; as many have to be good before the lane is trusted again
+from service.batching.speed import WINDOW
+
 MAX_SEQUENCES = 64
 # A paused machine makes one of a hundred batches take twice as long; a wrong judgement was wrong by ten and more.
 FAR_TOO_LONG = 3
@@ -54,7 +55,7 @@ class Brevity:
             return
         pace = self._lanes.get(lane) or self._begin(lane)
         if was_waited_for and seconds > FAR_TOO_LONG * self._brief_s:
-            pace.doubts = WINDOW
+            pace.doubts = WINDOW  # as many have to be good before the lane is trusted again
         elif pace.doubts:
             pace.doubts -= 1
         pace.rates.append(flops / seconds if seconds else 0.0)

@@ -78,7 +78,8 @@ class Runner(Generic[P, R]):
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=self.is_brief(jobs))
+        is_brief = self._brevity.is_brief(jobs[0].lane, work.flops, batch.sequences)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
         was_at_once = future.done()
         if not was_at_once:
             await wait_for(future, self._clock, started_at + self._max_s)
@@ -95,9 +96,8 @@ class Runner(Generic[P, R]):
             raise failure
         if failure is not None:
             self._brevity.failed(lane)
-        if failure is not None and len(jobs) > 1:
-            return self._parts(jobs, failure)
-        if failure is not None:
+            if len(jobs) > 1:
+                return self._parts(jobs, failure)
             jobs[0].fail(told(failure))
             return []
         for job, result in zip(jobs, future.result(), strict=True):

@@ -156,9 +156,8 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     from service.limits import transport_limits
     from service.telemetry import Telemetry
 
-    torch.set_num_threads(
-        settings.compute_threads
-    )  # of this thread, whatever OMP_NUM_THREADS says: it computes as well
+    # Of this thread, which computes as well, whatever OMP_NUM_THREADS says.
+    torch.set_num_threads(settings.compute_threads)
     export = _trace_export(settings)
     board = _board(settings, run_dir, bell)
     try:

@@ -17,7 +17,17 @@ from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
 from service.attention.resident import Resident, Work
 from service.errors import CostLimit, EngineDown
-from tests.engine_room import CPU, OneLayer, make_layer, make_spec, make_tensors, randn, same_answers, same_bits
+from tests.engine_room import (
+    CPU,
+    OneLayer,
+    make_layer,
+    make_spec,
+    make_tensors,
+    randn,
+    same_answers,
+    same_bits,
+    torch_threads,
+)
 
 SPEC = make_spec(24, 3)
 
@@ -128,14 +138,6 @@ def test_everything_computes_on_one_thread_with_the_asked_number_of_torch_thread
 
 
 @pytest.fixture
-def one_torch_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def computing_threads(monkeypatch) -> list[str]:
     """The name of the thread of each forward pass."""
     names = []
@@ -149,7 +151,7 @@ def computing_threads(monkeypatch) -> list[str]:
     return names
 
 
-def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine, one_torch_thread, computing_threads):
+def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine, computing_threads):
     calls = [call(rows, seed=rows, weights=WeightsWanted("mean")) for rows in (4, 1, 9)]
     brief = engine.run(calls, is_brief=True)
     assert brief.done()
@@ -159,7 +161,7 @@ def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine,
     assert all(same_answers(one, other) for one, other in zip(brief.result(), others, strict=True))
 
 
-def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, one_torch_thread, monkeypatch, computing_threads):
+def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, monkeypatch, computing_threads):
     """Two forward passes at once would share the layers' and torch's own state."""
     started, go_on, forward = threading.Event(), threading.Event(), Layer.forward
 
@@ -179,18 +181,12 @@ def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, one_torch_
 
 
 def test_a_brief_batch_goes_to_the_thread_where_torch_has_several_here(engine, computing_threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         engine.run([call()], is_brief=True).result()
-    finally:
-        torch.set_num_threads(before)
     assert computing_threads == ["compute_0"]
 
 
-def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(
-    engine, one_torch_thread, computing_threads
-):
+def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(engine, computing_threads):
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     first = engine.run([double], is_brief=True).result()
     assert set(computing_threads) == {"compute_0"}
@@ -207,9 +203,7 @@ def frames_held_by(error: BaseException) -> set[FrameType]:
     return found
 
 
-def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_nothing_of_the_caller(
-    engine, one_torch_thread
-):
+def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_nothing_of_the_caller(engine):
     wrong = Call("layer", randn(1, 4, 10))
     error = engine.run([wrong], is_brief=True).exception(10)
     assert isinstance(error, RuntimeError)
@@ -220,7 +214,7 @@ def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_
 
 
 @pytest.mark.parametrize("failure", [StopIteration, SystemExit, KeyboardInterrupt, MemoryError, RuntimeError])
-def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, one_torch_thread, monkeypatch, failure):
+def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, monkeypatch, failure):
     def fail(self, calls):
         raise failure
 
@@ -236,7 +230,7 @@ def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, one_
     [{"num_threads": 2}, {"device": torch.device("meta")}],
     ids=["several threads", "a device"],
 )
-def test_no_batch_is_computed_here_where_the_engine_has(options, one_torch_thread, monkeypatch):
+def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
     """On a device the loop would wait for what it need not wait for."""
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
@@ -247,7 +241,7 @@ def test_no_batch_is_computed_here_where_the_engine_has(options, one_torch_threa
     engine.close()
 
 
-def test_a_closed_engine_computes_nothing_brief(engine, one_torch_thread):
+def test_a_closed_engine_computes_nothing_brief(engine):
     engine.close()
     with pytest.raises(EngineDown):
         engine.run([call()], is_brief=True)

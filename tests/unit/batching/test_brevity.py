@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.brevity import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, WINDOW, Brevity
+from service.batching.brevity import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, Brevity
+from service.batching.speed import WINDOW
 
 
 def taught(*seconds: float, lane: str = "a") -> Brevity:

@@ -52,8 +52,6 @@ def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops,
             await turns()
             assert room.engine.batches == [["known"], ["x", "y"]]
             assert room.engine.briefs == [False, is_brief], "of the first one nothing is known"
-            room.engine.open()
-            await turns()
 
     run(main)
 
@@ -147,8 +145,6 @@ def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
             await come_one_after_the_other(room, ["v", "w"], num_turns=1)
             await turns()
             assert room.engine.batches[1:] == [["u", "v", "w"]]
-            room.engine.open()
-            await turns()
 
     run(main)
 
@@ -171,8 +167,6 @@ def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
             await learn(room)
             await come_one_after_the_other(room, ["u", "v"], num_turns=5)
             assert room.engine.batches[1:] == [["u"]]
-            room.engine.open()
-            await turns()
 
     run(main)
 
@@ -188,8 +182,6 @@ def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
             await learn(room)
             await come_one_after_the_other(room, ["u", "v", "w", "x", "y"], num_turns=1)
             assert room.engine.batches[1] == batch
-            room.engine.open()
-            await turns()
 
     run(main)
 
