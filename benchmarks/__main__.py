@@ -35,8 +35,9 @@ GROUPS: tuple[tuple[tuple[str, ...], Measure], ...] = (
     (("memory",), memory.measure),
     *(((name,), measure) for name, measure in SWEEPS.items()),
 )
+IN_TURNS = (*table.CELLS, "bfloat16")  # the others have few and long rounds
 PARTS = [name for names, _ in GROUPS for name in names]
-ALIASES = {"table": [*table.CELLS, "bfloat16", "memory"], "sweeps": list(SWEEPS), "all": PARTS}
+ALIASES = {"table": [*IN_TURNS, "memory"], "sweeps": list(SWEEPS), "all": PARTS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,8 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for names, measure in GROUPS:
         chosen = [name for name in names if name in wanted]
         if chosen:
-            with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-                _measure(Bench(Path(directory), options), results, chosen, measure, resume=given.resume)
+            with (
+                tempfile.TemporaryDirectory(prefix="bench-") as directory,
+                Bench(Path(directory), options) as bench,
+            ):
+                _measure(bench, results, chosen, measure, resume=given.resume)
     print(printed(results.parts))
     print(f"{results.path}, {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 1 if any("failed" in x for part in results.parts.values() for x in part.samples) else 0
@@ -60,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(bench: Bench, results: Results, names: list[str], measure: Measure, *, resume: bool) -> None:
     """All rounds of parts that are measured together."""
     options = bench.options
-    is_sweep = names[0] in SWEEPS
-    rounds = options.sweep_rounds if is_sweep else options.rounds
+    rounds = options.rounds if names[0] in IN_TURNS else options.sweep_rounds
     about, commit = machine.described(), machine.commit()
     if about["load_before"] > machine.QUIET_LOAD:
         print(f"load {about['load_before']}: this machine is not quiet, figures will be low", file=sys.stderr)
@@ -84,7 +87,7 @@ def _keep(results: Results, name: str, sample: Sample) -> None:
 
 def _part(name: str, bench: Bench, about: dict[str, object], commit: str) -> Part:
     options = bench.options
-    seconds = options.sweep_seconds if name in SWEEPS else options.seconds
+    seconds = options.seconds if name in IN_TURNS else options.sweep_seconds
     settings = {"seconds": seconds, "warm_s": options.warm_s}
     ours = {name: subject for name, subject in ((SERVICE, service()), (ECHO, echo())) if name in options.subjects}
     subjects = {**ours, **{peer: peers()[peer] for peer in options.peers}}
@@ -128,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", help=f"parts, of {', '.join(PARTS)}; or {', '.join(ALIASES)} [all]")
     parser.add_argument("--subjects", default=",".join(Options().subjects), help="of ours [%(default)s]")
     parser.add_argument("--peers", default="", help=f"beside bound, service and echo: {', '.join(peers())}")
-    parser.add_argument("--rounds", type=int, help="interleaved repeats [5, of sweeps 3]")
-    parser.add_argument("--seconds", type=float, help="of each timed run, whole ones [8, of sweeps 4]")
+    parser.add_argument("--rounds", type=int, help="interleaved repeats [20, of memory and sweeps 3]")
+    parser.add_argument("--seconds", type=float, help="of each timed run, whole ones [2, of memory and sweeps 4]")
     parser.add_argument(
         "--quick", action="store_true", help=f"one round of a second each, of {QUICK_PARTS}, to quick.json"
     )

@@ -1,24 +1,25 @@
-"""Bench: what every measurement needs: the layer, each subject's requests, a started server, one timed run of load.
+"""Bench: what every measurement needs: the layer, each subject's requests, started servers, one timed run of load.
 
-Laws: answers are looked at before anything is timed, all of them in the first round and a few in later ones; nothing of
-ours computes while a subject is timed; a subject that fails makes a sample that says so, and the run goes on.
+Laws: answers are looked at before anything is timed, all of them in the first round and a few in later ones; nothing but
+the subject and its load runs while it is timed; a subject that fails makes a sample that says so, and the run goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks import process_tree
 from benchmarks.bodies import Bodies, write_bodies
+from benchmarks.bound_process import BoundProcess
+from benchmarks.kept import Kept
 from benchmarks.packed import HEADS
 from benchmarks.results import Sample
 from benchmarks.running import Running, SubjectFailed
@@ -33,13 +34,15 @@ FAILURES = (SubjectFailed, WrkFailed, OSError, subprocess.SubprocessError)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """`seconds` of each timed run of the table, `sweep_seconds` of the many runs of a sweep, `warm_s` before each.
+    """`seconds` of each timed run of the table, `sweep_seconds` of those of a sweep, `warm_s` of load before them.
 
-    `subjects` are ours, by name; `peers` come besides.
+    The table's rounds are many and short, so that what is compared is seconds apart; after `fresh_every` of them its
+    servers are started anew, for a start has its luck too. `subjects` are ours, by name; `peers` come besides.
     """
 
-    rounds: int = 5
-    seconds: float = 8
+    rounds: int = 20
+    seconds: float = 2
+    fresh_every: int = 5
     sweep_rounds: int = 3
     sweep_seconds: float = 4
     warm_s: float = 1
@@ -48,7 +51,7 @@ class Options:
 
 
 class Bench:
-    """`directory` is its own and empty."""
+    """`with Bench(directory, options) as bench`; `directory` is its own and empty."""
 
     def __init__(self, directory: Path, options: Options) -> None:
         self.options = options
@@ -56,8 +59,17 @@ class Bench:
         self.layers, self.source = directory / "layers", directory / "source.safetensors"
         self._bodies: dict[str, Bodies] = {}
         self._sizes: dict[str, list[int]] = {}
+        self._kept = Kept(self.started)
+        self._bound: BoundProcess | None = None
         self.round = 0
         self._import_layer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.end()
+        self._end_bound()
 
     def _import_layer(self) -> None:
         """Through the command that users have."""
@@ -72,13 +84,14 @@ class Bench:
 
     def begin_round(self, number: int) -> None:
         self.round = number
+        if number % self.options.fresh_every == 0:
+            self._kept.end()
+            self._end_bound()
 
     def subjects(self) -> list[Subject]:
-        """The servers that were asked for, in an order that every round turns by one."""
+        """The servers that were asked for."""
         ours = [subject for subject in (service(), echo()) if subject.name in self.options.subjects]
-        found = [*ours, *(peers()[name] for name in self.options.peers)]
-        turn = self.round % max(1, len(found))
-        return found[turn:] + found[:turn]
+        return [*ours, *(peers()[name] for name in self.options.peers)]
 
     @contextlib.contextmanager
     def started(self, subject: Subject, form: str = "binary") -> Iterator[Running]:
@@ -120,16 +133,36 @@ class Bench:
 
     def sample(self, running: Running, work: Workload, load: Load, point: object = None) -> Sample:
         """Looked at, warmed up, timed."""
-        keys = self.keys(running.subject.name, work.name, point)
+        return self._told(running.subject.name, work.name, lambda: self._figures(running, work, load), point)
+
+    def sample_in_turn(self, subject: Subject, work: Workload, load: Load) -> Sample:
+        """The same of a server that stays up and rests while others are timed; one that failed is started anew."""
+
+        def figures() -> dict[str, Any]:
+            with self._kept.awake(subject, work.form) as running:
+                return self._figures(running, work, load)
+
+        return self._told(subject.name, work.name, figures)
+
+    def bound_sample(self, asked: str, seconds: float) -> Sample:
+        """Of the bound's work as `bound.py` names it."""
+        return self._told(BOUND, asked.partition("/")[0], lambda: self._bound_figures(asked, seconds))
+
+    def _told(self, subject: str, workload: str, figures: Callable[[], dict[str, Any]], point: object = None) -> Sample:
         try:
-            error = self.check(running, work)
-            return {**keys, **self.timed(running, work, load), "max_abs_error": error}
+            return {**self.keys(subject, workload, point), **figures()}
         except FAILURES as failure:
-            return {**keys, "failed": f"{type(failure).__name__}: {failure}"[:300]}
+            return self.failed(failure, subject, workload, point)
+
+    def _figures(self, running: Running, work: Workload, load: Load) -> dict[str, Any]:
+        error = self.check(running, work)
+        return {**self.timed(running, work, load), "max_abs_error": error}
 
     def timed(self, running: Running, work: Workload, load: Load) -> dict[str, Any]:
         bodies = self.bodies(running.subject, work)
-        run_wrk(running.port, bodies, dataclasses.replace(load, seconds=self.options.warm_s))
+        if (work.name, load.concurrency) not in running.warm_for:
+            run_wrk(running.port, bodies, dataclasses.replace(load, seconds=self.options.warm_s))
+            running.warm_for.add((work.name, load.concurrency))
         pids = running.pids
         before, began = process_tree.cpu_seconds(pids), time.monotonic()
         figures = run_wrk(running.port, bodies, load)
@@ -145,29 +178,16 @@ class Bench:
     def failed(self, failure: Exception, subject: str, workload: str, point: object = None) -> Sample:
         return {**self.keys(subject, workload, point), "failed": f"{type(failure).__name__}: {failure}"[:300]}
 
-    def bound(self, works: Sequence[str], seconds: float, threads: int = 0) -> dict[str, dict[str, float]]:
-        """Figures of the bound by work, as `bound.py` names them."""
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.bound",
-            str(self.source),
-            str(seconds),
-            str(threads or usable_cores()),
-        ]
-        told = subprocess.run([*command, *works], check=True, capture_output=True, text=True, timeout=600)
-        found: dict[str, dict[str, float]] = json.loads(told.stdout)
-        return found
-
-    def bound_samples(self, works: dict[str, str], seconds: float) -> Iterator[tuple[str, Sample]]:
-        """(part, sample) for {part: work}; nothing where the bound is not asked for."""
-        if BOUND not in self.options.subjects or not works:
-            return
+    def _bound_figures(self, asked: str, seconds: float) -> dict[str, float]:
+        if self._bound is None:
+            self._bound = BoundProcess(self.source, usable_cores(), self.directory / f"{BOUND}.log")
         try:
-            found = self.bound(list(works.values()), seconds)
-        except FAILURES as failure:
-            for part, work in works.items():
-                yield part, self.failed(failure, BOUND, work)
-            return
-        for part, work in works.items():
-            yield part, {**self.keys(BOUND, work.partition("/")[0]), **found[work]}
+            return self._bound.figures(asked, seconds)
+        except SubjectFailed:
+            self._end_bound()
+            raise
+
+    def _end_bound(self) -> None:
+        if self._bound is not None:
+            self._bound.end()
+            self._bound = None

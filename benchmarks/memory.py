@@ -51,7 +51,7 @@ def _figures(bench: Bench, running: Running) -> dict[str, float]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        run_wrk(running.port, bench.bodies(running.subject, W1), Load(CONCURRENCY, bench.options.seconds))
+        run_wrk(running.port, bench.bodies(running.subject, W1), Load(CONCURRENCY, bench.options.sweep_seconds))
     finally:
         is_over.set()
         watcher.join()

@@ -1,7 +1,8 @@
-"""Running: one subject's server, started, asked, measured from outside and ended.
+"""Running: one subject's server, started, asked, measured from outside, put to rest and ended.
 
-Laws: ready means that it answers its ready path; what it prints goes to a file; its end leaves no process behind; nothing
-of our own environment reaches it that would change what is measured (settings of ours, proxies).
+Laws: ready means that it answers its ready path; what it prints goes to a file; one that rests takes no time from another
+(some poll while they have nothing to do); its end leaves no process behind; nothing of our own environment reaches it that
+would change what is measured (settings of ours, proxies).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +48,7 @@ class Running:
 
     def __init__(self, subject: Subject, named: Mapping[str, str], log: Path, form: str = "binary") -> None:
         self.subject = subject
+        self.warm_for: set[object] = set()  # the loads it has had
         self.port = free_port()
         self._log = log
         command = [part.format(**named, port=self.port) for part in subject.command]
@@ -76,6 +78,19 @@ class Running:
     @property
     def pids(self) -> list[int]:
         return process_tree.tree(self._process.pid)
+
+    def rest(self) -> None:
+        """Stop all its processes, the parents first, so that nobody sees a child stop; connections to it wait."""
+        self._signal(self.pids, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(reversed(self.pids), signal.SIGCONT)
+
+    @staticmethod
+    def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _is_ready(self) -> bool:
         try:
@@ -131,6 +146,7 @@ class Running:
                 raise SubjectFailed(f"{self.subject.name} answered {got} bytes instead of {asked}")
 
     def _end(self) -> None:
+        self.wake()  # who rests hears no request to end
         pids = self.pids
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)

@@ -18,9 +18,10 @@ DIGITS = 6
 
 
 def spread(values: Iterable[float]) -> list[float]:
-    """Median, least and greatest."""
-    found = sorted(values)
-    return [_rounded(x) for x in (statistics.median(found), found[0], found[-1])]
+    """Median, lower and upper quartile: of many short rounds the outermost say how the machine stumbled, no more."""
+    found = list(values)
+    lower, median, upper = statistics.quantiles(found * 2 if len(found) == 1 else found, n=4, method="inclusive")
+    return [_rounded(x) for x in (median, lower, upper)]
 
 
 def _rounded(value: float) -> float:

@@ -21,7 +21,7 @@ from benchmarks.bench import Bench
 from benchmarks.open_loop import LATEST_S, Arrivals
 from benchmarks.results import Sample
 from benchmarks.running import Running
-from benchmarks.subjects import SERVICE, Subject, service
+from benchmarks.subjects import BOUND, SERVICE, Subject, service
 from benchmarks.table import CONCURRENCY
 from benchmarks.workloads import W1, W2, of_length
 from benchmarks.wrk import Load, run_wrk
@@ -59,9 +59,10 @@ def length(bench: Bench, _: Sequence[str]) -> Iterator[Point]:
     """8 to 4,096 rows a request, and the bound on the same."""
     seconds = bench.options.sweep_seconds
     works = {num: of_length(num) for num in LENGTHS}
-    names = {work.name: num for num, work in works.items()}
-    for name, sample in bench.bound_samples({name: name for name in names}, seconds / 2):
-        yield "length", {**sample, "workload": "length", "point": names[name]}
+    if BOUND in bench.options.subjects:
+        for num, work in works.items():
+            sample = bench.bound_sample(work.name, seconds / 2)
+            yield "length", {**sample, "workload": "length", "point": num}
     for running in _started(bench, service()):
         for num, work in works.items():
             callers = max(2, min(CONCURRENCY, _MAX_ROWS // num))

@@ -1,17 +1,19 @@
 """Table: the workloads that have targets, every subject on every one of them, and the same in bfloat16.
 
-Laws: in a round each subject is started once and measured on all its cells; the bound runs in the same round, so that
-ratios are of the same minutes.
+Laws: subjects stay up and take turns, the bound among them: in a round each is timed once on each of its cells, in an order
+drawn anew, so that what a ratio compares is seconds apart; on these machines a minute changes more than a tenth.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from benchmarks.bench import FAILURES, Bench
+from benchmarks.bench import Bench
 from benchmarks.results import Sample
-from benchmarks.subjects import SERVICE, Subject, service
+from benchmarks.subjects import BOUND, SERVICE, Subject, service
 from benchmarks.workloads import W1, W2, W2_LISTS, W3, Workload
 from benchmarks.wrk import Load
 
@@ -44,36 +46,24 @@ BFLOAT16 = service(f"{SERVICE} bfloat16", dtype="bfloat16")
 
 def measure(bench: Bench, parts: Sequence[str]) -> Iterator[tuple[str, Sample]]:
     """One round of these cells."""
-    cells = [CELLS[part] for part in parts]
-    bounds = {cell.part: cell.bound for cell in cells if cell.bound}
-    yield from bench.bound_samples(bounds, bench.options.seconds / 2)
-    for subject in bench.subjects():
-        for group in _starts(subject, [cell for cell in cells if cell.work.form in subject.forms]):
-            yield from _served(bench, subject, group)
+    for cell in (CELLS[part] for part in parts):
+        subjects = [subject for subject in bench.subjects() if cell.work.form in subject.forms]
+        yield from _in_turn(bench, cell, subjects)
 
 
 def measure_bfloat16(bench: Bench, _: Sequence[str]) -> Iterator[tuple[str, Sample]]:
     """Our own float32 beside it."""
-    for subject in (service(), BFLOAT16):
-        yield from _served(bench, subject, [Cell("bfloat16", W1)])
+    yield from _in_turn(bench, Cell("bfloat16", W1), [service(), BFLOAT16])
 
 
-def _starts(subject: Subject, cells: list[Cell]) -> list[list[Cell]]:
-    """The cells of each start: those whose form needs one of its own are apart."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.work.form if cell.work.form in subject.by_form else "", []).append(cell)
-    return list(groups.values())
-
-
-def _served(bench: Bench, subject: Subject, cells: list[Cell]) -> Iterator[tuple[str, Sample]]:
-    if not cells:
-        return
-    try:
-        with bench.started(subject, cells[0].work.form) as running:
-            for cell in cells:
-                load = Load(cell.concurrency, bench.options.seconds)
-                yield cell.part, bench.sample(running, cell.work, load)
-    except FAILURES as failure:
-        for cell in cells:
-            yield cell.part, bench.failed(failure, subject.name, cell.work.name)
+def _in_turn(bench: Bench, cell: Cell, subjects: Sequence[Subject]) -> Iterator[tuple[str, Sample]]:
+    seconds = bench.options.seconds
+    load = Load(cell.concurrency, seconds)
+    timings: list[Callable[[], Sample]] = [
+        partial(bench.sample_in_turn, subject, cell.work, load) for subject in subjects
+    ]
+    if cell.bound and BOUND in bench.options.subjects:
+        timings.append(partial(bench.bound_sample, cell.bound, seconds))
+    random.Random(f"{cell.part} {bench.round}").shuffle(timings)
+    for timing in timings:
+        yield cell.part, timing()

@@ -1,6 +1,6 @@
 """Tables: what was measured, as the page `docs/performance.md` shows it.
 
-Laws: pure, from the results alone; a median with its least and greatest; what was not measured is left out, and a part says
+Laws: pure, from the results alone; a median with its quartiles; what was not measured is left out, and a part says
 when, at which commit and on what it was measured.
 """
 
@@ -48,8 +48,8 @@ def number(value: float) -> str:
 def with_range(spread: Sequence[float] | None, show: Callable[[float], str] = number) -> str:
     if not spread:
         return ""
-    median, least, greatest = (show(value) for value in spread)
-    return median if least == greatest else f"{median} ({least}–{greatest})"
+    median, lower, upper = (show(value) for value in spread)
+    return median if lower == upper else f"{median} ({lower}–{upper})"
 
 
 def machine_line(part: Part) -> str:
@@ -64,7 +64,7 @@ def machine_line(part: Part) -> str:
 def _about(parts: Mapping[str, Part]) -> str:
     machines = dict.fromkeys(machine_line(part) for part in parts.values())
     lines = "\n".join(f"- {line}" for line in machines)
-    return f"Figures are medians over rounds, with least and greatest; ratios are formed within a round. Measured on:\n\n{lines}"
+    return f"Figures are medians over rounds (quartiles); ratios are formed within a round. Measured on:\n\n{lines}"
 
 
 def _targets(parts: Mapping[str, Part]) -> str:

@@ -28,7 +28,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judged:
-    """`measured` is median, least and greatest over the rounds; `is_met` None: not measured."""
+    """`measured` is median, lower and upper quartile over the rounds; `is_met` None: not measured."""
 
     part: str
     what: str

@@ -11,12 +11,13 @@ import pytest
 
 from benchmarks import process_tree
 from benchmarks.bodies import write_bodies
+from benchmarks.bound_process import BoundProcess
 from benchmarks.echo import SIZE_HEADER
 from benchmarks.open_loop import Arrivals
 from benchmarks.running import Running, SubjectFailed
 from benchmarks.subjects import ROOT, echo
 from benchmarks.wires import plain_wires
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Workload, save_layer
 from benchmarks.wrk import Load, WrkFailed, run_wrk
 
 pytestmark = [
@@ -71,6 +72,31 @@ def test_the_echo_is_driven_by_both_generators_and_leaves_nobody_behind(tmp_path
         pids = running.pids
     assert len(pids) > 2
     assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
+
+
+def test_who_rests_answers_nobody_until_it_wakes_and_can_be_ended_asleep(tmp_path, sized):
+    with Running(echo(2), {}, tmp_path / "two.log") as running:
+        running.rest()
+        before = process_tree.cpu_seconds(running.pids)
+        with pytest.raises(WrkFailed, match="no answer"):
+            run_wrk(running.port, sized, Load(2, 1))
+        assert process_tree.cpu_seconds(running.pids) == before
+        running.wake()
+        assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
+        running.rest()
+        pids = running.pids
+    assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
+
+
+def test_the_bound_answers_again_and_again_and_says_what_it_died_of(tmp_path):
+    save_layer(tmp_path / "layer.safetensors")
+    bound = BoundProcess(tmp_path / "layer.safetensors", 1, tmp_path / "bound.log")
+    try:
+        assert all(bound.figures("w2/1", 0.05)["rps"] > 0 for _ in range(2))
+        with pytest.raises(SubjectFailed, match="no-such-work"):
+            bound.figures("no-such-work", 0.05)
+    finally:
+        bound.end()
 
 
 def open_loop(asked: Arrivals):

@@ -4,9 +4,10 @@ from benchmarks.summary import ratio, ratios, rows, spread
 from tests.unit.benchmarks.made_up import sample
 
 
-def test_a_spread_is_median_least_and_greatest():
-    assert spread([3, 1, 10]) == [3, 1, 10]
-    assert spread([1, 2]) == [1.5, 1, 2]
+def test_a_spread_is_the_median_and_the_quartiles():
+    assert spread([3, 1, 10, 2, 4]) == [3, 2, 4]
+    assert spread([1, 2]) == [1.5, 1.25, 1.75]
+    assert spread([7]) == [7, 7, 7]
 
 
 def test_a_row_is_told_for_each_subject_workload_and_point():
@@ -14,7 +15,7 @@ def test_a_row_is_told_for_each_subject_workload_and_point():
         [sample(0, "service", 10, point=1), sample(1, "service", 30, point=1), sample(0, "service", 7, point=2)]
     )
     assert [(row["subject"], row["point"], row["rounds"], row["tok_s"]) for row in found] == [
-        ("service", 1, 2, [20, 10, 30]),
+        ("service", 1, 2, [20, 15, 25]),
         ("service", 2, 1, [7, 7, 7]),
     ]
 

@@ -1,0 +1,103 @@
+"""Servers that stay up take turns: one runs, the others rest."""
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from benchmarks.kept import Kept
+from benchmarks.subjects import Subject
+
+ONE, TWO = (Subject(name, ("true",), "/", {}) for name in ("one", "two"))
+
+
+@dataclasses.dataclass
+class House:
+    """Starts servers that tell what is done to them."""
+
+    told: list[str] = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def start(self, subject, form):
+        name = f"{subject.name} {form}"
+        self.told.append(f"start {name}")
+        yield Server(name, self.told)
+        self.told.append(f"end {name}")
+
+
+@dataclasses.dataclass
+class Server:
+    name: str
+    told: list[str]
+
+    def rest(self):
+        self.told.append(f"rest {self.name}")
+
+    def wake(self):
+        self.told.append(f"wake {self.name}")
+
+
+@pytest.fixture
+def house():
+    return House()
+
+
+@pytest.fixture
+def kept(house):
+    return Kept(house.start)
+
+
+def use(kept, subject, form="binary"):
+    with kept.awake(subject, form):
+        pass
+
+
+def test_each_is_started_once_and_rests_while_the_other_runs(house, kept):
+    for subject in (ONE, TWO, ONE):
+        use(kept, subject)
+    assert house.told == [
+        "start one binary",
+        "rest one binary",
+        "start two binary",
+        "rest two binary",
+        "wake one binary",
+        "rest one binary",
+    ]
+
+
+def test_a_form_shares_a_start_unless_it_needs_its_own(house, kept):
+    own = dataclasses.replace(ONE, by_form={"lists": {"ROUTE": "/lists"}})
+    for form in ("binary", "weights", "lists", "lists"):
+        use(kept, own, form)
+    assert [line for line in house.told if line.startswith("start")] == ["start one binary", "start one lists"]
+
+
+def test_who_failed_is_ended_and_started_anew(house, kept):
+    with pytest.raises(OSError, match="cut"), kept.awake(ONE, "binary"):
+        raise OSError("cut")
+    use(kept, ONE)
+    assert house.told == ["start one binary", "end one binary", "start one binary", "rest one binary"]
+
+
+def test_who_does_not_start_is_asked_again():
+    asked = []
+
+    def fails(subject, form):
+        asked.append(subject.name)
+        raise OSError("no port")
+
+    broken = Kept(fails)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no port"):
+            use(broken, ONE)
+    broken.end()
+    assert asked == ["one", "one"]
+
+
+def test_the_end_ends_all_of_them(house, kept):
+    use(kept, ONE)
+    use(kept, TWO)
+    kept.end()
+    assert [line for line in house.told if line.startswith("end")] == ["end one binary", "end two binary"]
+    kept.end()
+    assert len(house.told) == 6
