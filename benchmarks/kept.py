@@ -1,6 +1,6 @@
 """Kept: servers that stay up while others are timed, and rest meanwhile.
 
-Laws: of all that are kept one runs at a time, so that what is timed has the machine; one that failed is ended, and started
+Laws: of all that are kept one is awake at a time, so that what is timed has the machine; one that failed is ended, and started
 anew when it is asked for again; a form of request that needs a start of its own has one.
 """
 

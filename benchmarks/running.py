@@ -1,8 +1,8 @@
 """Running: one subject's server, started, asked, measured from outside, put to rest and ended.
 
-Laws: ready means that it answers its ready path; what it prints goes to a file; one that rests takes no time from another
-(some poll while they have nothing to do); its end leaves no process behind; nothing of our own environment reaches it that
-would change what is measured (settings of ours, proxies).
+Laws: ready means that it answers its ready path; what it prints goes to a file; one that rests takes no time from another;
+its end leaves no process behind; nothing of our own environment reaches it that would change what is measured (settings of
+ours, proxies).
 """
 
 from __future__ import annotations
@@ -80,11 +80,16 @@ class Running:
         return process_tree.tree(self._process.pid)
 
     def rest(self) -> None:
-        """Stop all its processes, the parents first, so that nobody sees a child stop; connections to it wait."""
-        self._signal(self.pids, signal.SIGSTOP)
+        """Having nothing to do is rest, but one that polls is stopped, parents first, so that nobody sees a child stop.
+
+        Not the others: stopped, Triton broke off connections and Mosec went on with one of its two processes.
+        """
+        if self.subject.polls:
+            self._signal(self.pids, signal.SIGSTOP)
 
     def wake(self) -> None:
-        self._signal(reversed(self.pids), signal.SIGCONT)
+        if self.subject.polls:
+            self._signal(reversed(self.pids), signal.SIGCONT)
 
     @staticmethod
     def _signal(pids: Iterable[int], number: signal.Signals) -> None:

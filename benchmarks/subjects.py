@@ -25,7 +25,8 @@ BOUND, SERVICE, ECHO = "bound", "service", "echo"
 class Subject:
     """In `command` the texts `{port}`, `{layers}` (our directory of layers) and `{source}` (its file of weights) are filled in.
 
-    `by_form` is what one form of request needs besides, in a start of its own.
+    `by_form` is what one form of request needs besides, in a start of its own; one that `polls` takes time while it has
+    nothing to do.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Subject:
     forms: Mapping[str, Wire]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     by_form: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    polls: bool = False
     settings: str = "default"
     package: str | None = None  # whose version is told
 
@@ -93,6 +95,7 @@ def peers() -> dict[str, Subject]:
     )
     litserve = dataclasses.replace(
         _peer("litserve", "litserve", "litserve"),
+        polls=True,
         by_form={form: {"ROUTE": wire.path} for form, wire in plain_wires().items()},
     )
     found = (_peer("naive", "naive", None), _peer("naive2", "naive", None, WORKERS=2), mosec, triton, litserve)

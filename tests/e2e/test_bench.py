@@ -74,8 +74,8 @@ def test_the_echo_is_driven_by_both_generators_and_leaves_nobody_behind(tmp_path
     assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
 
 
-def test_who_rests_answers_nobody_until_it_wakes_and_can_be_ended_asleep(tmp_path, sized):
-    with Running(echo(2), {}, tmp_path / "two.log") as running:
+def test_one_that_polls_rests_until_it_wakes_and_can_be_ended_asleep(tmp_path, sized):
+    with Running(dataclasses.replace(echo(2), polls=True), {}, tmp_path / "two.log") as running:
         running.rest()
         before = process_tree.cpu_seconds(running.pids)
         with pytest.raises(WrkFailed, match="no answer"):
@@ -86,6 +86,11 @@ def test_who_rests_answers_nobody_until_it_wakes_and_can_be_ended_asleep(tmp_pat
         running.rest()
         pids = running.pids
     assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
+
+
+def test_one_that_sleeps_when_it_has_nothing_to_do_is_left_alone(running, sized):
+    running.rest()
+    assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
 
 
 def test_the_bound_answers_again_and_again_and_says_what_it_died_of(tmp_path):
