@@ -1,9 +1,10 @@
-"""Memory: what was freed goes back to the system when there is nothing else to do.
+"""Memory: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do.
 
-glibc keeps what is freed for the next time: after a storm of large bodies a process would stay four times as large as it
-needs to be for the rest of its life. Laws: a trim is made only where much can have been freed since the last one; what a
-trim leaves is in use and is the new measure; where there is no glibc there is nothing to do; measuring opens nothing, for a
-process that can open no more descriptors still has to say so at every heartbeat.
+Left to itself glibc does neither well: it gives back and maps anew what every batch needs, page by page, and after a storm of
+large bodies a process stays four times as large as it needs to be for the rest of its life. Laws: a trim is made only where
+much can have been freed since the last one; what a trim leaves is in use and is the new measure; where there is no glibc there
+is nothing to do; measuring opens nothing, for a process that can open no more descriptors still has to say so at every
+heartbeat.
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ import os
 from collections.abc import Callable
 
 GROWTH_BYTES = 4 * 2**20
+# What `mallopt` calls them (malloc.h), in bytes: how much may be free at the heap's end, and from which size on a block is a
+# mapping of its own, at most what glibc takes.
+_MALLOPT = {-1: 64 * 2**20, -3: 32 * 2**20}
 _STATM = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def resident_bytes() -> int:
     """Of this process (one small read of /proc, about 10 µs)."""
     return int(os.pread(_STATM, 64, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_freed() -> None:
+    """Once a process, before it has threads: without it a batch of 2,000 rows is 3,000 page faults, a twentieth of its time."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for name, num_bytes in _MALLOPT.items():
+            libc.mallopt(name, num_bytes)
 
 
 def trim() -> None:

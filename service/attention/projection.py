@@ -3,8 +3,8 @@
 Lives here: torch's product (`Plain`), oneDNN's with the weight laid out for it once (`Packed`), and how many rows each wants.
 Must not know: sequences, heads, what the rows stand for.
 Laws: from `least_rows` on, in multiples of `ragged.ROW_MULTIPLE`, a row's bits depend on the row alone (P1; measured,
-docs/performance.md, and checked for each layer, `self_check.py`); oneDNN compiles and keeps code for each number of rows that
-it meets, half a megabyte each, so it meets the few of SIZES only.
+docs/performance.md, and checked for each layer, `self_check.py`); oneDNN makes and keeps a product of its own for each number
+of rows that it meets, half a megabyte and more each, so it meets the few of SIZES only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from service.attention.ragged import ROW_MULTIPLE, padded_width
 # differ in float32, and products of at most 4,096 multiply-adds in the 16-bit dtypes.
 MIN_ROWS = 12
 MIN_HALF_PRODUCT = 4096
-# Rows of one product with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. Above 128
-# a product is no faster a row, and its result no longer stays in the cache until it is copied to its place.
-SIZES = (128, 64, 32, 16, 8, 4)
+# Rows of one product with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. Each product
+# reads all weights, which do not fit into a core's cache, as long as ten rows take; what one product does need not be copied to
+# its place: so 10 to 16 short requests are one or two. Above 256 a result no longer stays in the cache until it is copied.
+SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 32, 16, 8, 4)
 
 # What torch's own compiler writes for a linear layer on a CPU; not public, so looked for before it is used.
 _ops = torch.ops.mkldnn
@@ -97,8 +98,11 @@ class Packed(Projection):
 @functools.lru_cache(4096)
 def in_sizes(rows: int) -> list[int]:
     """A multiple of ROW_MULTIPLE as a sum of SIZES, largest first."""
-    sizes = [SIZES[0]] * (rows // SIZES[0])
-    return sizes + [size for size in SIZES[1:] if rows & size]
+    found: list[int] = []
+    for size in SIZES:
+        num, rows = divmod(rows, size)
+        found += [size] * num
+    return found
 
 
 def packed(plain: Plain) -> Projection:

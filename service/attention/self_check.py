@@ -14,9 +14,10 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.projection import SIZES
 
 # Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one; the
-# last is plain self-attention, of which the large company computes a dozen in one call.
+# last is plain self-attention, of which the large company computes a dozen, most of them in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_COMPANY = 12
 SEED = 20260
@@ -38,12 +39,23 @@ def checks(layer: Layer) -> Iterator[bool]:
     companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
     # As many rows as a full batch has: some kernels change with the size of the product.
     companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
+    companies += [_of_rows(calls, size) for size in SIZES]
     for company in companies:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
+
+
+def _of_rows(calls: Sequence[Call], rows: int) -> list[int]:
+    """Some of the calls again and again, whose product has so many rows: each size has code of its own."""
+    chosen = [i for i, call in enumerate(calls) if call.is_self_attention] or list(range(len(calls)))
+    found: list[int] = []
+    for i in sorted(chosen, key=lambda i: -calls[i].query.shape[1]):
+        num, rows = divmod(rows, calls[i].query.shape[1])
+        found += [i] * num
+    return found
 
 
 def sample_calls(layer: Layer) -> list[Call]:

@@ -125,7 +125,9 @@ def worker(
 ) -> None:
     """One process of the service (started by `serve`)."""
     from service.logs import configure_logs
+    from service.memory import keep_freed
 
+    keep_freed()
     settings = load_settings()
     configure_logs(settings.log_level)
     raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir))

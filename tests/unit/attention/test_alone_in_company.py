@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from service.attention import layer as layer_module
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
@@ -89,6 +90,42 @@ def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads):
 
     with torch_threads(threads):
         check()
+
+
+@every_dtype
+@every_thread_count
+def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, monkeypatch):
+    """Calls of few rows each in passes of 40 rows; one call alone may have more."""
+    monkeypatch.setattr(layer_module, "MAX_ROWS", 40)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec = data.draw(specs())
+        query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        drawn = st.lists(calls(spec, dtype=query_dtype), min_size=6, max_size=14)
+        assert_no_difference(make_layer(spec, dtype), [one.call for one in data.draw(drawn)])
+
+    with torch_threads(threads):
+        check()
+
+
+@every_dtype
+@every_thread_count
+def test_an_answer_has_the_same_bits_beside_more_rows_than_one_pass_takes(dtype, threads):
+    lengths_in_rows = (7, 1300, 16, 300, 16, 900, 1, 64)
+    batch = [Call("layer", randn(1, rows, 64, seed=rows)) for rows in lengths_in_rows]
+    with torch_threads(threads):
+        assert_no_difference(make_layer(make_spec(64, 4), dtype), batch)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
+def test_passes_keep_the_order_and_are_few_and_alike(rows):
+    order = list(range(len(rows)))[::-1]
+    passes = layer_module._passes(order, rows)
+    assert [i for some in passes for i in some] == order
+    assert len(passes) <= -(-sum(rows) // layer_module.MAX_ROWS)
+    assert all(sum(rows[i] for i in some) <= layer_module.MAX_ROWS + max(rows) for some in passes)
 
 
 @every_dtype

@@ -28,7 +28,12 @@ def test_every_multiple_of_four_is_a_sum_of_few_sizes(rows):
     sizes = in_sizes(rows)
     assert sum(sizes) == rows
     assert set(sizes) <= set(SIZES)
-    assert len(sizes) <= rows // SIZES[0] + len(SIZES) - 1
+    assert len(sizes) <= rows // SIZES[0] + 5
+
+
+@pytest.mark.parametrize("num", range(9, 17))
+def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
+    assert len(in_sizes(16 * num)) <= 2
 
 
 @needs_packed

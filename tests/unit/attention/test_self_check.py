@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from service.attention import engine as engine_module
+from service.attention import projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
@@ -102,6 +103,24 @@ def test_ordinary_layers_share_their_forward_passes_here(dtype, threads):
     ]
     with torch_threads(threads):
         assert [keeps_bits(make_layer(spec, dtype)) for spec in specs] == [True] * len(specs)
+
+
+@pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("key_width", [24, 10])
+def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
+    """Each is code of its own: of query, key and value in one product and apart, and of the output."""
+    met: dict[int, set[int]] = {}
+    product = projection.Packed._product
+
+    def noting(self, x):
+        met.setdefault(id(self), set()).add(len(x))
+        return product(self, x)
+
+    monkeypatch.setattr(projection.Packed, "_product", noting)
+    layer = make_layer(make_spec(24, 3, key_width=key_width))
+    assert keeps_bits(layer)
+    checked = [layer._fused or layer._inputs[0], layer._output]
+    assert [met[id(one)] for one in checked] == [set(projection.SIZES)] * 2
 
 
 def test_sample_calls_are_the_same_for_the_same_layer_and_of_every_sort():
