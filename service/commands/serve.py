@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # A process is late, and the service not ready, after this many heartbeats without one.
 LATE_BEATS = 6
 MIN_LATE_S = 5.0
+# How long one thread may keep the interpreter from another. The compute thread asks for it between two products, a hundred times
+# in a large batch, and with Python's 5 ms would wait for a busy loop as long as for a product.
+SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
@@ -128,6 +131,7 @@ def worker(
     from service.memory import keep_freed
 
     keep_freed()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
     configure_logs(settings.log_level)
     raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir))
