@@ -42,7 +42,11 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def number(value: float) -> str:
     """Three digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.3f}"
 
 
 def with_range(spread: Sequence[float] | None, show: Callable[[float], str] = number) -> str:

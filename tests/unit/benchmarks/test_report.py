@@ -11,7 +11,7 @@ from tests.unit.benchmarks.made_up import part, sample
 W1 = part("w1", [sample(0, "service", 850), sample(0, "bound", 1000), sample(0, "mosec", 500)])
 
 
-@pytest.mark.parametrize(("value", "told"), [(1234.5, "1,234"), (34.56, "34.6"), (0.876, "0.88")])
+@pytest.mark.parametrize(("value", "told"), [(1234.5, "1,234"), (34.56, "34.6"), (0.8976, "0.898"), (0, "0.00")])
 def test_numbers_have_three_digits(value, told):
     assert number(value) == told
 
@@ -32,13 +32,13 @@ def test_the_page_names_machine_date_commit_and_every_subject():
     told = performance({"w1": W1})
     for expected in ("Abacus 9, 2 cores", "2026-11-21 10:00 UTC", "`abc1234`", "| mosec (0.9.8, WORKERS=2) | 50.0 |"):
         assert expected in told
-    assert "| service | 85.0 | 850 | 0.85 |" in told
+    assert "| service | 85.0 | 850 | 0.850 |" in told
 
 
 def test_misses_are_on_both_pages():
-    assert "| W1, mixed lengths | ≥ 0.9 × bound | 0.85 | **no** |" in performance({"w1": W1})
+    assert "| W1, mixed lengths | ≥ 0.9 × bound | 0.850 | **no** |" in performance({"w1": W1})
     told = claims({"w1": W1})
-    assert "Missed: W1, mixed lengths ≥ 0.9 × bound: 0.85." in told
+    assert "Missed: W1, mixed lengths ≥ 0.9 × bound: 0.850." in told
     assert "1 are met, 15 were not measured" in told
 
 
