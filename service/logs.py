@@ -4,14 +4,16 @@ Lives here: structlog's configuration, the line of a request, and the way in for
 Must not know: routes, settings, what a line is about.
 Laws: nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES, up to
 which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone costs the line,
-never the request; times are ISO 8601 in UTC. A request's line costs about 12 µs, and the write to a pipe 8.
+never the request; times are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
+import time
 from collections.abc import Iterable, Iterator, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
@@ -84,7 +86,7 @@ def get_logger() -> FilteringBoundLogger:
 def log_request(line: RequestLine) -> None:
     """The one line of a request; it is written at the end of the loop's turn, together with those of others."""
     if _lines.level <= _LEVELS["info"]:
-        _lines.put_off(_line("info", "request", zip(RequestLine._fields, line, strict=True)))
+        _lines.put_off(line)
 
 
 class _Lines:
@@ -93,20 +95,24 @@ class _Lines:
     def __init__(self, stream: TextIO, level: int) -> None:
         self.level = level
         self._stream = stream
-        self._put_off: list[str] = []
-        self._turn = Turn(self._write)
+        self._put_off: list[tuple[int, RequestLine]] = []
+        self._turn = Turn(self._write_put_off)
 
     def msg(self, line: str) -> None:
-        self._put_off.append(line)
-        self._write()
+        self._write_put_off()
+        self._write([line])
 
-    def put_off(self, line: str) -> None:
-        """To the end of the loop's turn."""
-        self._put_off.append(line)
+    def put_off(self, line: RequestLine) -> None:
+        """To the end of the loop's turn: lines that are made one after another cost half of what each does by itself."""
+        self._put_off.append((time.time_ns(), line))
         self._turn.ask()
 
-    def _write(self) -> None:
+    def _write_put_off(self) -> None:
         lines, self._put_off = self._put_off, []
+        names = RequestLine._fields
+        self._write([_line("info", "request", zip(names, line, strict=True), at_ns) for at_ns, line in lines])
+
+    def _write(self, lines: Iterable[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             for together in _together(lines):
                 self._stream.write(together)
@@ -146,13 +152,13 @@ class _FromLogging(logging.Handler):
 
 def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
     """The last processor."""
-    return _line(level, event.pop("event"), event.items())
+    return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
-def _line(level: str, event: str, fields: Iterable[tuple[str, Any]]) -> str:
-    """One JSON line, whatever the values are."""
+def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
+    """One JSON line, whatever the values are, of what happened at that time since the epoch."""
     head: dict[str, Any] = {
-        "timestamp": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "timestamp": timestamp(at_ns),
         "level": level,
         "event": event,
         "version": __version__,
@@ -165,6 +171,17 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]]) -> str:
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
     return line + "\n"
+
+
+def timestamp(at_ns: int) -> str:
+    """A time since the epoch as ISO 8601 in UTC; a third of what `datetime` takes for it."""
+    second, micros = divmod(at_ns // 1000, 10**6)
+    return f"{_second(second)}.{micros:06d}Z"
+
+
+@functools.lru_cache(2)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _cut(name: str, value: str) -> str:

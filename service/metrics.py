@@ -12,8 +12,7 @@ fall and files do not pile up. A dead process's live gauges go with it (`RunDire
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
 from service.layer_series import LayerSeries
@@ -180,10 +179,8 @@ class Metrics:
         self._received.inc(self._num_received)
         self._num_received = 0
         ended, self._ended = self._ended, []
-        for (route, status), number in Counter([(end.route, str(end.status)) for end in ended]).items():
-            self._requests[route, status].inc(number)
-        for end in ended:
-            self._tell_end(end)
+        if ended:
+            self._tell_ends(ended)
         gone, self._gone = self._gone, []
         for stage in gone:
             self._cancelled.labels(stage).inc()
@@ -193,14 +190,28 @@ class Metrics:
         self._queued_bytes.set(num_bytes)
         self._series.write()
 
-    def _tell_end(self, end: Answered) -> None:
-        self._request_seconds[end.route,].observe(end.total_s)
-        if end.code is not None:
-            self._rejected.labels(end.code).inc()
-        if end.layer is not None and end.queue_s is not None:
-            self._queue_seconds[end.layer,].observe(end.queue_s)
-        if end.masked_rows:
-            self._masked_rows.inc(end.masked_rows)
+    def _tell_ends(self, ended: Sequence[Answered]) -> None:
+        numbers: dict[tuple[str, int], int] = {}
+        total_s: dict[str, list[float]] = {}
+        queue_s: dict[str, list[float]] = {}
+        masked_rows = 0
+        for end in ended:
+            status = end.route, end.status
+            numbers[status] = numbers.get(status, 0) + 1
+            total_s.setdefault(end.route, []).append(end.total_s)
+            if end.layer is not None and end.queue_s is not None:
+                queue_s.setdefault(end.layer, []).append(end.queue_s)
+            if end.code is not None:
+                self._rejected.labels(end.code).inc()
+            masked_rows += end.masked_rows
+        for (route, code), number in numbers.items():
+            self._requests[route, str(code)].inc(number)
+        for route, seconds in total_s.items():
+            self._request_seconds[route,].observe_all(seconds)
+        for layer, seconds in queue_s.items():
+            self._queue_seconds[layer,].observe_all(seconds)
+        if masked_rows:
+            self._masked_rows.inc(masked_rows)
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         """`num_ready` processes are ready, as this one knows."""

@@ -6,12 +6,13 @@ Laws: labels are bounded by whoever makes a series; a process shows what all hav
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -26,6 +27,21 @@ PREFIX = "attention"
 # One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
 TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
+
+
+class Histogram(prometheus_client.Histogram):
+    """The library's, told of many observations at once: its own looks through the buckets for each, 2 µs at 18 of them."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Each a number in the series' unit; no exemplars."""
+        self._sum.inc(sum(amounts))
+        bounds = self._upper_bounds
+        numbers: dict[int, int] = {}
+        for amount in amounts:
+            bucket = bisect.bisect_left(bounds, amount)
+            numbers[bucket] = numbers.get(bucket, 0) + 1
+        for bucket, number in numbers.items():
+            self._buckets[bucket].inc(number)
 
 
 class Children(dict[tuple[str, ...], T]):

@@ -1,12 +1,13 @@
 """Logs: whatever is told, it is one bounded JSON line."""
 
+import asyncio
 import io
 import json
 import logging
 import subprocess
 import sys
 import warnings
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import service
-from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request
+from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request, timestamp
 
 LINE = RequestLine(
     request_id="abc",
@@ -89,6 +90,27 @@ def test_a_request_is_one_line_with_what_is_known_of_it(captured):
         "bytes_out": 2000,
     }
     assert "code" not in line, "what is not known is left out"
+
+
+def test_a_request_is_told_with_the_time_of_its_end_however_late_its_line_is_written(captured):
+    async def end_then_go_on():
+        before = datetime.now(UTC)
+        log_request(LINE)
+        assert not captured.text, "the line waits for the end of the turn"
+        return before, datetime.now(UTC)
+
+    before, after = asyncio.run(end_then_go_on())
+    (line,) = captured.lines
+    assert before <= datetime.fromisoformat(line["timestamp"]) <= after
+
+
+@given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1)))  # noqa: DTZ001 (made aware below)
+def test_a_time_is_told_to_the_microsecond_in_utc(moment):
+    at = moment.replace(tzinfo=UTC)
+    at_ns = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    told = timestamp(at_ns)
+    assert told.endswith("Z")
+    assert datetime.fromisoformat(told) == at
 
 
 def test_lines_below_the_level_are_not_written():
