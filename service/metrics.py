@@ -146,10 +146,10 @@ class Metrics:
         self._turn.ask()
 
     def batch_done(self, batch: BatchDone) -> None:
-        self._compute_seconds[batch.layer,].observe(batch.compute_s)
-        self._batch_requests.observe(batch.requests)
-        self._batch_sequences.observe(batch.sequences)
-        self._batch_tokens.observe(batch.tokens)
+        self._compute_seconds[batch.layer,].observe_all([batch.compute_s])
+        self._batch_requests.observe_all([batch.requests])
+        self._batch_sequences.observe_all([batch.sequences])
+        self._batch_tokens.observe_all([batch.tokens])
         if batch.weights_bytes:
             self._weights_bytes.inc(batch.weights_bytes)
 

@@ -90,7 +90,7 @@ class Layer:
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Calls that are alike lie side by side, then those that share their product, then the rest."""
-        places = [self._place(call) for call in calls]
+        places = self._places(calls)
         order = sorted(range(len(calls)), key=places.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
         for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
@@ -99,13 +99,21 @@ class Layer:
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _place(self, call: Call) -> tuple[int, int]:
+    def _places(self, calls: Sequence[Call]) -> list[tuple[int, int]]:
         """ALIKE calls come first, by their length."""
-        if not (self._is_one_width and call.is_self_attention):
-            return CROSS, 0
-        length = call.query.shape[1]
-        is_plain = call.mask is None and call.weights is None
-        return (ALIKE, length) if is_plain and self._may_share(length) else (SELF, 0)
+        share: dict[int, bool] = {}
+        places = []
+        for call in calls:
+            length = call.query.shape[1]
+            if not (self._is_one_width and call.is_self_attention):
+                places.append((CROSS, 0))
+            elif call.mask is not None or call.weights is not None:
+                places.append((SELF, 0))
+            else:
+                if length not in share:
+                    share[length] = self._may_share(length)
+                places.append((ALIKE, length) if share[length] else (SELF, 0))
+        return places
 
     def _may_share(self, length: int) -> bool:
         """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""

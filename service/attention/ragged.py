@@ -54,5 +54,7 @@ def fill(packed: torch.Tensor, tokens: int, width: int) -> None:
 def split(packed: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """The inverse of `pack`: views [*shape, width] of the rows, in order; filler rows belong to nobody."""
     counts = [math.prod(shape) for shape in shapes]
-    rows = packed.split([*counts, len(packed) - sum(counts)])
-    return [part.view(*shape, part.shape[1]) for part, shape in zip(rows, shapes, strict=False)]
+    # Most parts are one sequence, as which they are cut: a call of torch for each would cost more than the look.
+    rows = packed.unsqueeze(0).split([*counts, len(packed) - sum(counts)], dim=1)
+    width = packed.shape[1]
+    return [part if shape[0] == 1 else part.view(*shape, width) for part, shape in zip(rows, shapes, strict=False)]

@@ -109,7 +109,7 @@ def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The little-endian C-order bytes of a tensor on the CPU; its own memory where it is contiguous."""
     array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return array.ravel().view(np.uint8).data
 
 
 async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
