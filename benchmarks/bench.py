@@ -60,7 +60,7 @@ class Bench:
         self._bodies: dict[str, Bodies] = {}
         self._sizes: dict[str, list[int]] = {}
         self._kept = Kept(self.started)
-        self._bound: BoundProcess | None = None
+        self._bound = BoundProcess(self.source, usable_cores(), directory / f"{BOUND}.log")
         self.round = 0
         self._import_layer()
 
@@ -69,7 +69,7 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self._kept.end()
-        self._end_bound()
+        self._bound.end()
 
     def _import_layer(self) -> None:
         """Through the command that users have."""
@@ -86,7 +86,7 @@ class Bench:
         self.round = number
         if number % self.options.fresh_every == 0:
             self._kept.end()
-            self._end_bound()
+            self._bound.end()
 
     def subjects(self) -> list[Subject]:
         """The servers that were asked for."""
@@ -146,7 +146,7 @@ class Bench:
 
     def bound_sample(self, asked: str, seconds: float) -> Sample:
         """Of the bound's work as `bound.py` names it."""
-        return self._told(BOUND, asked.partition("/")[0], lambda: self._bound_figures(asked, seconds))
+        return self._told(BOUND, asked.partition("/")[0], lambda: self._bound.figures(asked, seconds))
 
     def _told(self, subject: str, workload: str, figures: Callable[[], dict[str, Any]], point: object = None) -> Sample:
         try:
@@ -177,17 +177,3 @@ class Bench:
 
     def failed(self, failure: Exception, subject: str, workload: str, point: object = None) -> Sample:
         return {**self.keys(subject, workload, point), "failed": f"{type(failure).__name__}: {failure}"[:300]}
-
-    def _bound_figures(self, asked: str, seconds: float) -> dict[str, float]:
-        if self._bound is None:
-            self._bound = BoundProcess(self.source, usable_cores(), self.directory / f"{BOUND}.log")
-        try:
-            return self._bound.figures(asked, seconds)
-        except SubjectFailed:
-            self._end_bound()
-            raise
-
-    def _end_bound(self) -> None:
-        if self._bound is not None:
-            self._bound.end()
-            self._bound = None

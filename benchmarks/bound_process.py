@@ -1,4 +1,7 @@
-"""BoundProcess: the bound in a process of its own, started once, asked for figures again and again, and ended."""
+"""BoundProcess: the bound in a process of its own, asked for figures again and again.
+
+Laws: it is started when it is first asked, and anew behind its end; one that fails has ended.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +22,40 @@ class BoundProcess:
 
     def __init__(self, source: Path, threads: int, log: Path) -> None:
         self._log = log
-        command = [sys.executable, "-m", "benchmarks.bound", str(source), str(threads)]
-        with log.open("ab") as file:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._asked, self._told = process, process.stdin, process.stdout
+        self._command = [sys.executable, "-m", "benchmarks.bound", str(source), str(threads)]
+        self._process: subprocess.Popen[str] | None = None
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
 
     def figures(self, work: str, seconds: float) -> dict[str, float]:
         """rps, tok_s and p50_ms of a work as `bound.py` names it; SubjectFailed where its answers are wrong or it ended."""
-        said = ""
-        try:
-            self._asked.write(f"{work} {seconds}\n")
-            self._asked.flush()
-            if select.select([self._told], [], [], seconds + LATEST_S)[0]:
-                said = self._told.readline()
-        except OSError:
-            pass
+        if self._process is None:
+            self._process = self._start()
+        said = self._said(self._process, f"{work} {seconds}\n", seconds + LATEST_S)
         if not said:
+            self.end()
             raise SubjectFailed(f"{BOUND} said nothing: {self._log.read_text(errors='replace')[-400:]}")
         found: dict[str, float] = json.loads(said)
         return found
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._log.open("ab") as file:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True
+            )
+
+    def _said(self, process: subprocess.Popen[str], asked: str, latest_s: float) -> str:
+        """Its line, empty where there is none."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(asked)
+            process.stdin.flush()
+            is_there = bool(select.select([process.stdout], [], [], latest_s)[0])
+        except OSError:
+            return ""
+        return process.stdout.readline() if is_there else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 from service import __version__
 from service.api.keys import KeyRing, KeysError, Role
-from service.api.trace import Trace
+from service.api.trace import Trace, milliseconds
 from service.attention.engine import Engine
 from service.attention.numerics import Fingerprint
 from service.attention.resident import Resident
@@ -210,10 +210,10 @@ def _line(trace: Trace, total_s: float) -> RequestLine:
         layer=trace.layer,
         batch_requests=trace.batch_requests,
         tokens=trace.tokens,
-        decode_ms=None if decode_s is None else round(decode_s * 1000, 3),
-        queue_ms=None if queue_s is None else round(queue_s * 1000, 3),
-        compute_ms=None if compute_s is None else round(compute_s * 1000, 3),
-        total_ms=round(total_s * 1000, 3),
+        decode_ms=None if decode_s is None else milliseconds(decode_s),
+        queue_ms=None if queue_s is None else milliseconds(queue_s),
+        compute_ms=None if compute_s is None else milliseconds(compute_s),
+        total_ms=milliseconds(total_s),
         bytes_in=trace.bytes_in,
         bytes_out=trace.bytes_out,
     )

@@ -16,7 +16,7 @@ from service.api.allowance import Allowance
 from service.api.asgi import Receive, Scope, fields_of
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
-from service.api.trace import Trace
+from service.api.trace import Trace, milliseconds
 from service.api.watch import Watch
 from service.attention.call import Answer, Call
 from service.attention.resident import Work
@@ -221,10 +221,10 @@ class Exchange:
         """The phases up to now in milliseconds; `total` runs from the complete body."""
         trace = self._trace
         return {
-            "decode": round((trace.decode_s or 0.0) * 1000, 3),
-            "queue": round((trace.queue_s or 0.0) * 1000, 3),
-            "compute": round((trace.compute_s or 0.0) * 1000, 3),
-            "total": round(self._elapsed_s() * 1000, 3),
+            "decode": milliseconds(trace.decode_s or 0.0),
+            "queue": milliseconds(trace.queue_s or 0.0),
+            "compute": milliseconds(trace.compute_s or 0.0),
+            "total": milliseconds(self._elapsed_s()),
         }
 
     def server_timing(self) -> tuple[bytes, bytes]:

@@ -52,6 +52,11 @@ def start_trace(scope: Scope, now: float) -> Trace:
     return trace
 
 
+def milliseconds(seconds: float) -> float:
+    """To the microsecond, as answers and log lines tell times; `round` to three places would go by way of text."""
+    return round(seconds * 1e6) / 1000
+
+
 def trace_of(scope: Scope) -> Trace:
     """The edge starts one for every request."""
     found: Trace = scope[_KEY]

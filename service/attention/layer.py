@@ -64,6 +64,11 @@ class Layer:
         """What the layer's matrices take on its device."""
         return sum(projection.num_bytes for projection in self._projections())
 
+    @property
+    def product_sizes(self) -> Sequence[int]:
+        """The numbers of rows that its products have, where those are a few (`projection.py`)."""
+        return sorted({size for projection in self._projections() for size in projection.sizes}, reverse=True)
+
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Query, key and value apart, for cross-attention; and as one product, where self-attention gains by it."""
         # In float64 fused and separate projections round differently.

@@ -51,6 +51,11 @@ class Projection(abc.ABC):
     @abc.abstractmethod
     def least_rows(self) -> int: ...
 
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """The numbers of rows that its products have, each computed by code of its own; none: as many as there are."""
+
     @abc.abstractmethod
     def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -64,6 +69,10 @@ class Plain(Projection):
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return ()
 
     def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor:
         return F.linear(x_RK, self.weight, self.bias)
@@ -80,6 +89,10 @@ class Packed(Projection):
     @property
     def least_rows(self) -> int:
         return ROW_MULTIPLE
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return SIZES
 
     def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor:
         sizes = in_sizes(len(x_RK))

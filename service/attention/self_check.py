@@ -14,7 +14,6 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
-from service.attention.projection import SIZES
 
 # Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one; the
 # last is plain self-attention, of which the large company computes a dozen, most of them in one call.
@@ -39,7 +38,7 @@ def checks(layer: Layer) -> Iterator[bool]:
     companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
     # As many rows as a full batch has: some kernels change with the size of the product.
     companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
-    companies += [_of_rows(calls, size) for size in SIZES]
+    companies += [_of_rows(calls, size) for size in layer.product_sizes]
     for company in companies:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
@@ -49,7 +48,7 @@ def checks(layer: Layer) -> Iterator[bool]:
 
 
 def _of_rows(calls: Sequence[Call], rows: int) -> list[int]:
-    """Some of the calls again and again, whose product has so many rows: each size has code of its own."""
+    """Some of the calls again and again, whose product has so many rows."""
     chosen = [i for i, call in enumerate(calls) if call.is_self_attention] or list(range(len(calls)))
     found: list[int] = []
     for i in sorted(chosen, key=lambda i: -calls[i].query.shape[1]):

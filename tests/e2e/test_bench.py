@@ -93,13 +93,14 @@ def test_one_that_sleeps_when_it_has_nothing_to_do_is_left_alone(running, sized)
     assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
 
 
-def test_the_bound_answers_again_and_again_and_says_what_it_died_of(tmp_path):
+def test_the_bound_answers_again_and_again_says_what_it_died_of_and_comes_back(tmp_path):
     save_layer(tmp_path / "layer.safetensors")
     bound = BoundProcess(tmp_path / "layer.safetensors", 1, tmp_path / "bound.log")
     try:
         assert all(bound.figures("w2/1", 0.05)["rps"] > 0 for _ in range(2))
         with pytest.raises(SubjectFailed, match="no-such-work"):
             bound.figures("no-such-work", 0.05)
+        assert bound.figures("w2/1", 0.05)["rps"] > 0, "it is started anew"
     finally:
         bound.end()
 

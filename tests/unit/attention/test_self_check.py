@@ -10,7 +10,7 @@ from service.attention import projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
-from service.attention.self_check import keeps_bits, sample_calls
+from service.attention.self_check import checks, keeps_bits, sample_calls
 from tests.engine_room import (
     CPU,
     DTYPES,
@@ -137,3 +137,12 @@ def test_a_layer_with_unequal_widths_is_checked_with_cross_attention():
     layer = make_layer(make_spec(24, 3, key_width=10))
     assert not any(call.is_self_attention for call in sample_calls(layer))
     assert isinstance(keeps_bits(layer), bool)
+
+
+@pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+def test_a_layer_whose_products_take_any_number_of_rows_is_spared_the_sizes():
+    spec = make_spec(24, 3)
+    packed, plain = make_layer(spec), make_layer(spec, torch.float64)
+    assert packed.product_sizes == list(projection.SIZES)
+    assert plain.product_sizes == []
+    assert len(list(checks(packed))) - len(list(checks(plain))) == len(projection.SIZES)
