@@ -68,8 +68,10 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept.end()
-        self._bound.end()
+        try:
+            self._kept.end()
+        finally:
+            self._bound.end()
 
     def _import_layer(self) -> None:
         """Through the command that users have."""

@@ -36,10 +36,12 @@ class BoundProcess:
         if self._process is None:
             self._process = self._start()
         said = self._said(self._process, f"{work} {seconds}\n", seconds + LATEST_S)
-        if not said:
+        try:
+            found: dict[str, float] = json.loads(said)
+        except ValueError:
             self.end()
-            raise SubjectFailed(f"{BOUND} said nothing: {self._log.read_text(errors='replace')[-400:]}")
-        found: dict[str, float] = json.loads(said)
+            complaint = self._log.read_text(errors="replace")[-400:]
+            raise SubjectFailed(f"{BOUND} said no figures but {said[:100]!r}: {complaint}") from None
         return found
 
     def _start(self) -> subprocess.Popen[str]:

@@ -50,5 +50,7 @@ class Kept:
             self._running.pop(key)[1].close()
 
     def end(self) -> None:
-        for key in list(self._running):
-            self._end(key)
+        """All of them, whatever one raises at its end."""
+        with ExitStack() as ends:
+            for key in reversed(list(self._running)):  # what is pushed last is called first
+                ends.callback(self._end, key)

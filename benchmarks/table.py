@@ -64,6 +64,6 @@ def _in_turn(bench: Bench, cell: Cell, subjects: Sequence[Subject]) -> Iterator[
     ]
     if cell.bound and BOUND in bench.options.subjects:
         timings.append(partial(bench.bound_sample, cell.bound, seconds))
-    random.Random(f"{cell.part} {bench.round}").shuffle(timings)
+    random.shuffle(timings)
     for timing in timings:
         yield cell.part, timing()

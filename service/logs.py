@@ -104,7 +104,8 @@ class _Lines:
 
     def put_off(self, line: RequestLine) -> None:
         """To the end of the loop's turn: lines that are made one after another cost half of what each does by itself."""
-        self._put_off.append((time.time_ns(), line))
+        told = time.time_ns(), line  # before the list is asked for: another thread may log meanwhile and take it away
+        self._put_off.append(told)
         self._turn.ask()
 
     def _write_put_off(self) -> None:

@@ -194,7 +194,7 @@ class Metrics:
         numbers: dict[tuple[str, int], int] = {}
         total_s: dict[str, list[float]] = {}
         queue_s: dict[str, list[float]] = {}
-        masked_rows = 0
+        masked_rows, refused = 0, []
         for end in ended:
             status = end.route, end.status
             numbers[status] = numbers.get(status, 0) + 1
@@ -202,7 +202,7 @@ class Metrics:
             if end.layer is not None and end.queue_s is not None:
                 queue_s.setdefault(end.layer, []).append(end.queue_s)
             if end.code is not None:
-                self._rejected.labels(end.code).inc()
+                refused.append(end.code)
             masked_rows += end.masked_rows
         for (route, code), number in numbers.items():
             self._requests[route, str(code)].inc(number)
@@ -210,6 +210,8 @@ class Metrics:
             self._request_seconds[route,].observe_all(seconds)
         for layer, seconds in queue_s.items():
             self._queue_seconds[layer,].observe_all(seconds)
+        for reason in refused:
+            self._rejected.labels(reason).inc()
         if masked_rows:
             self._masked_rows.inc(masked_rows)
 

@@ -127,12 +127,13 @@ class Settings(BaseSettings):
         10_000, ge=1, le=3_600_000, description="deadline of a request once its body is complete (milliseconds)"
     )
 
-    max_batch_requests: Positive = Field(16, description="requests that may share one forward pass")
+    max_batch_requests: Positive = Field(16, description="requests that may share a batch")
     max_batch_tokens: Positive = Field(
-        2048, description="rows that may share one forward pass; a larger request runs alone"
+        2048,
+        description="rows that may share a batch, on a CPU about 1,024 of them a forward pass; a larger request runs alone",
     )
     max_batch_cells: Positive = Field(
-        2**24, description="attention scores that may share one forward pass; a larger request runs alone"
+        2**24, description="attention scores that may share a batch; a larger request runs alone"
     )
     max_wait_ms: float = Field(
         0.0,

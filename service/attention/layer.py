@@ -88,7 +88,7 @@ class Layer:
         return [projection for projection in (*inputs, self._output) if projection is not None]
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """One answer a call, in order. All calls share one packed matrix a projection, unless the layer is sequential."""
+        """One answer a call, in order. Calls of one pass share a packed matrix a projection, unless the layer is sequential."""
         if not self.is_sequential:
             return self._forward(calls)
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]

@@ -36,9 +36,10 @@ def checks(layer: Layer) -> Iterator[bool]:
         yield True
     companies: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
     companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
-    # As many rows as a full batch has: some kernels change with the size of the product.
+    # As many rows as a pass has: some kernels change with the size of the product.
     companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
-    companies += [_of_rows(calls, size) for size in layer.product_sizes]
+    for kind in ([i for i, call in enumerate(calls) if call.is_self_attention is is_self] for is_self in (True, False)):
+        companies += [_of_rows(calls, kind, size) for size in layer.product_sizes if kind]
     for company in companies:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
@@ -47,11 +48,10 @@ def checks(layer: Layer) -> Iterator[bool]:
         yield torch.equal(layer.forward([asked])[0].output, output)
 
 
-def _of_rows(calls: Sequence[Call], rows: int) -> list[int]:
-    """Some of the calls again and again, whose product has so many rows."""
-    chosen = [i for i, call in enumerate(calls) if call.is_self_attention] or list(range(len(calls)))
+def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
+    """Some of the calls of one kind, for each has matrices of its own, again and again, so that a product has so many rows."""
     found: list[int] = []
-    for i in sorted(chosen, key=lambda i: -calls[i].query.shape[1]):
+    for i in sorted(kind, key=lambda i: -calls[i].query.shape[1]):
         num, rows = divmod(rows, calls[i].query.shape[1])
         found += [i] * num
     return found

@@ -101,3 +101,20 @@ def test_the_end_ends_all_of_them(house, kept):
     assert [line for line in house.told if line.startswith("end")] == ["end one binary", "end two binary"]
     kept.end()
     assert len(house.told) == 6
+
+
+def test_one_that_fails_at_its_end_leaves_nobody_up():
+    ended = []
+
+    @contextlib.contextmanager
+    def start(subject, form):
+        yield Server(subject.name, [])
+        ended.append(subject.name)
+        raise OSError("it would not go")
+
+    kept = Kept(start)
+    use(kept, ONE)
+    use(kept, TWO)
+    with pytest.raises(OSError, match="would not go"):
+        kept.end()
+    assert ended == ["one", "two"]
