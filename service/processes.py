@@ -27,6 +27,7 @@ from typing import Self
 
 from service.bell import NEWS
 from service.errors import ServiceError
+from service.timestamp import timestamp
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
@@ -182,9 +183,7 @@ def write_log_line(level: str, event: str, **fields: object) -> None:
 
     from service import __version__  # noqa: PLC0415
 
-    seconds = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
-    line = {"timestamp": stamp, "level": level, "event": event, "version": __version__, **fields}
+    line = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__, **fields}
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

@@ -11,8 +11,9 @@ product runs on a row count at which rows do not see their neighbours, and atten
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -69,6 +70,11 @@ class Layer:
         """The numbers of rows that its products have, where those are a few (`projection.py`)."""
         return sorted({size for projection in self._projections() for size in projection.sizes}, reverse=True)
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether self-attention has a product of its own, and not those of cross-attention."""
+        return self._fused is not None
+
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Query, key and value apart, for cross-attention; and as one product, where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
@@ -95,7 +101,8 @@ class Layer:
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Calls that are alike lie side by side, then those that share their product, then the rest."""
-        places = self._places(calls)
+        may_share = functools.cache(self._may_share)  # each length is looked at once
+        places = [self._place(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=places.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
         for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
@@ -104,21 +111,13 @@ class Layer:
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _places(self, calls: Sequence[Call]) -> list[tuple[int, int]]:
+    def _place(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
         """ALIKE calls come first, by their length."""
-        share: dict[int, bool] = {}
-        places = []
-        for call in calls:
-            length = call.query.shape[1]
-            if not (self._is_one_width and call.is_self_attention):
-                places.append((CROSS, 0))
-            elif call.mask is not None or call.weights is not None:
-                places.append((SELF, 0))
-            else:
-                if length not in share:
-                    share[length] = self._may_share(length)
-                places.append((ALIKE, length) if share[length] else (SELF, 0))
-        return places
+        if not (self._is_one_width and call.is_self_attention):
+            return CROSS, 0
+        length = call.query.shape[1]
+        is_plain = call.mask is None and call.weights is None
+        return (ALIKE, length) if is_plain and may_share(length) else (SELF, 0)
 
     def _may_share(self, length: int) -> bool:
         """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""

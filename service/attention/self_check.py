@@ -38,8 +38,9 @@ def checks(layer: Layer) -> Iterator[bool]:
     companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
     # As many rows as a pass has: some kernels change with the size of the product.
     companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
-    for kind in ([i for i, call in enumerate(calls) if call.is_self_attention is is_self] for is_self in (True, False)):
-        companies += [_of_rows(calls, kind, size) for size in layer.product_sizes if kind]
+    for is_self in (True, False) if layer.is_fused else (False,):
+        kind = [i for i, call in enumerate(calls) if call.is_self_attention is is_self]
+        companies += [_of_rows(calls, kind, size) for size in layer.product_sizes]
     for company in companies:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))

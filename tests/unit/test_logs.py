@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import warnings
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 import structlog
@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import service
-from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request, timestamp
+from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request
 
 LINE = RequestLine(
     request_id="abc",
@@ -102,15 +102,6 @@ def test_a_request_is_told_with_the_time_of_its_end_however_late_its_line_is_wri
     before, after = asyncio.run(end_then_go_on())
     (line,) = captured.lines
     assert before <= datetime.fromisoformat(line["timestamp"]) <= after
-
-
-@given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1)))  # noqa: DTZ001 (made aware below)
-def test_a_time_is_told_to_the_microsecond_in_utc(moment):
-    at = moment.replace(tzinfo=UTC)
-    at_ns = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-    told = timestamp(at_ns)
-    assert told.endswith("Z")
-    assert datetime.fromisoformat(told) == at
 
 
 def test_lines_below_the_level_are_not_written():

@@ -18,7 +18,7 @@ def shown(kind, observe):
     return generate_latest(registry)
 
 
-@given(st.lists(st.one_of(eighths, st.sampled_from([0.0, 0.001, 0.25, 0.5, 4.0]).map(float)), max_size=30))
+@given(st.lists(st.one_of(eighths, st.sampled_from(BUCKETS)), max_size=30))
 def test_many_observations_at_once_are_those_of_the_library_one_by_one(amounts):
     def one_by_one(series):
         for amount in amounts:
