@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -103,10 +104,26 @@ def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) 
     if views.q.device.type == "cpu":  # so many at once that their scores stay in the cache, and in the scratch
         most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
     for start in range(0, rows, most):
-        q, k, v, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
-        heads = Heads(*(x.clone(memory_format=torch.contiguous_format).flatten(0, -3) for x in (q, k, v)))
+        *some, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
+        is_one = place.dim() == output.dim()
+        heads = ready(Heads(*some), None) if is_one else Heads(*(x.flatten(0, 1) for x in copied(some)))
         o_BNLV = _attend(heads, None, scale, num_heads)
-        place.copy_(o_BNLV if place.dim() == o_BNLV.dim() else o_BNLV[0])
+        place.copy_(o_BNLV[0] if is_one else o_BNLV)
+
+
+def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
+    """One sequence as it is computed with: copied, or where it is.
+
+    A small one stays there if each row of a head begins at 64 bytes: batched products read rows at any distance, to the same
+    bits, and copying is 3 to 6 % of such a sequence (docs/performance.md).
+    """
+    is_aligned = all(x.shape[2] * x.element_size() % ALIGNMENT == 0 for x in views)
+    return views if is_aligned and is_small(views, mask, len(views.q)) else Heads(*copied(views))
+
+
+def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Always fresh: a view that happens to be contiguous need not be aligned."""
+    return [x.clone(memory_format=torch.contiguous_format) for x in views]
 
 
 def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:

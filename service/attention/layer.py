@@ -53,6 +53,8 @@ class Layer:
         self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
         self._widths.append(spec.num_kv_heads * spec.value_head_width)
         self._is_one_width = spec.query_width == spec.key_width == spec.value_width
+        # Each query head has keys and values of its own, as wide as it, and nothing comes behind them.
+        self._is_even = spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
         self._inputs, self._fused = self._input_projections(moved)
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
         self._extra_k, self._extra_v = _extra_columns(spec, moved)
@@ -121,9 +123,7 @@ class Layer:
 
     def _may_share(self, length: int) -> bool:
         """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""
-        spec = self.spec
-        is_even = spec.num_heads == spec.num_kv_heads and spec.head_width == spec.value_head_width
-        return is_even and not spec.extra_keys and kernels.may_share(self._shape(length), self._like)
+        return self._is_even and kernels.may_share(self._shape(length), self._like)
 
     def _shape(self, length: int) -> tuple[int, int, int]:
         return self.spec.num_heads, length, self.spec.head_width
@@ -197,8 +197,8 @@ class Layer:
         """Writes the heads' output of each sequence of one call to its place, a view as o_NLV; returns the asked weights."""
         found = []
         for b, (views, output) in enumerate(sequences):
-            heads = self._heads(views)
             mask = self._mask(call, b)
+            heads = self._heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
                 continue
@@ -207,11 +207,11 @@ class Layer:
             found.append(weights)
         return _stacked(found) if found else None
 
-    def _heads(self, views: Heads) -> Heads:
-        """Always fresh copies: a view that happens to be contiguous need not be aligned. Extra columns come behind, and each
-        query head has its keys and values.
-        """
-        q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in views)
+    def _heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
+        """As the kernels take them: extra columns come behind, and each query head has its keys and values."""
+        if self._is_even:
+            return kernels.ready(views, mask)
+        q, k, v = kernels.copied(views)
         if self._extra_k is not None and self._extra_v is not None:
             k = torch.cat([k, self._extra_k], dim=1)
             v = torch.cat([v, self._extra_v], dim=1)
