@@ -44,8 +44,9 @@ run: $(VENV)/.installed ## environment, default layers where there are none of y
 serve: ## serve with the environment as it is: nothing is installed or imported
 	@exec $(BIN)/attention-service serve
 
+# Two at a time: tests that start processes wait most of their time, the others run beside them (tests/conftest.py).
 test: install-test ## the whole suite
-	@exec $(BIN)/python -m pytest
+	@exec $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 torture: install-test install-fuzz ## the figures of docs/reliability.md, on a machine that does nothing else; ARGS=--short for minutes
 	@$(BIN)/python -m tests.torture $(ARGS)

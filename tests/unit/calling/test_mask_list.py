@@ -37,7 +37,7 @@ def test_flags_are_booleans_zeros_and_ones(kind, values):
 @pytest.mark.parametrize(
     "values",
     [[0.0, -math.inf], [0.0, 1.0], ["False", "True"], [2, 0, 1], [-1], [math.nan], [None], None, "", "True", {1, 0},
-     [2**70], [1j], [b"1"], [np.float32(1)], {"values": [1]}, object(), [object()], 0.5],
+     [2**70], [1j], [b"1"], [np.float32(1)], {"values": [1]}, object, [object], 0.5],
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [masks.attend, masks.ignore])
