@@ -68,7 +68,7 @@ def _line(part: Part) -> list[str]:
 
 
 def _others(part: Part) -> str:
-    names = dict.fromkeys(sample["subject"] for sample in part.samples if sample["subject"] not in _NOBODY)
+    names = sorted({sample["subject"] for sample in part.samples if sample["subject"] not in _NOBODY})
     found = {name: ratio(part.samples, "rps", "service", name) for name in names}
     return ", ".join(f"{name} {number(over[0])}" for name, over in found.items() if over)
 

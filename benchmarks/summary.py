@@ -34,11 +34,13 @@ def good(samples: Samples, **wanted: object) -> list[Mapping[str, Any]]:
 
 
 def rows(samples: Samples) -> list[dict[str, Any]]:
-    """One row for each thing measured: its keys, how many rounds, how many failed, and each figure's spread."""
+    """One row for each thing measured: its keys, how many rounds, how many failed, and each figure's spread; by subject, whoever
+    had the first turn.
+    """
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for sample in samples:
         found.setdefault(tuple(sample.get(key) for key in KEYS), []).append(sample)
-    return [_row(key, group) for key, group in found.items()]
+    return [_row(key, found[key]) for key in sorted(found, key=lambda key: str(key[0]))]
 
 
 def _row(key: tuple[Any, ...], group: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,8 +68,7 @@ def ratios(parts: Mapping[str, Samples], subject: str = "service") -> list[dict[
     """Of the parts without points: our figures over everybody else's."""
     found = []
     for name, samples in parts.items():
-        others = dict.fromkeys(x["subject"] for x in samples if x.get("point") is None and x["subject"] != subject)
-        for other in others:
+        for other in sorted({x["subject"] for x in samples if x.get("point") is None} - {subject}):
             for figure in ("tok_s", "p50_ms", "p99_ms"):
                 value = ratio(samples, figure, subject, other)
                 if value is not None:

@@ -61,7 +61,7 @@ def test_a_run_of_something_else_begins_anew(tmp_path, changed):
 def test_the_file_sums_up_what_it_holds(tmp_path):
     samples = [sample(0, "service", 80), sample(0, "bound", 100)]
     found = json.loads(as_text({"w1": part("w1", samples)}))
-    assert found["summary"]["w1"][0]["tok_s"] == [80, 80, 80]
+    assert [row["tok_s"] for row in found["summary"]["w1"]] == [[100, 100, 100], [80, 80, 80]]
     assert found["ratios"][0] == {"part": "w1", "figure": "tok_s", "of": "service", "over": "bound", "ratio": [0.8] * 3}
     assert found["targets"][0]["is_met"] is False
     assert found["parts"]["w1"]["samples"] == samples

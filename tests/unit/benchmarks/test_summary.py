@@ -20,6 +20,15 @@ def test_a_row_is_told_for_each_subject_workload_and_point():
     ]
 
 
+def test_subjects_come_by_name_whoever_had_the_first_turn_and_points_as_they_were_measured():
+    found = rows(
+        [sample(0, "service", 10, point=8), sample(0, "service", 10, point=1), sample(0, "bound", 10, point=8)]
+    )
+    assert [(row["subject"], row["point"]) for row in found] == [("bound", 8), ("service", 8), ("service", 1)]
+    parts = {"w1": [sample(0, "service", 10), sample(0, "mosec", 10), sample(0, "bound", 10)]}
+    assert [one["over"] for one in ratios(parts) if one["figure"] == "tok_s"] == ["bound", "mosec"]
+
+
 def test_a_failed_sample_is_counted_and_takes_no_part():
     found = rows([sample(0, "mosec", 10), {"round": 1, "subject": "mosec", "workload": "w1", "failed": "no answer"}])
     assert [(row["rounds"], row["failed"], row["tok_s"]) for row in found] == [(1, 1, [10, 10, 10])]
