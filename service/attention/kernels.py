@@ -90,11 +90,13 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     """Whether sequences of `shape` N, L, H in the dtype and place of `like` may share one call and keep their bits.
 
     With several threads the kernel cuts the work of all sequences between them, and so at other rows than alone; a sequence
-    that does not begin at 64 bytes is read by other instructions (docs/performance.md). A GPU promises a tolerance.
+    that does not begin at 64 bytes is read by other instructions; where heads are one wide a single one is multiplied as a
+    vector, several as matrices (docs/performance.md). A GPU promises a tolerance.
     """
     if like.device.type != "cpu":
         return True
-    return torch.get_num_threads() == 1 and math.prod(shape) * like.element_size() % ALIGNMENT == 0
+    begins_aligned = math.prod(shape) * like.element_size() % ALIGNMENT == 0
+    return torch.get_num_threads() == 1 and begins_aligned and shape[2] > 1
 
 
 def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:

@@ -103,7 +103,7 @@ class Layer:
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Calls that are alike lie side by side, then those that share their product, then the rest."""
-        may_share = functools.cache(self._may_share)  # each length is looked at once
+        may_share = functools.cache(self.may_share)  # each length is looked at once
         places = [self._place(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=places.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
@@ -121,12 +121,10 @@ class Layer:
         is_plain = call.mask is None and call.weights is None
         return (ALIKE, length) if is_plain and may_share(length) else (SELF, 0)
 
-    def _may_share(self, length: int) -> bool:
-        """Whether sequences of this length may share one attention call (`kernels.attend_alike`)."""
-        return self._is_even and kernels.may_share(self._shape(length), self._like)
-
-    def _shape(self, length: int) -> tuple[int, int, int]:
-        return self.spec.num_heads, length, self.spec.head_width
+    def may_share(self, length: int) -> bool:
+        """Whether self-attention of several sequences of this length, without masks, is one call (`kernels.attend_alike`)."""
+        shape = self.spec.num_heads, length, self.spec.head_width
+        return self._is_one_width and self._is_even and kernels.may_share(shape, self._like)
 
     def _in_order(self, calls: Sequence[Call], places: Sequence[tuple[int, int]]) -> list[Answer]:
         shapes = [call.query.shape[:2] for call in calls]

@@ -7,6 +7,7 @@ must not change the output.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,6 +20,8 @@ from service.attention.masks import CombinedMask, Sizes, causal
 # last is plain self-attention, of which the large company computes a dozen, most of them in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_COMPANY = 12
+# Of which several together are attended to otherwise than one alone, which is not copied (`kernels.ready`).
+ALIKE_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 
 
@@ -44,9 +47,19 @@ def checks(layer: Layer) -> Iterator[bool]:
     for company in companies:
         answers = layer.forward([calls[i] for i in company])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
+    yield from _alike(layer)
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
+
+
+def _alike(layer: Layer) -> Iterator[bool]:
+    """A sequence beside itself."""
+    for length in filter(layer.may_share, ALIKE_LENGTHS):
+        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
+        (alone,) = layer.forward([call])
+        yield True
+        yield all(torch.equal(answer.output, alone.output) for answer in layer.forward([call, call]))
 
 
 def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
@@ -60,13 +73,8 @@ def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]
 
 def sample_calls(layer: Layer) -> list[Call]:
     """Calls of assorted lengths: self- and cross-attention, every third one causal. Always the same for the same layer."""
-    spec, generator = layer.spec, torch.Generator().manual_seed(SEED)
-    dtype = torch.float64 if layer.dtype == torch.float64 else torch.float32
+    spec, rows = layer.spec, functools.partial(_rows, layer, generator=torch.Generator().manual_seed(SEED))
     is_self_possible = spec.query_width == spec.key_width == spec.value_width
-
-    def rows(length: int, width: int) -> torch.Tensor:
-        return torch.randn(1, length, width, generator=generator, dtype=dtype)
-
     calls = []
     for i, length in enumerate(LENGTHS):
         sizes = Sizes(1, spec.num_heads, length, length)
@@ -75,3 +83,8 @@ def sample_calls(layer: Layer) -> list[Call]:
         value = None if key is None else rows(length, spec.value_width)
         calls.append(Call("", rows(length, spec.query_width), key, value, mask))
     return calls
+
+
+def _rows(layer: Layer, length: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    dtype = torch.float64 if layer.dtype == torch.float64 else torch.float32
+    return torch.randn(1, length, width, generator=generator, dtype=dtype)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from service.attention import engine as engine_module
-from service.attention import projection
+from service.attention import kernels, projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
-from service.attention.self_check import checks, keeps_bits, sample_calls
+from service.attention.self_check import ALIKE_LENGTHS, checks, keeps_bits, sample_calls
 from tests.engine_room import (
     CPU,
     DTYPES,
@@ -121,6 +121,21 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
     assert keeps_bits(layer)
     checked = [one for one in (*layer._inputs, layer._fused, layer._output) if one is not None]
     assert [met[id(one)] for one in checked] == [set(projection.SIZES)] * len(checked)
+
+
+@pytest.mark.parametrize("length", ALIKE_LENGTHS)
+def test_sequences_of_one_length_that_round_otherwise_together_are_found_out(monkeypatch, length):
+    """Together they are copied, alone they lie where they are."""
+    copied = kernels.copied
+
+    def rounding(views):
+        return [x.nextafter(torch.tensor(torch.inf)) if x.shape[-2] == length else x for x in copied(views)]
+
+    layer = make_layer(make_spec(64, 4))
+    with torch_threads(1):
+        assert keeps_bits(layer)
+        monkeypatch.setattr(kernels, "copied", rounding)
+        assert not keeps_bits(layer)
 
 
 def test_sample_calls_are_the_same_for_the_same_layer_and_of_every_sort():
