@@ -40,7 +40,7 @@ def rows(samples: Samples) -> list[dict[str, Any]]:
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for sample in samples:
         found.setdefault(tuple(sample.get(key) for key in KEYS), []).append(sample)
-    return [_row(key, found[key]) for key in sorted(found, key=lambda key: str(key[0]))]
+    return [_row(key, found[key]) for key in sorted(found, key=lambda key: key[0])]
 
 
 def _row(key: tuple[Any, ...], group: list[Mapping[str, Any]]) -> dict[str, Any]:

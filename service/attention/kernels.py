@@ -25,7 +25,7 @@ _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
 
 
 class Heads(NamedTuple):
-    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV, contiguous where they are computed with."""
+    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; `ready` says which are contiguous."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -107,10 +107,10 @@ def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) 
         most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
     for start in range(0, rows, most):
         *some, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
-        is_one = place.dim() == output.dim()
-        heads = ready(Heads(*some), None) if is_one else Heads(*(x.flatten(0, 1) for x in copied(some)))
-        o_BNLV = _attend(heads, None, scale, num_heads)
-        place.copy_(o_BNLV[0] if is_one else o_BNLV)
+        if place.dim() == output.dim():
+            place.copy_(attend(ready(Heads(*some), None), None, scale))
+        else:
+            place.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(some))), None, scale, num_heads))
 
 
 def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
