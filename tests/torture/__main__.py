@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 FIGURES = {
     1: "fuzz", 2: "sigterm", 3: "overload", 4: "soak", 5: "isolation", 6: "disconnects", 7: "trickle", 8: "bombs",
-    9: "large_bodies", 10: "checkpoints",
+    9: "large_bodies", 10: "checkpoints", 11: "layer_race", 12: "large_text", 13: "unread_log", 14: "run_directory",
+    15: "documents", 16: "half_close", 17: "whales", 18: "one_key", 19: "slow_readers", 20: "new_worker", 21: "log_flood",
 }  # fmt: skip
 SHORT_SHARE = 0.02
 

@@ -45,4 +45,4 @@ class Form:
 
 
 Figure = Callable[[Form], Iterator[Row]]
-"""Measures one of the ten; yields its rows as they become known."""
+"""Measures one of them; yields its rows as they become known."""

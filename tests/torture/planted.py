@@ -3,13 +3,15 @@
 Laws: the service itself has no hook for any of this; what is planted is told in one variable, as JSON, and read here only:
 `cost_s` (each request costs this much engine time), `executed` (a file that gets a line for every request that an engine
 runs: its mark and when), `raising` (requests with this mark raise), `leak_bytes` (kept for ever, a request) and
-`leak_descriptors` (one for a hundred requests).
+`leak_descriptors` (one for a hundred requests); `modules` (each one's `plant()` is called in every worker before it starts: it
+puts back a fault that was mended, so that a figure can show that it would find it).
 A request's mark is the first number of its query.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -45,6 +47,8 @@ def main() -> None:
 
 
 def _plant(plants: dict[str, Any]) -> None:
+    for name in plants.get("modules", ()):
+        importlib.import_module(name).plant()
     from service.attention.engine import Engine
 
     run, run_in_thread = Engine._run, Engine.run
