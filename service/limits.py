@@ -21,6 +21,8 @@ from service.wire.request import RequestLimits
 STANDING_WAIT_S = 0.1
 # A health check waits for two or three of them (docs/decisions.md).
 BRIEF_S = 0.015
+# After so long a batch on a CPU stops, and due batches of other lanes go first.
+STEP_S = 0.025
 
 
 def batch_limits(settings: Settings) -> BatchLimits:
@@ -32,7 +34,8 @@ def batch_limits(settings: Settings) -> BatchLimits:
     )
 
 
-def queue_limits(settings: Settings) -> QueueLimits:
+def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
+    """`step_s`: after how long the engine stops a batch."""
     ceilings = CostCeilings(
         max_tokens=settings.max_request_tokens,
         max_cells=settings.max_request_cells,
@@ -45,7 +48,7 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=_standing_wait_s(settings),
         max_cost=ceilings,
-        compute=ComputeLimits(max_s=settings.stuck_s, brief_s=BRIEF_S),
+        compute=ComputeLimits(max_s=settings.stuck_s, brief_s=BRIEF_S, step_s=step_s),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -35,7 +36,7 @@ from service.follower import Follower
 from service.heartbeat import Board
 from service.layers.catalog import Catalog
 from service.layers.store import Store
-from service.limits import batch_limits, exchange_limits, queue_limits
+from service.limits import STEP_S, batch_limits, exchange_limits, queue_limits
 from service.memory import Memory
 from service.probes import Probes
 from service.readiness import Readiness
@@ -69,10 +70,13 @@ class Service:
         self._leave = leave
         device = pick_device(settings.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.engine = engine(EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact))
+        step_s = STEP_S if device.type == "cpu" else math.inf
+        self.engine = engine(
+            EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
+        )
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         self.batcher: Batcher[Work, Answer] = Batcher(
-            self.engine, batch_limits(settings), queue_limits(settings), LoopClock(), observer
+            self.engine, batch_limits(settings), queue_limits(settings, step_s), LoopClock(), observer
         )
         self.decoding = DecodingThread()
         self.reception = Reception(

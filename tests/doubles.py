@@ -64,6 +64,24 @@ class ManualClock:
         return sum(call.callback is not None for _, _, call in self._calls)
 
 
+class StoppedBatch:
+    """A batch of a GateEngine between two of its steps."""
+
+    def __init__(self, engine: GateEngine, batch: list[Any]) -> None:
+        self._engine = engine
+        self._batch = batch
+
+    def resume(self) -> Future[Any]:
+        assert self._engine.stopped is self
+        self._engine.stopped = None
+        return self._engine.hold(self._batch)
+
+    def drop(self) -> None:
+        assert self._engine.stopped is self
+        self._engine.stopped = None
+        self._engine.dropped.append(self._batch)
+
+
 class GateEngine:
     """An engine that holds each batch until the test opens the gate; it insists on one batch at a time.
 
@@ -79,6 +97,8 @@ class GateEngine:
         self.batches: list[list[Any]] = []
         self.briefs: list[bool] = []  # which of them were said to be brief
         self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
+        self.stopped: StoppedBatch | None = None  # a long one, which goes on when it is resumed
+        self.dropped: list[list[Any]] = []
 
     @property
     def executed(self) -> list[Any]:
@@ -90,11 +110,15 @@ class GateEngine:
         return self.held is not None and not self.held[1].done()
 
     def run(self, batch: Batch, *, is_brief: bool = False) -> Future[Any]:
-        assert not self.is_busy, "two batches in flight"
-        future: Future[Any] = Future()
         self.batches.append(list(batch))
         self.briefs.append(is_brief)
-        self.held = (list(batch), future)
+        return self.hold(list(batch))
+
+    def hold(self, batch: list[Any]) -> Future[Any]:
+        """From now on this batch is in hand."""
+        assert not self.is_busy, "two batches in flight"
+        future: Future[Any] = Future()
+        self.held = (batch, future)
         if self.is_open:
             self.release()
         return future
@@ -109,6 +133,13 @@ class GateEngine:
             future.set_exception(bad[0])
         else:
             future.set_result(self.answer(batch))
+
+    def stop(self) -> None:
+        """The held batch has done one of its steps."""
+        assert self.stopped is None, "two batches have stopped"
+        batch, future = self._take()
+        self.stopped = StoppedBatch(self, batch)
+        future.set_result(self.stopped)
 
     def open(self) -> None:
         """The held batch ends, and later ones at once."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class OneLayer:
         self.engine = Engine(options)
         self.resident = self.engine.load(spec, make_tensors(spec, seed)).result()
 
-    def run(self, calls: Sequence[Call], *, is_brief: bool = False) -> Future[Sequence[Answer]]:
+    def run(self, calls: Sequence[Call], *, is_brief: bool = False) -> Future[Any]:
         return self.engine.run([Work(self.resident, call) for call in calls], is_brief=is_brief)
 
     def close(self) -> None:

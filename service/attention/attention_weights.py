@@ -18,6 +18,7 @@ import torch
 from service.attention import top_k
 from service.attention.call import TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, small_weights
+from service.attention.preemption import preemption_point
 
 # Query rows whose weights are computed together. A row's bits depend on the block it is computed in, so blocks are fixed.
 BLOCK_ROWS = 128
@@ -126,6 +127,7 @@ class _Scores(NamedTuple):
             scores = q.new_empty(len(some), num_rows, keys)
             for i, head in enumerate(some):
                 torch.mm(q[head, block], k[head].T, out=scores[i])
+            preemption_point()
             yield _softmax(scores.mul_(self.scale), _block_mask(self.mask, some, block))
 
 

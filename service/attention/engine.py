@@ -1,6 +1,7 @@
 """Engine: the compute thread, and the layers that live on it.
 
-Laws: one thread computes at a time, the engine's own or, for a brief batch while that has nothing to do, its caller's;
+Laws: one thread computes at a time, the engine's own or, for a brief batch while that has nothing to do, its caller's; a long
+batch stops after each step (`preemption.py`), and while it is stopped a second thread of the engine's computes what comes;
 results do not depend on mates (P1) nor on whether weights were asked for (P2); a layer serves only after a self-check with
 real forward passes, and batches go between the steps of a load; running out of memory is an answer, not a death; a device
 that has failed answers nothing any more (EngineDown).
@@ -10,6 +11,7 @@ Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 import weakref
@@ -22,6 +24,7 @@ import torch
 
 from service.attention.call import Answer
 from service.attention.layer import Layer
+from service.attention.preemption import Steps, stopped_s
 from service.attention.resident import Resident, Work
 from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
@@ -36,16 +39,21 @@ _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side as
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# What a step of a batch comes to: the answers, or the batch itself, which has stopped.
+Step = Sequence[Answer] | Steps[Sequence[Answer]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how to compute. `exact`: on a GPU, one sequence at a time, so that bits do not depend on the batch."""
+    """Where and how to compute. `exact`: on a GPU, one sequence at a time, so that bits do not depend on the batch; on a CPU a
+    batch stops after each `step_s`, so that others can compute.
+    """
 
     device: torch.device
     dtype: torch.dtype
     num_threads: int = 1
     exact: bool = False
+    step_s: float = math.inf
 
 
 def pick_device(name: str) -> torch.device:
@@ -64,7 +72,11 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
-        self._computing: threading.Thread | None = None  # the thread itself, once it runs
+        # Its thread starts when something comes while a long batch is stopped on the first.
+        self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter)
+        self._threads: list[threading.Thread] = []  # those that have started
+        self._steps: weakref.WeakSet[Steps[Sequence[Answer]]] = weakref.WeakSet()  # of batches handed over
+        self._is_stopped = False  # whether a long batch waits for its next step
         self._turn = threading.Lock()  # held by whoever computes
         self._is_closed = False
         self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()  # changed by the callers' thread alone
@@ -80,28 +92,47 @@ class Engine:
         self._go_on(resident, self._load_steps(resident), done)
         return done
 
-    def run(self, batch: Sequence[Work], *, is_brief: bool = False) -> Future[Sequence[Answer]]:
-        """One forward pass for calls to the same layer in the same dtype; answers in order.
+    def run(self, batch: Sequence[Work], *, is_brief: bool = False) -> Future[Step]:
+        """One forward pass for calls to the same layer in the same dtype; answers in order, or a batch that has stopped.
 
-        A brief one may be done when this returns: waking the thread, and being woken by it, may take as long as it.
-        The future fails with CostLimit where memory ran out, with EngineDown where the engine is closed or its device failed.
+        A brief one may be done when this returns: waking the thread, and being woken by it, may take as long as it. While one
+        batch is stopped others are to be run to their end. The future fails with CostLimit where memory ran out, with
+        EngineDown where the engine is closed or its device failed.
         """
+        done: Future[Step] = Future()
         if is_brief and self._can_run_here(batch) and self._turn.acquire(blocking=False):
             answers = self._run_here(batch)
             if answers is not None:
-                done: Future[Sequence[Answer]] = Future()
                 done.set_result(answers)
                 return done
-        return self._submit(self._run, batch)
+        return self._run_in_steps(batch)
+
+    def _run_in_steps(self, batch: Sequence[Work]) -> Future[Step]:
+        """On a thread; one that comes while another is stopped runs to its end."""
+        step_s = math.inf if self._is_stopped else self.options.step_s
+        steps: Steps[Sequence[Answer]] = Steps(self._turn, step_s, self._stops)
+        self._steps.add(steps)
+
+        def close(handed: Future[None]) -> None:
+            if handed.cancelled():
+                steps.first.cancel()
+
+        self._submit(steps.run, partial(self._run, batch)).add_done_callback(close)
+        return steps.first
+
+    def _stops(self, is_stopped: bool) -> None:
+        self._is_stopped = is_stopped
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Lets the running batch finish, drops what waits, ends the thread; False where that outlasts `timeout_s`."""
+        """Lets the running batch finish, drops what waits, ends the threads; False where that outlasts `timeout_s`."""
         self._is_closed = True
-        self._thread.shutdown(wait=timeout_s is None, cancel_futures=True)
-        if self._computing is None:
-            return True
-        self._computing.join(timeout_s)
-        return not self._computing.is_alive()
+        for steps in list(self._steps):
+            steps.finish()
+        for pool in (self._thread, self._second):
+            pool.shutdown(wait=timeout_s is None, cancel_futures=True)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
 
     @property
     def device_bytes(self) -> int:
@@ -112,11 +143,11 @@ class Engine:
 
     def release(self) -> Future[None]:
         """Gives memory that no layer needs any more back to the device or, on a CPU, to the system."""
-        return self._submit(self._release)
+        return self._submit(self._in_turn, self._release)
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
-            return self._thread.submit(self._in_turn, partial(work, *args, **kwargs))
+            return (self._second if self._is_stopped else self._thread).submit(work, *args, **kwargs)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown("the engine is closed") from error
 
@@ -147,7 +178,7 @@ class Engine:
         return self._dtype(batch) in batch[0].resident.variants
 
     def _enter(self) -> None:
-        self._computing = threading.current_thread()
+        self._threads.append(threading.current_thread())
         torch.set_num_threads(self.options.num_threads)
         # TF32 rounds inputs to 10 bits of mantissa: never here.
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -158,7 +189,7 @@ class Engine:
             if step.cancelled():
                 done.set_exception(EngineDown("the engine was closed"))
 
-        self._submit(self._step, resident, steps, done).add_done_callback(told)
+        self._submit(self._in_turn, partial(self._step, resident, steps, done)).add_done_callback(told)
 
     @torch.inference_mode()
     def _step(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
@@ -203,7 +234,7 @@ class Engine:
             if not is_memory and not _has_device_failed(error):
                 raise
         finally:
-            self.busy_seconds += time.perf_counter() - started
+            self.busy_seconds += time.perf_counter() - started - stopped_s()
         # Outside the handler: the exception would keep the batch's tensors alive.
         if not is_memory:
             raise EngineDown("the device has failed; nothing can be computed until this process is replaced")

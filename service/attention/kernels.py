@@ -3,25 +3,36 @@
 Legend: B sequences, N heads of each, M = B·N, L query rows, S key rows, H head width, V value head width.
 
 Laws: `attend` computes a sequence as its shape, dtype and mask say, never as its mates or what was asked of it: small ones by
-the definition, weights and then output, others by one 4-D scaled_dot_product_attention call on contiguous, 64-byte aligned
-q, k, v (the 3-D call is another kernel); `attend_alike` is one call for several where each is computed as it would be alone
-(`may_share`). So a sequence's bits do not depend on its mates (P1).
+the definition, weights and then output, others by 4-D scaled_dot_product_attention calls on contiguous, 64-byte aligned
+q, k, v (the 3-D call is another kernel), a large one by several for some of its heads or rows each; `attend_alike` is one
+call for several where each is computed as it would be alone (`may_share`). So a sequence's bits do not depend on its mates
+(P1).
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from service.attention.preemption import preemption_point
+
 # Up to so many scores, 2 MiB of float32, computing by the definition takes as long as torch's fused kernel, and has the weights.
 # Not where there is a mask (10 % slower, a bias for each head 30 %), nor in 16 bits (10 % slower, for the scores are wider).
 MAX_SMALL_SCORES = 2**19
 _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
+# Work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A sequence with more is computed
+# in several calls, of some heads each or, where one head has more, of some of its rows; a batch may stop between two of them.
+MAX_WORK = 2**28
+# A score's share of the softmax takes as long as so many multiplications; in float64 all takes four times as long.
+SOFTMAX_WORK = 64
+WIDE_WORK = 4
+# The kernel itself takes rows in blocks of 256.
+BLOCK_ROWS = 256
 
 
 class Heads(NamedTuple):
@@ -47,9 +58,46 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
         o_MLV = torch.bmm(small_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
+    if len(heads.q) == num_heads and len(pieces := _pieces(heads)) > 1:
+        return _in_pieces(heads, mask, scale, pieces).unsqueeze(0)
+    return _fused(heads, mask, scale, num_heads)
+
+
+def _fused(heads: Heads, mask: torch.Tensor, scale: float, num_heads: int) -> torch.Tensor:
     # Sequences on the axis of batches: CUDA's kernels take at most 65,535 on that of heads.
     q, k, v = (x.view(-1, num_heads, *x.shape[1:]) for x in heads)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)
+
+
+def _in_pieces(heads: Heads, mask: torch.Tensor, scale: float, pieces: Sequence[tuple[slice, slice]]) -> torch.Tensor:
+    """`_fused` of one sequence as o_NLV, of some heads and some rows at a time."""
+    o_NLV = heads.q.new_empty(*heads.q.shape[:2], heads.v.shape[2])
+    for some, rows in pieces:
+        part = Heads(heads.q[some, rows], heads.k[some], heads.v[some])
+        masked = mask if mask.shape[0] == 1 else mask[some]
+        masked = masked if masked.shape[1] == 1 else masked[:, rows]
+        o_NLV[some, rows] = _fused(part, masked, scale, len(part.q))[0]
+        preemption_point()
+    return o_NLV
+
+
+def _pieces(heads: Heads) -> list[tuple[slice, slice]]:
+    """Heads and rows of each call of the fused kernel for one sequence: its shape says so, and nothing else."""
+    num, queries, width = heads.q.shape
+    work = _work(queries * heads.k.shape[1], width + heads.v.shape[2], heads.q.dtype)  # of one head
+    if heads.q.device.type != "cpu" or num * work <= MAX_WORK:
+        return [(slice(0, num), slice(0, queries))]
+    if work <= MAX_WORK:
+        step = MAX_WORK // work
+        return [(slice(first, first + step), slice(0, queries)) for first in range(0, num, step)]
+    step = max(1, queries * MAX_WORK // work // BLOCK_ROWS) * BLOCK_ROWS
+    rows = [slice(first, first + step) for first in range(0, queries, step)]
+    return [(slice(head, head + 1), some) for head in range(num) for some in rows]
+
+
+def _work(scores: int, widths: int, dtype: torch.dtype) -> int:
+    """Of so many scores, each of them a product of one width and a factor of another; `widths` is both together."""
+    return scores * (widths + SOFTMAX_WORK) * (WIDE_WORK if dtype == torch.float64 else 1)
 
 
 def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
@@ -96,7 +144,9 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     if like.device.type != "cpu":
         return True
     begins_aligned = math.prod(shape) * like.element_size() % ALIGNMENT == 0
-    return torch.get_num_threads() == 1 and begins_aligned and shape[2] > 1
+    num_heads, length, width = shape
+    is_one_call = num_heads * _work(length * length, 2 * width, like.dtype) <= MAX_WORK
+    return torch.get_num_threads() == 1 and begins_aligned and width > 1 and is_one_call
 
 
 def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
@@ -111,6 +161,7 @@ def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) 
             place.copy_(attend(ready(Heads(*some), None), None, scale))
         else:
             place.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(some))), None, scale, num_heads))
+        preemption_point()
 
 
 def ready(views: Heads, mask: torch.Tensor | None) -> Heads:

@@ -21,6 +21,7 @@ from service.attention import kernels
 from service.attention.attention_weights import BLOCK_ROWS, explain
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
+from service.attention.preemption import preemption_point
 from service.attention.projection import Packed, Plain, Projection, packed, side_by_side
 from service.attention.ragged import fill, pack, padded_rows, padded_width, split
 from service.attention.spec import LayerSpec
@@ -108,6 +109,7 @@ class Layer:
         order = sorted(range(len(calls)), key=places.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
         for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
+            preemption_point()
             found = self._in_order([calls[i] for i in some], [places[i] for i in some])
             for i, answer in zip(some, found, strict=True):
                 answers[i] = answer
@@ -199,10 +201,12 @@ class Layer:
             heads = self._heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
+                preemption_point()
                 continue
             context, weights = explain(heads, mask, self.spec.scale, call.weights)
             output.copy_(context)
             found.append(weights)
+            preemption_point()
         return _stacked(found) if found else None
 
     def _heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
@@ -227,8 +231,7 @@ class Layer:
             return None
         wide = torch.promote_types(self.dtype, torch.float32)
         table = call.mask.lowered(sequence, wide, self.spec.extra_keys)
-        # The first row tells of most masks that they do something.
-        if table is None or not (table[:, 0].any() or table.any()):
+        if table is None or not _is_any(table):
             return None
         if self.device.type == "cpu":
             return table
@@ -237,6 +240,17 @@ class Layer:
         for block in table.split(BLOCK_ROWS, dim=1):
             torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
         return table.to(self.device, self.dtype)
+
+
+def _is_any(table_NLS: torch.Tensor) -> bool:
+    """Whether anything in it is not zero; the first row tells of most masks that they do something."""
+    if bool(table_NLS[:, 0].any()):
+        return True
+    for block in table_NLS.split(BLOCK_ROWS, dim=1):
+        if bool(block.any()):
+            return True
+        preemption_point()
+    return False
 
 
 def _num_rows(call: Call) -> int:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from service.attention.preemption import preemption_point
+
 # Scores that are looked at together: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
@@ -167,6 +169,7 @@ class CombinedMask:
             _add(part, [of_rows(values, block) for values in biases], is_held=is_held)
             for values in [of_rows(values, block) for values in allowed] + ([in_run(run, block, keys)] if run else []):
                 torch.where(values, part, _BLOCKED[dtype], out=part)
+            preemption_point()
         return table
 
 

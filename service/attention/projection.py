@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
+from service.attention.preemption import preemption_point
 from service.attention.ragged import ROW_MULTIPLE, padded_width
 
 # Below these sizes oneMKL and torch's own oneDNN pick kernels whose rounding depends on the number of rows: fewer than 12 rows
@@ -27,6 +28,9 @@ MIN_HALF_PRODUCT = 4096
 # reads all weights, which do not fit into a core's cache, as long as ten rows take; what one product does need not be copied to
 # its place: so 10 to 16 short requests are one or two. Above 256 a result no longer stays in the cache until it is copied.
 SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 32, 16, 8, 4)
+# Of a product as it is: above twice as many rows it is computed in pieces of this many, and the last piece has the rest, so never
+# few. A batch may stop between two of them (12 ms each at a width of 512 in float64).
+PIECE_ROWS = 1024
 
 # What torch's own compiler writes for a linear layer on a CPU; not public, so looked for before it is used.
 _ops = torch.ops.mkldnn
@@ -75,7 +79,15 @@ class Plain(Projection):
         return ()
 
     def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor:
-        return F.linear(x_RK, self.weight, self.bias)
+        if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
+            return F.linear(x_RK, self.weight, self.bias)
+        y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
+        sizes = [PIECE_ROWS] * (len(x_RK) // PIECE_ROWS - 1)
+        sizes.append(len(x_RK) - sum(sizes))
+        for part, place in zip(x_RK.split(sizes), y.split(sizes), strict=True):
+            place.copy_(F.linear(part, self.weight, self.bias))
+            preemption_point()
+        return y
 
     def rows(self, start: int, stop: int) -> Plain:
         """The projection to some of the outputs, over the same memory."""
@@ -101,6 +113,7 @@ class Packed(Projection):
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
         for part, place in zip(x_RK.split(sizes), y.split(sizes), strict=True):
             place.copy_(self._product(part))
+            preemption_point()
         return y
 
     def _product(self, x_RK: torch.Tensor) -> torch.Tensor:

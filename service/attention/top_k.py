@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from service.attention.preemption import preemption_point
+
 # From this share of the keys on, choosing and then ordering costs more than sorting them all.
 MAX_CHOSEN_SHARE = 0.25
 # Weights that are looked at together: half a MiB of float32 and its temporaries stay in the cache.
@@ -35,6 +37,7 @@ def largest(rows: torch.Tensor, k: int) -> Largest:
         part = slice(start, start + step)
         values[part], indices[part] = find(rows[part], k)
         rows[part].scatter_(-1, indices[part], 0.0)
+        preemption_point()
     return Largest(values, indices, _sums(rows))
 
 

@@ -8,6 +8,7 @@ come back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from service.batching.congestion import Congestion
 from service.batching.engine import ComputeLimits
 from service.batching.job import Cost
-from service.batching.policy import Lanes
+from service.batching.policy import MAX_FLOPS_BETWEEN, Lanes
 from service.batching.speed import Speed, Work
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
@@ -97,6 +98,12 @@ def check_standing(lane: Hashable, queue: Queue, now: float) -> None:
         )
 
 
+def _most_left_s(lane: Hashable, flops: int, queue: Queue) -> float:
+    """How long a job waits at most for the batch that runs: where it may run between two of its steps, one step."""
+    may_run_between = lane != queue.lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
+    return queue.limits.compute.step_s if may_run_between else math.inf
+
+
 def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float) -> None:
     """Raise DeadlineExceeded where the deadline has passed or likely passes before the answer is there.
 
@@ -109,7 +116,7 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: flo
         return
     ahead = Work(lanes.flops_ahead(lane), lanes.jobs_ahead(lane))
     beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
-    likely_s = queue.speed.finish_s(flops, ahead, beside, now)
+    likely_s = queue.speed.finish_s(flops, ahead, beside, now, _most_left_s(lane, flops, queue))
     if likely_s > left_s:
         raise DeadlineExceeded(
             f"with the work queued ahead of this request its answer takes {likely_s:.3f} s; its deadline is in {left_s:.3f} s"

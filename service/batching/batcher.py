@@ -4,16 +4,17 @@ Lives here: the waiting room's state and its one task; it meets the engine in on
 Must not know: tensors, HTTP, metrics; which jobs run together (policy), what may come in (admission),
 what is tried when a batch fails (runner).
 Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
-are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time; nothing polls; before the loop
-waits for a brief batch it takes in what has come, as far as that fits into it; if the loop dies, or a batch does not end,
-everyone is told; draining admits nothing.
+are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time, and at most one more has stopped
+between two of its steps, while due batches of other lanes have their share; nothing polls; before the loop waits for a brief
+batch it takes in what has come, as far as that fits into it; if the loop dies, or a step does not end, everyone is told;
+draining admits nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Generic
 
@@ -23,7 +24,7 @@ from service.batching.congestion import Congestion
 from service.batching.engine import Engine
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.observer import CancelEvent, DeathEvent, Observer
-from service.batching.policy import BatchLimits, Lanes, is_full, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
 from service.batching.runner import Runner, let_come_in
 from service.batching.speed import Speed
 from service.errors import Draining, EngineDown, NotReady, ServiceError
@@ -49,7 +50,8 @@ class Batcher(Generic[P, R]):
         self._lanes: Lanes[Job[P, R]] = Lanes()
         self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
         self._speed = Speed()
-        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute)
+        self._stopped: list[Job[P, R]] = []  # the long batch that has stopped, likewise
+        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
         self._congestion = Congestion(queue_limits.standing_wait_s)
         self._queue = Queue(queue_limits, self._lanes, self._speed, self._congestion)
         self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
@@ -82,8 +84,8 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_running(self) -> int:
-        """Jobs of the batch in flight that somebody still waits for."""
-        return sum(not job.is_settled for job in self._running)
+        """Jobs of the batch in flight, and of the one that has stopped, that somebody still waits for."""
+        return sum(not job.is_settled for job in (*self._running, *self._stopped))
 
     def start(self) -> None:
         if self._task is not None:
@@ -211,11 +213,34 @@ class Batcher(Generic[P, R]):
 
     def _could_grow(self) -> bool:
         """Whether the next batch would be larger if more came in."""
-        return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(self._lanes, self._batch_limits)
+        return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(
+            self._lanes.next_jobs, self._batch_limits
+        )
 
-    async def _execute(self) -> None:
-        """Take a batch, drop whose callers left in this very turn, and run it."""
-        batch = take(self._lanes, self._batch_limits)
+    async def _give_way(self, lane: Hashable, seconds: float) -> None:
+        """A batch of this lane has stopped after so many seconds: run what is due of others, up to their share.
+
+        What would itself take long waits until it has ended: at most one batch is stopped, so what such batches hold is bounded.
+        """
+        self._lanes.stop(lane, self._speed.flops_in(seconds))
+        self._stopped, self._running = self._running, []
+        while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
+            await self._execute(name)
+            await let_come_in()
+        self._lanes.resume()
+        self._running, self._stopped = self._stopped, []
+
+    def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
+        """Whether the next batch of a lane with these jobs is due and does not take long."""
+        oldest = next(iter(jobs))
+        if oldest.cost.flops > MAX_FLOPS_BETWEEN:
+            return False
+        due_at = oldest.accepted_at + self._queue_limits.max_wait_s
+        return self._is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
+
+    async def _execute(self, name: Hashable = None) -> None:
+        """Take a batch (of that lane), drop whose callers left in this very turn, and run it."""
+        batch = take(self._lanes, self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
@@ -252,7 +277,7 @@ class Batcher(Generic[P, R]):
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail everyone who waits or runs, each with an error of his own; how many were told."""
-        jobs = [*self._running, *self._lanes.clear()]
+        jobs = [*self._running, *self._stopped, *self._lanes.clear()]
         num_told = sum(job.fail(error()) for job in jobs if not job.is_settled)
         self._left.set()
         self._tell_queue()
@@ -262,7 +287,7 @@ class Batcher(Generic[P, R]):
         """The task's last call, however it ended, even if it was cancelled before its first step."""
         error = None if task.cancelled() else task.exception()
         num_told = self._fail_all(partial(EngineDown, DOWN))
-        self._running = []
+        self._running, self._stopped = [], []
         if not self._is_stopping:
             self._observer.died(DeathEvent(num_told, error))
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from service.batching.clock import Clock
 from service.batching.job import P, R
@@ -24,26 +25,42 @@ from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 STUCK = "the engine is stuck: a batch has not ended in the longest time that any may take"
 
 P_contra = TypeVar("P_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Engine(Protocol[P_contra, R]):
+@runtime_checkable
+class Stopped(Protocol):
+    """A long batch that has stopped between two of its steps and holds no more than its thread and its tensors."""
+
+    def resume(self) -> Future[Any]:
+        """The future of the next step, which gives what `Engine.run` gives."""
+
+    def drop(self) -> None:
+        """It will not be resumed."""
+
+
+class Engine(Protocol[P_contra, R_co]):
     """What computes: one result per payload, in their order; EngineDown says that no later batch will be answered.
 
-    A brief batch ends so soon that the loop may wait for it: the engine may compute it before it returns.
+    A brief batch ends so soon that the loop may wait for it: the engine may compute it before it returns. A long one may come
+    back Stopped; while it is, the batches that run between do not stop.
     """
 
-    def run(self, batch: Sequence[P_contra], /, *, is_brief: bool) -> Future[Sequence[R]]: ...
+    def run(self, batch: Sequence[P_contra], /, *, is_brief: bool) -> Future[Sequence[R_co] | Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """How long batches take: what has not ended in `max_s` never will; what likely ends in `brief_s` is brief (0: nothing is)."""
+    """How long batches take: a step that has not ended in `max_s` never will; what likely ends in `brief_s` is brief (0:
+    nothing is); a batch stops after about `step_s`.
+    """
 
     max_s: float
     brief_s: float
+    step_s: float = math.inf
 
 
-async def wait_for(future: Future[Sequence[R]], clock: Clock, until: float) -> None:
+async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
     """Return when the engine's future is done; raises EngineDown where it is not `until` then (a finite time).
 
     Cancelling this calls off a batch that has not begun.
@@ -68,7 +85,7 @@ async def wait_for(future: Future[Sequence[R]], clock: Clock, until: float) -> N
         future.cancel()
 
 
-def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_brief: bool) -> Future[Sequence[R]]:
+def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_brief: bool) -> Future[Sequence[R] | Any]:
     """The engine's future for this batch."""
     try:
         return engine.run(batch, is_brief=is_brief)
@@ -78,7 +95,15 @@ def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_brief: bool) -> Fu
         )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
 
 
-def failure_of(future: Future[Sequence[R]], num_payloads: int) -> BaseException | None:
+def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
+    """The batch whose step has ended, where it was not the last."""
+    if future.cancelled() or future.exception() is not None:
+        return None
+    result = future.result()
+    return result if not isinstance(result, list) and isinstance(result, Stopped) else None
+
+
+def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:
     """What went wrong with a batch whose future is done; None where its results can be given out."""
     if future.cancelled():
         return EngineDown("the engine dropped a batch")
@@ -107,7 +132,7 @@ def told(failure: BaseException) -> ServiceError:
     return error
 
 
-def _failed(error: BaseException) -> Future[Sequence[R]]:
-    future: Future[Sequence[R]] = Future()
+def _failed(error: BaseException) -> Future[Sequence[R] | Any]:
+    future: Future[Sequence[R] | Any] = Future()
     future.set_exception(error)
     return future

@@ -4,13 +4,15 @@ Lives here: the lanes of waiting jobs and the choice of a batch; pure, so that i
 Must not know: clocks, asyncio, the engine, who waits for an answer.
 Laws: a batch keeps every limit, except that its first job is always taken, so there is always progress; a lane keeps
 its order of arrival; lanes get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane
-that would start earliest in virtual time is next, a new one starts now, so it can neither starve nor monopolise.
+that would start earliest in virtual time is next, a new one starts now, so it can neither starve nor monopolise; between two
+steps of a long batch those are next that would start before its next step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -20,6 +22,9 @@ from service.batching.job import Cost
 # cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without it a lane of tiny jobs
 # would be owed millions of batches for one large batch of another lane.
 BATCH_OVERHEAD_FLOPS = 2**24
+# The most that runs between two steps of a long batch, 0.1 s on one core: what is larger waits until that has ended, so that no
+# more than one is under way.
+MAX_FLOPS_BETWEEN = 2**33
 
 
 class Waiting(Protocol):
@@ -63,6 +68,8 @@ class Lanes(Generic[J]):
         self._lanes: dict[Hashable, _Lane[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of lanes that left ahead of virtual time, else forgotten
         self._virtual_time = 0
+        self._served: Hashable = None  # the lane of the last batch
+        self._stopped: Hashable = None  # the lane of the long batch that has stopped
         self.num_jobs = 0
         self.num_bytes = 0
         self.num_cells = 0
@@ -81,6 +88,31 @@ class Lanes(Generic[J]):
     def next_jobs(self) -> Collection[J]:
         """The jobs of that lane; none where nothing waits."""
         return self.jobs(self.next_lane) if self._lanes else ()
+
+    @property
+    def long_lane(self) -> Hashable:
+        """The lane of the batch that has stopped; if none has, of the last one, which may stop."""
+        return self._served if self._stopped is None else self._stopped
+
+    def stop(self, name: Hashable, flops: float) -> None:
+        """The batch of that lane has stopped after a step of so much work: now is when its next step starts, whatever it was
+        charged for in advance.
+        """
+        self._stopped = name
+        self._virtual_time += int(flops)
+        self._debts.pop(name, None)
+        if name in self._lanes:
+            self._lanes[name].start = self._virtual_time
+
+    def resume(self) -> None:
+        """It goes on, or has ended."""
+        self._stopped = None
+
+    def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
+        """The lane that is next before the batch that has stopped goes on, if there is one; never that batch's own."""
+        starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
+        others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
+        return min(others, key=starts.__getitem__, default=None)
 
     @property
     def heads(self) -> list[J]:
@@ -129,7 +161,8 @@ class Lanes(Generic[J]):
         """Take these jobs of a lane out and charge the lane for them."""
         batch = list(batch)
         lane = self._lanes[name]
-        self._virtual_time = lane.start
+        self._served = name
+        self._virtual_time = max(self._virtual_time, lane.start)
         lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
             self.remove(job)
@@ -170,19 +203,21 @@ def size_class(cost: Cost, limits: BatchLimits) -> int:
     return 2 if fill > 1 else int(fill > 1 / LIGHT_IN_A_BATCH)
 
 
-def take(lanes: Lanes[J], limits: BatchLimits) -> list[J]:
-    """Take the next batch out of the lanes; empty only where nothing waits."""
+def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]:
+    """Take the next batch out of the lanes, or one of that lane to run between; empty only where nothing waits."""
     if not lanes.num_jobs:
         return []
-    name = lanes.next_lane
-    batch = _fitting(lanes.jobs(name), limits)
+    batch = _fitting(lanes.jobs(lanes.next_lane if name is None else name), limits)
+    if name is not None:
+        done = itertools.accumulate(job.cost.flops for job in batch)
+        batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
+    name = batch[0].lane
     lanes.serve(name, batch)
     return batch
 
 
-def is_full(lanes: Lanes[J], limits: BatchLimits) -> bool:
-    """Whether waiting longer could not enlarge the next batch."""
-    jobs = lanes.next_jobs
+def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
+    """Whether the next batch of a lane with these jobs could not be larger if more came in."""
     batch = _fitting(jobs, limits)
     return (
         len(batch) < len(jobs)

@@ -2,19 +2,29 @@
 
 Must not know: who waits, which jobs run together, when.
 Laws: a batch that is too large for the memory is tried in halves, one that fails otherwise member by member; an engine that is
-down ends it, and so does a batch that does not end; after a batch that the loop waited for it has time for others.
+down ends it, and so does a step that does not end; a batch that has stopped goes on only while somebody waits for it; after a
+batch that the loop waited for it has time for others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from service.batching.brevity import Brevity
 from service.batching.clock import Clock
-from service.batching.engine import ComputeLimits, Engine, failure_of, hand_over, is_out_of_memory, told, wait_for
+from service.batching.engine import (
+    ComputeLimits,
+    Engine,
+    failure_of,
+    hand_over,
+    is_out_of_memory,
+    stopped,
+    told,
+    wait_for,
+)
 from service.batching.job import BatchInfo, Cost, Job, P, R
 from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
 from service.batching.speed import Speed, Work
@@ -30,6 +40,9 @@ async def let_come_in() -> None:
         await asyncio.sleep(0)
 
 
+Between = Callable[[Hashable, float], Awaitable[object]]
+
+
 class _Attempt(NamedTuple):
     """What a batch cost, how long it took, and whether the loop waited for it."""
 
@@ -41,16 +54,25 @@ class _Attempt(NamedTuple):
 
 
 class Runner(Generic[P, R]):
-    """Of one engine; `speed` learns from what it runs."""
+    """Of one engine; `speed` learns from what it runs. `between` is awaited with the lane of a batch that has stopped and the
+    seconds of its last step, before the batch goes on.
+    """
 
     def __init__(
-        self, engine: Engine[P, R], clock: Clock, observer: Observer, speed: Speed, limits: ComputeLimits
+        self,
+        engine: Engine[P, R],
+        clock: Clock,
+        observer: Observer,
+        speed: Speed,
+        limits: ComputeLimits,
+        between: Between,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
         self._max_s = limits.max_s
+        self._between = between
         self._brevity = Brevity(limits.brief_s)
 
     def is_brief(self, jobs: Collection[Job[P, R]]) -> bool:
@@ -81,14 +103,42 @@ class Runner(Generic[P, R]):
         is_brief = self._brevity.is_brief(jobs[0].lane, work.flops, batch.sequences)
         future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
         was_at_once = future.done()
+        compute_s = self._clock.now() - started_at
         if not was_at_once:
-            await wait_for(future, self._clock, started_at + self._max_s)
-        attempt = _Attempt(costs, batch, work, self._clock.now() - started_at, was_at_once)
-        parts = self._settle(jobs, attempt, future)
+            last, compute_s = await self._in_steps(jobs, work, future, started_at)
+            if last is None:
+                return []
+            future = last
+            del last
+        parts = self._settle(jobs, _Attempt(costs, batch, work, compute_s, was_at_once), future)
         del future
         if was_at_once:
             await let_come_in()
         return parts
+
+    async def _in_steps(
+        self, jobs: list[Job[P, R]], work: Work, future: Future[Any], started_at: float
+    ) -> tuple[Future[Any] | None, float]:
+        """The future of the last step (None: nobody waited for it), and the seconds of all steps, without what ran between."""
+        total_s = 0.0
+        while True:
+            await wait_for(future, self._clock, started_at + self._max_s)
+            step_s = self._clock.now() - started_at
+            total_s += step_s
+            batch = stopped(future)
+            if batch is None:
+                return future, total_s
+            try:
+                await self._between(jobs[0].lane, step_s)
+            except BaseException:
+                batch.drop()
+                raise
+            if all(job.is_settled for job in jobs):
+                batch.drop()
+                return None, total_s
+            started_at = self._clock.now()
+            self._speed.begin(self._speed.less(work, total_s), started_at)
+            future = batch.resume()
 
     def _settle(self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]]) -> list[list[Job[P, R]]]:
         failure, lane = failure_of(future, len(jobs)), jobs[0].lane

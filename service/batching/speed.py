@@ -58,6 +58,14 @@ class Speed:
         self._s_a_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
         self._batch_s = statistics.median_low([took for _, took in self._batches])
 
+    def flops_in(self, seconds: float) -> float:
+        """What the engine does in that time; 0 before the first batch."""
+        return self._rate * seconds
+
+    def less(self, work: Work, seconds: float) -> Work:
+        """What is left of a batch after that time."""
+        return Work(max(0, work.flops - int(self.flops_in(seconds))), work.num_jobs)
+
     def retry_after_s(self, flops: int) -> int:
         """Whole seconds until so much queued work is likely done, at least 1 and at most 60."""
         if not self._batches:
@@ -69,21 +77,19 @@ class Speed:
         """Whether `finish_s` is less than that even if all the queued `flops` and the whole batch that runs came first."""
         return self._batch_s + (self._running.flops + flops) / (self._rate or math.inf) < left_s
 
-    def finish_s(self, flops: int, ahead: Work, beside: Work, now: float) -> float:
+    def finish_s(self, flops: int, ahead: Work, beside: Work, now: float, most_left_s: float = math.inf) -> float:
         """Seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
 
-        What is left of the batch that runs, the work ahead, and the job's own batch, which others fill up to the usual
-        length where others wait. 0 where nothing is known or nothing is ahead.
+        What is left of the batch that runs (at most `most_left_s` of it come first), the work ahead, and the job's own batch,
+        which others fill up to the usual length where others wait. 0 where nothing is known or nothing is ahead.
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
         passed_s, rate, s_a_job = now - self._began, self._rate, self._s_a_job
-        by_work = self._finish_s(
-            self._running.flops / rate - passed_s, ahead.flops / rate, flops / rate, beside.flops / rate
-        )
-        by_number = self._finish_s(
-            self._running.num_jobs * s_a_job - passed_s, ahead.num_jobs * s_a_job, s_a_job, beside.num_jobs * s_a_job
-        )
+        left_s = min(self._running.flops / rate - passed_s, most_left_s)
+        by_work = self._finish_s(left_s, ahead.flops / rate, flops / rate, beside.flops / rate)
+        left_s = min(self._running.num_jobs * s_a_job - passed_s, most_left_s)
+        by_number = self._finish_s(left_s, ahead.num_jobs * s_a_job, s_a_job, beside.num_jobs * s_a_job)
         return min(by_work, by_number)
 
     def _finish_s(self, left_s: float, ahead_s: float, own_s: float, beside_s: float) -> float:

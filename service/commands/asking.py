@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,13 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
         resident = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))
-        answer = (await asyncio.wrap_future(engine.run([Work(resident, request.call)])))[0]
+        answers = await asyncio.wrap_future(engine.run([Work(resident, request.call)]))
+        assert isinstance(answers, Sequence), "an engine without a step's length does not stop. This is a bug."
     finally:
         engine.close()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer, stored.digest, batch, dict)
-    pieces = write_json(answer, facts, request.form, is_batch=request.is_batch)
+    pieces = write_json(answers[0], facts, request.form, is_batch=request.is_batch)
     return _reply(orjson.loads(b"".join(pieces)))
 
 

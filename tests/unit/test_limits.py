@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from service.limits import exchange_limits, queue_limits
@@ -21,10 +23,10 @@ from service.settings import child_environment, load_settings
 )
 def test_a_standing_queue_is_bounded_unless_the_operator_says_how_long_the_queue_may_be(monkeypatch, given, wait_s):
     settings = load_settings(**given)
-    assert queue_limits(settings).standing_wait_s == wait_s
+    assert queue_limits(settings, math.inf).standing_wait_s == wait_s
     for name, value in child_environment(settings).items():
         monkeypatch.setenv(name, value)
-    assert queue_limits(load_settings()).standing_wait_s == wait_s, "a child reads the same"
+    assert queue_limits(load_settings(), math.inf).standing_wait_s == wait_s, "a child reads the same"
 
 
 @pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 4 * 10**6), (10**9, 10**9)])

@@ -6,6 +6,7 @@ Law: leaving the room checks that nothing of any job stayed behind.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Self
 
 from service.batching.admission import CostCeilings, QueueLimits
@@ -53,6 +54,7 @@ class Room:
         max_cost: CostCeilings | None = None,
         max_compute_s: float = LARGE,
         brief_s: float = 0.0,
+        step_s: float = math.inf,
         engine: Any = None,
     ) -> None:
         self.clock = ManualClock()
@@ -68,7 +70,7 @@ class Room:
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
                 max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
-                compute=ComputeLimits(max_s=max_compute_s, brief_s=brief_s),
+                compute=ComputeLimits(max_s=max_compute_s, brief_s=brief_s, step_s=step_s),
             ),
             self.clock,
             self.heard,

@@ -61,7 +61,7 @@ def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
 @given(items, some_limits, st.builds(Item, st.just("a"), costs))
 def test_is_full_means_that_no_later_job_could_enlarge_the_next_batch(waiting, bounds, late):
     lanes, with_late = lanes_of(waiting), lanes_of(waiting)
-    full = is_full(lanes, bounds)
+    full = is_full(lanes.next_jobs, bounds)
     if waiting:
         late = Item(str(lanes.next_lane), late.cost)
     with_late.append(late)
@@ -71,17 +71,17 @@ def test_is_full_means_that_no_later_job_could_enlarge_the_next_batch(waiting, b
 
 def test_nothing_waits_means_no_batch_and_not_full():
     assert take(Lanes(), WIDE) == []
-    assert not is_full(Lanes(), WIDE)
+    assert not is_full(Lanes().next_jobs, WIDE)
 
 
 def test_is_full_sees_each_limit_that_is_reached():
     pair = [Item(cost=cost(5, cells=7, weights_bytes=3)), Item(cost=cost(5, cells=7, weights_bytes=3))]
-    assert not is_full(lanes_of(pair), WIDE)
-    assert is_full(lanes_of(pair), limits(max_requests=2))
-    assert is_full(lanes_of(pair), limits(max_tokens=10))
-    assert is_full(lanes_of(pair), limits(max_cells=14))
-    assert is_full(lanes_of(pair), limits(max_weights_bytes=5)), "the second is left out"
-    assert not is_full(lanes_of(pair), limits(max_weights_bytes=6)), "one without weights may still join"
+    assert not is_full(lanes_of(pair).next_jobs, WIDE)
+    assert is_full(lanes_of(pair).next_jobs, limits(max_requests=2))
+    assert is_full(lanes_of(pair).next_jobs, limits(max_tokens=10))
+    assert is_full(lanes_of(pair).next_jobs, limits(max_cells=14))
+    assert is_full(lanes_of(pair).next_jobs, limits(max_weights_bytes=5)), "the second is left out"
+    assert not is_full(lanes_of(pair).next_jobs, limits(max_weights_bytes=6)), "one without weights may still join"
 
 
 def test_each_limit_cuts_a_batch_where_it_is_reached():

@@ -1,4 +1,4 @@
-"""Any order of submit, cancel, complete, fail, lack memory, get stuck, die, tick and drain keeps the laws of the waiting room.
+"""Any order of submit, cancel, complete, stop, fail, lack memory, get stuck, die, tick and drain keeps the laws of the batcher.
 
 Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
 happens, and the laws are looked at.
@@ -123,6 +123,24 @@ class WaitingRoom(RuleBasedStateMachine):
     def complete(self) -> None:
         self.do(self.engine.release)
 
+    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None)
+    @rule()
+    def stop(self) -> None:
+        """A long batch has done a step, and goes on when others have had their share."""
+        self.do(self.engine.stop)
+
+    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None and self.waiting_clients)
+    @rule(data=st.data())
+    def stop_and_cancel_meanwhile(self, data: st.DataObject) -> None:
+        leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
+
+        def event() -> None:
+            self.engine.stop()
+            for client in leaving:
+                client.cancel()
+
+        self.do(event)
+
     @precondition(lambda self: self.engine.is_busy and self.waiting_clients)
     @rule(data=st.data(), num_turns=st.integers(0, 3), how=st.sampled_from(["release", "fail"]))
     def end_a_batch_and_cancel_meanwhile(self, data: st.DataObject, num_turns: int, how: str) -> None:
@@ -206,6 +224,14 @@ class WaitingRoom(RuleBasedStateMachine):
             assert in_lane == sorted(in_lane)
         never = {job.payload for job in self.admitted if job.num_endings and not job.was_executed_when_it_ended}
         assert not never & set(executed)
+
+    @invariant()
+    def a_batch_has_stopped_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
+        if self.batcher.is_alive:
+            assert self.engine.stopped is None or self.engine.is_busy
+        of_payload = {job.payload: job for job in self.admitted}
+        for batch in self.engine.dropped:
+            assert all(of_payload[payload].is_settled for payload in batch)
 
     @invariant()
     def a_batch_keeps_its_limits_and_its_lane(self) -> None:

@@ -1,0 +1,274 @@
+"""A long batch stops between two pieces and goes on; that changes no bit of it, and what it computes in pieces no answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from service.attention import kernels
+from service.attention.call import Call, WeightsWanted
+from service.attention.engine import EngineOptions
+from service.attention.kernels import MAX_WORK, Heads, attend, may_share
+from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.preemption import Dropped, Steps, preemption_point
+from service.attention.projection import PIECE_ROWS, Plain
+from tests.engine_room import (
+    CPU,
+    DTYPES,
+    OneLayer,
+    blas_keeps_rows,
+    make_layer,
+    make_spec,
+    randn,
+    random_heads,
+    same_answers,
+    same_bits,
+)
+
+
+def in_thread(steps: Steps[Any], work) -> threading.Thread:
+    thread = threading.Thread(target=steps.run, args=(work,))
+    thread.start()
+    return thread
+
+
+def pieces(number: int) -> list[int]:
+    done = []
+    for piece in range(number):
+        done.append(piece)
+        preemption_point()
+    return done
+
+
+def to_the_end(future: Future[Any]) -> tuple[Any, int]:
+    """What a batch comes to, and how often it stopped."""
+    for stops in itertools.count():
+        result = future.result(10)
+        if not isinstance(result, Steps):
+            return result, stops
+        future = result.resume()
+    raise AssertionError
+
+
+# One batch
+
+
+def test_a_point_outside_a_batch_in_steps_does_nothing():
+    preemption_point()
+
+
+def test_a_batch_stops_at_each_point_that_is_due_and_goes_on_when_it_is_resumed():
+    heard: list[bool] = []
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, heard.append)
+    thread = in_thread(steps, lambda: pieces(3))
+    assert to_the_end(steps.first) == ([0, 1, 2], 3)
+    assert heard == [True, False] * 3
+    thread.join()
+
+
+def test_a_batch_that_ends_in_its_first_step_never_stops():
+    steps: Steps[list[int]] = Steps(threading.Lock(), math.inf, lambda _: None)
+    in_thread(steps, lambda: pieces(3)).join()
+    assert to_the_end(steps.first) == ([0, 1, 2], 0)
+
+
+def test_the_turn_is_free_while_a_batch_is_stopped_and_taken_while_it_computes():
+    turn, was_taken = threading.Lock(), []
+
+    def work() -> None:
+        was_taken.append(turn.locked())
+        preemption_point()
+        was_taken.append(turn.locked())
+
+    steps: Steps[None] = Steps(turn, 0.0, lambda _: None)
+    thread = in_thread(steps, work)
+    assert isinstance(steps.first.result(10), Steps)
+    assert turn.acquire(timeout=10)
+    turn.release()
+    to_the_end(steps.resume())
+    thread.join()
+    assert was_taken == [True, True]
+    assert not turn.locked()
+
+
+def test_a_batch_that_was_dropped_ends_where_it_stopped():
+    done = []
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+
+    def work() -> None:
+        preemption_point()
+        done.append("more")
+
+    thread = in_thread(steps, work)
+    steps.first.result(10).drop()
+    thread.join()
+    assert done == []
+
+
+def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
+    def work() -> None:
+        preemption_point()
+        raise ValueError("later")
+
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    thread = in_thread(steps, work)
+    with pytest.raises(ValueError, match="later"):
+        to_the_end(steps.first)
+    thread.join()
+
+
+def test_a_batch_that_was_called_off_before_it_began_does_nothing():
+    done: list[int] = []
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    assert steps.first.cancel()
+    steps.run(lambda: done.append(1))
+    assert done == []
+
+
+def test_a_batch_that_is_to_finish_stops_no_more():
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
+    thread = in_thread(steps, lambda: pieces(5))
+    stopped = steps.first.result(10)
+    steps.finish()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert stopped._step.result(0) == [0, 1, 2, 3, 4]
+
+
+def test_dropping_is_no_exception_that_a_handler_would_take_for_a_failure():
+    assert not issubclass(Dropped, Exception)
+
+
+# The engine
+
+
+def large_calls() -> dict[str, Call]:
+    sizes = Sizes(1, 3, 300, 300)
+    query = randn(1, 300, 24)
+    return {
+        "plain": Call("", query),
+        "many sequences": Call("", randn(40, 5, 24)),
+        "causal": Call("", query, mask=CombinedMask(sizes, (causal(sizes, 0),))),
+        "weights": Call("", query, weights=WeightsWanted("heads")),
+        "top_k": Call("", query, weights=WeightsWanted("top_k", 200)),
+        "mean": Call("", query, weights=WeightsWanted("mean", None, (2, 0), (299, 5, 131))),
+        "float64": Call("", query.double()),
+        "cross": Call("", query, randn(1, 400, 24, seed=1), randn(1, 400, 24, seed=2)),
+    }
+
+
+@pytest.mark.parametrize("name", large_calls())
+def test_an_answer_has_the_same_bits_whether_its_batch_stopped_or_not(monkeypatch, name):
+    monkeypatch.setattr(kernels, "MAX_WORK", 10**6)  # so that a small sequence is computed in pieces
+    monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
+    call = large_calls()[name]
+    once, often = (
+        OneLayer(EngineOptions(CPU, torch.float32, step_s=step_s), make_spec(24, 3)) for step_s in (math.inf, 0)
+    )
+    try:
+        (whole,), no_stops = to_the_end(once.run([call]))
+        (other,), stops = to_the_end(often.run([call]))
+        assert no_stops == 0 < stops
+        assert same_answers(whole, other)
+    finally:
+        once.close()
+        often.close()
+
+
+def test_what_comes_while_a_batch_is_stopped_is_computed_and_does_not_stop():
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    try:
+        small = Call("", randn(1, 4, 24, seed=3))
+        (alone,), _ = to_the_end(engine.run([small]))
+        stopped = engine.run([large_calls()["many sequences"]]).result(10)
+        assert isinstance(stopped, Steps)
+        for is_brief in (False, True):
+            (beside,) = engine.run([small], is_brief=is_brief).result(10)
+            assert same_answers(alone, beside)
+        assert len(to_the_end(stopped.resume())[0]) == 1
+    finally:
+        engine.close()
+
+
+def test_an_engine_with_a_stopped_batch_closes():
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    assert isinstance(engine.run([large_calls()["many sequences"]]).result(10), Steps)
+    assert engine.engine.close(10)
+
+
+def test_the_time_that_a_batch_is_stopped_is_no_time_of_the_engine():
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    try:
+        before, seconds = engine.engine.busy_seconds, 0.0
+        stopped = engine.run([large_calls()["many sequences"]]).result(10)
+        to_the_end(stopped.resume())
+        seconds = stopped.stopped_s
+        assert seconds > 0
+        assert engine.engine.busy_seconds > before
+    finally:
+        engine.close()
+
+
+# The cut
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes", [Sizes(1, 3, 700, 300), Sizes(1, 8, 65, 40), Sizes(1, 1, 1, 999), Sizes(1, 2, 513, 257)]
+)
+@pytest.mark.parametrize("most", [1, 10**6, 3 * 10**7])
+def test_a_cut_has_each_row_of_each_head_once_and_the_same_answer(monkeypatch, dtype, sizes, most):
+    heads = random_heads(sizes, dtype)
+    whole = attend(heads, None, 0.3)
+    monkeypatch.setattr(kernels, "MAX_WORK", most)
+    monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
+    seen = torch.zeros(sizes.heads, sizes.queries, dtype=torch.int64)
+    for some, rows in kernels._pieces(heads):
+        seen[some, rows] += 1
+    assert bool((seen == 1).all())
+    mask = torch.zeros(1, sizes.queries, sizes.keys, dtype=torch.promote_types(dtype, torch.float32))
+    mask[:, : sizes.queries // 2, 0] = -torch.inf if sizes.keys > 1 else 0.0
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
+    torch.testing.assert_close(attend(heads, None, 0.3), whole, rtol=tolerance, atol=tolerance)
+    monkeypatch.setattr(kernels, "MAX_WORK", math.inf)
+    uncut = attend(heads, mask, 0.3)
+    monkeypatch.setattr(kernels, "MAX_WORK", most)
+    torch.testing.assert_close(attend(heads, mask, 0.3), uncut, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_cut_does_not_see_other_heads_masks_of_zeros_or_weights(monkeypatch, dtype):
+    monkeypatch.setattr(kernels, "MAX_WORK", 10**6)
+    monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
+    heads = random_heads(Sizes(1, 3, 600, 50), dtype)
+    zeros = torch.zeros(3, 600, 50, dtype=torch.promote_types(dtype, torch.float32))
+    assert same_bits(attend(heads, None, 0.3), attend(heads, zeros.to(dtype), 0.3))
+    other = Heads(heads.q.flip(0).contiguous(), heads.k.flip(0).contiguous(), heads.v.flip(0).contiguous())
+    assert same_bits(attend(heads, None, 0.3), attend(other, None, 0.3).flip(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sequences_that_are_computed_in_pieces_alone_share_no_call(dtype):
+    like = torch.zeros(1, dtype=dtype)
+    assert not may_share((1, 512, 512), like)
+    assert 2**18 * (1024 + kernels.SOFTMAX_WORK) > MAX_WORK, "which this is"
+    layer = make_layer(make_spec(512, 1, biases=False), dtype)
+    calls = [Call("", randn(1, 512, 512, seed=seed)) for seed in range(2)]
+    together = layer.forward(calls)
+    assert all(same_answers(layer.forward([call])[0], answer) for call, answer in zip(calls, together, strict=True))
+
+
+@pytest.mark.parametrize("rows", [2 * PIECE_ROWS - 4, 2 * PIECE_ROWS, 2 * PIECE_ROWS + 4, 5 * PIECE_ROWS + 1000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_plain_product_of_many_rows_is_that_of_its_pieces(rows, dtype):
+    plain = Plain(randn(36, 24, dtype=dtype), randn(36, seed=1, dtype=dtype))
+    x = randn(rows, 24, seed=2, dtype=dtype)
+    torch.testing.assert_close(plain(x), torch.nn.functional.linear(x, plain.weight, plain.bias))
+    if blas_keeps_rows():
+        assert same_bits(plain(x)[:1024], plain(x[:1024].clone()))

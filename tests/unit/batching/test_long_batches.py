@@ -1,0 +1,252 @@
+"""Long batches stop between two of their steps: what runs there, in which share, and what becomes of the batch itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN
+from service.errors import CostLimit, DeadlineExceeded, EngineDown, EngineFailed
+from tests.doubles import run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+
+LONG = cost_of(flops=50 * BATCH_OVERHEAD_FLOPS)
+
+
+async def whale(room: Room, payload: str = "whale", lane: str = "deep") -> asyncio.Task:
+    """A long request on the engine, which has done nothing of it yet; batches do 10 overheads' flops a second."""
+    room.send("known", lane, cost=cost_of(flops=10 * BATCH_OVERHEAD_FLOPS))
+    await turns()
+    room.clock.advance(1.0)
+    room.engine.release()
+    await turns()
+    client = room.send(payload, lane, cost=LONG)
+    await turns()
+    assert room.engine.batches[-1] == [payload]
+    return client
+
+
+async def step(room: Room, seconds: float = 1.0) -> None:
+    room.clock.advance(seconds)
+    room.engine.stop()
+    await turns()
+
+
+def test_a_batch_of_another_lane_runs_between_two_steps_and_then_the_long_one_goes_on():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            minnow = room.send("minnow", "shallow")
+            await step(room)
+            assert room.engine.held[0] == ["minnow"]
+            assert room.batcher.num_running == 2
+            room.engine.release()
+            assert result_of(await ended(minnow)) == ("answer", "minnow")
+            assert room.engine.held[0] == ["whale"]
+            room.engine.release()
+            assert result_of(await ended(long)) == ("answer", "whale")
+
+    run(main)
+
+
+def test_a_long_batch_goes_on_at_once_where_nothing_else_waits():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            for _ in range(3):
+                await step(room)
+                assert room.engine.held[0] == ["whale"]
+            room.engine.release()
+            outcome = (await ended(long)).result()
+            assert outcome.compute_s == 3.0
+            assert room.heard.batches[-1].compute_s == 3.0
+
+    run(main)
+
+
+def test_the_time_of_a_long_batch_is_that_of_its_steps():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            room.send("minnow", "shallow")
+            await step(room)
+            room.clock.advance(5.0)
+            room.engine.release()
+            await turns()
+            room.clock.advance(2.0)
+            room.engine.release()
+            await ended(long)
+            assert [event.compute_s for event in room.heard.batches[-2:]] == [5.0, 3.0]
+
+    run(main)
+
+
+def test_its_own_lane_keeps_its_order():
+    async def main():
+        async with Room() as room:
+            await whale(room)
+            room.send("later", "deep")
+            await step(room)
+            assert room.engine.held[0] == ["whale"]
+            room.engine.release()
+            await turns()
+            assert room.engine.held[0] == ["later"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(("flops", "runs"), [(MAX_FLOPS_BETWEEN, True), (MAX_FLOPS_BETWEEN + 1, False)])
+def test_what_would_itself_take_long_waits_until_the_long_one_has_ended(flops, runs):
+    async def main():
+        async with Room() as room:
+            await whale(room)
+            room.send("other", "shallow", cost=cost_of(flops=flops))
+            await step(room)
+            assert room.engine.held[0] == (["other"] if runs else ["whale"])
+
+    run(main)
+
+
+def test_a_batch_between_two_steps_has_no_more_jobs_than_do_not_take_long():
+    async def main():
+        async with Room() as room:
+            await whale(room)
+            for number in range(3):
+                room.send(number, "shallow", cost=cost_of(flops=MAX_FLOPS_BETWEEN // 2))
+            await step(room)
+            assert room.engine.held[0] == [0, 1]
+
+    run(main)
+
+
+def test_lanes_that_always_have_work_and_a_long_batch_get_equal_shares():
+    async def main():
+        async with Room() as room:
+            await whale(room)
+            seconds: Counter[str] = Counter()
+            for number in range(400):
+                for lane in ("b", "c"):
+                    room.send((lane, number), lane, cost=cost_of(flops=BATCH_OVERHEAD_FLOPS))
+                await turns()
+                held = room.engine.held[0]
+                lane = held[0] if held == ["whale"] else held[0][0]
+                took = 0.05 if lane == "whale" else 0.02 * len(held)
+                seconds[lane] += took
+                room.clock.advance(took)
+                room.engine.stop() if lane == "whale" else room.engine.release()
+                await turns()
+            room.batcher.give_up()
+            assert 0.2 < seconds["whale"] / sum(seconds.values()) < 0.6
+
+    run(main)
+
+
+def test_a_long_batch_whose_caller_left_is_dropped_at_its_next_step():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            long.cancel()
+            await turns()
+            await step(room)
+            assert room.engine.dropped == [["whale"]]
+            assert not room.engine.is_busy
+
+    run(main)
+
+
+def test_a_long_batch_whose_deadline_passes_between_two_steps_is_dropped_and_told():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            room.send("minnow", "shallow")
+            await step(room)
+            room.clock.advance(61.0)
+            room.engine.release()
+            assert isinstance(error_of(await ended(long)), DeadlineExceeded)
+            assert room.engine.dropped == [["whale"]]
+
+    run(main)
+
+
+def test_a_step_that_does_not_end_is_an_engine_that_is_down():
+    async def main():
+        async with Room(max_compute_s=10.0) as room:
+            long = await whale(room)
+            for _ in range(4):
+                await step(room, 8.0)  # each step ends in time, all together do not
+            assert not long.done()
+            room.clock.advance(10.0)
+            assert isinstance(error_of(await ended(long)), EngineDown)
+            assert not room.batcher.is_alive
+
+    run(main)
+
+
+def test_a_death_between_two_steps_is_told_to_everyone():
+    async def main():
+        async with Room() as room:
+            long, minnow = await whale(room), room.send("minnow", "shallow")
+            await step(room)
+            room.engine.die()
+            assert isinstance(error_of(await ended(long)), EngineDown)
+            assert isinstance(error_of(await ended(minnow)), EngineDown)
+            assert room.engine.dropped == [["whale"]]
+
+    run(main)
+
+
+def test_what_fails_between_two_steps_harms_the_long_batch_in_nothing():
+    async def main():
+        async with Room() as room:
+            long, minnow = await whale(room), room.send("minnow", "shallow")
+            await step(room)
+            room.engine.fail(ValueError("a secret"))
+            assert isinstance(error_of(await ended(minnow)), EngineFailed)
+            room.engine.release()
+            assert result_of(await ended(long)) == ("answer", "whale")
+
+    run(main)
+
+
+def test_a_later_step_that_runs_out_of_memory_is_told_to_its_caller():
+    async def main():
+        async with Room() as room:
+            long = await whale(room)
+            await step(room)
+            room.engine.fail(CostLimit("too much"))
+            assert isinstance(error_of(await ended(long)), CostLimit)
+
+    run(main)
+
+
+def test_a_request_that_may_run_between_two_steps_is_not_refused_for_the_length_of_the_long_one():
+    """The long one takes five seconds more; who may run between waits for a step at most."""
+
+    async def main():
+        async with Room(step_s=0.025) as room:
+            await whale(room)
+            soon, own = room.send("minnow", "shallow", timeout_s=1.5), room.send("later", "deep", timeout_s=1.5)
+            await turns()
+            assert not soon.done()
+            assert isinstance(error_of(own), DeadlineExceeded)
+
+    run(main)
+
+
+def test_a_batch_that_waits_for_company_waits_between_two_steps_as_well():
+    async def main():
+        async with Room(max_wait_s=3.0) as room:
+            room.send("whale", "deep", cost=LONG)
+            await turns()
+            room.clock.advance(3.0)
+            await turns()
+            room.send("minnow", "shallow")
+            await turns()
+            await step(room)
+            assert room.engine.held[0] == ["whale"]
+            await step(room, 2.0)
+            assert room.engine.held[0] == ["minnow"]
+
+    run(main)
