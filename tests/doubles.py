@@ -109,6 +109,12 @@ class GateEngine:
     def is_busy(self) -> bool:
         return self.held is not None and not self.held[1].done()
 
+    @property
+    def in_hand(self) -> list[Any]:
+        """The batch that is held."""
+        assert self.held is not None, "no batch is held"
+        return self.held[0]
+
     def run(self, batch: Batch, *, is_brief: bool = False) -> Future[Any]:
         self.batches.append(list(batch))
         self.briefs.append(is_brief)

@@ -106,7 +106,8 @@ def test_a_batch_that_was_dropped_ends_where_it_stopped():
         done.append("more")
 
     thread = in_thread(steps, work)
-    steps.first.result(10).drop()
+    assert steps.first.result(10) is steps
+    steps.drop()
     thread.join()
     assert done == []
 
@@ -134,11 +135,11 @@ def test_a_batch_that_was_called_off_before_it_began_does_nothing():
 def test_a_batch_that_is_to_finish_stops_no_more():
     steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
     thread = in_thread(steps, lambda: pieces(5))
-    stopped = steps.first.result(10)
+    assert steps.first.result(10) is steps
     steps.finish()
     thread.join(10)
     assert not thread.is_alive()
-    assert stopped._step.result(0) == [0, 1, 2, 3, 4]
+    assert steps._step.result(0) == [0, 1, 2, 3, 4]
 
 
 def test_dropping_is_no_exception_that_a_handler_would_take_for_a_failure():
