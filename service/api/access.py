@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from starlette.routing import compile_path
 
-from service.api.asgi import CROWDED, Scope, fields_of
+from service.api.asgi import CROWDED, KEY_DIGEST, Scope, fields_of
 from service.api.keys import Key, KeyRing, Role
 from service.api.rate import Limiter
 from service.errors import Forbidden, NotReady, Unauthorized
@@ -67,6 +67,7 @@ class Access:
         key = self._key(self._keys(), presented(scope))
         if needs_admin(scope) and key.role is not Role.ADMIN:
             raise Forbidden("this takes a key of role admin")
+        scope[KEY_DIGEST] = key.digest
         return key.digest
 
     def _key(self, ring: KeyRing, secret: bytes | None) -> Key:

@@ -21,6 +21,8 @@ CALLER = "attention.caller"
 FIELDS = "attention.fields"
 # There where the process has as many connections as it may keep: this one is for what must be answered all the same.
 CROWDED = "attention.crowded"
+# In the scope of a request with a key: the digest of that key, by which callers are told apart.
+KEY_DIGEST = "attention.key_digest"
 
 
 class ClientGone(Exception):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from service.api.allowance import Allowance
-from service.api.asgi import Receive, Scope, fields_of
+from service.api.asgi import KEY_DIGEST, Receive, Scope, fields_of
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
 from service.api.trace import Trace, milliseconds
@@ -92,8 +92,9 @@ class Exchange:
         self._house = house
         self.limits = house.limits
         self.fields = fields_of(scope)
-        self._share = house.intake.share()
-        self._answer_share = house.answers.share()
+        self._key = scope.get(KEY_DIGEST)
+        self._share = house.intake.share(self._key)
+        self._answer_share = house.answers.share(self._key)
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
         self._trace = trace
@@ -168,11 +169,11 @@ class Exchange:
         How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
         """
         batcher = self._house.batcher
-        batcher.check_open()
+        batcher.check_open(self._key)
         if batcher.is_congested:
             bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
             tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
-            batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)))
+            batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
     def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """The digest, because a layer and the one that replaces it may both have requests waiting."""
@@ -186,7 +187,8 @@ class Exchange:
         self._take_answer(cost.weights_bytes + _output_bytes(layer, call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
-        outcome = await self._house.batcher.submit(Work(layer.resident, call), lane=lane, cost=cost, deadline=deadline)
+        work = Work(layer.resident, call)
+        outcome = await self._house.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         trace.batch_requests, trace.queue_s, trace.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,

@@ -20,6 +20,9 @@ from service.batching.policy import MAX_FLOPS_BETWEEN, Lanes
 from service.batching.speed import Speed, Work
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
+# A caller alone gets four fifths of the queue, and what it leaves free is enough for others at any load of its own.
+SHARE = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostCeilings:
@@ -68,8 +71,8 @@ class Queue(NamedTuple):
     congestion: Congestion
 
 
-def check_room(cost: Cost, queue: Queue) -> None:
-    """Raise QueueFull where the queue has no place, no bytes or no scores left for it."""
+def check_room(cost: Cost, queue: Queue, caller: Hashable = None) -> None:
+    """Raise QueueFull where the queue has no place, no bytes or no scores left for it, or not for this caller."""
     lanes, limits = queue.lanes, queue.limits
     if lanes.num_jobs >= limits.capacity:
         reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
@@ -83,18 +86,35 @@ def check_room(cost: Cost, queue: Queue) -> None:
             f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
             f"the queue takes at most {limits.max_bytes}"
         )
+    elif caller is not None and _has_its_share(cost, queue, caller):
+        reason = "as much of this key waits as the queue takes of one caller while others may come"
     else:
         return
     raise QueueFull(reason, retry_after_s=queue.speed.retry_after_s(lanes.num_flops))
 
 
-def check_standing(lane: Hashable, queue: Queue, now: float) -> None:
-    """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody."""
-    stood_s = queue.congestion.standing_s(lane, queue.lanes.flops(lane), now)
+def _has_its_share(cost: Cost, queue: Queue, caller: Hashable) -> bool:
+    """Whether a caller that has something waiting would hold more than SHARE times what it leaves free for others (dynamic
+    thresholds: Choudhury and Hahne 1998).
+    """
+    lanes, limits, held = queue.lanes, queue.limits, queue.lanes.held(caller)
+    return held.num_jobs > 0 and (
+        held.num_jobs >= SHARE * (limits.capacity - lanes.num_jobs)
+        or held.num_bytes + cost.input_bytes > SHARE * (limits.max_bytes - lanes.num_bytes - cost.input_bytes)
+        or held.num_cells + cost.cells > SHARE * (limits.max_cells - lanes.num_cells - cost.cells)
+    )
+
+
+def check_standing(lane: Hashable, queue: Queue, now: float, caller: Hashable = None) -> None:
+    """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody; of several callers
+    only those are refused that have more than their share of what may wait.
+    """
+    own_flops = queue.lanes.fair_flops(lane, caller)
+    stood_s = queue.congestion.standing_s(lane, own_flops, now)
     if stood_s is not None:
         raise QueueFull(
             f"for {stood_s:.1f} s more requests of this kind have come than can be done; enough of them wait",
-            retry_after_s=queue.speed.retry_after_s(queue.lanes.flops_ahead(lane)),
+            retry_after_s=queue.speed.retry_after_s(queue.lanes.flops_ahead(lane, caller)),
         )
 
 
@@ -104,7 +124,7 @@ def _most_left_s(lane: Hashable, flops: int, queue: Queue) -> float:
     return queue.limits.compute.step_s if may_run_between else math.inf
 
 
-def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float) -> None:
+def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float, caller: Hashable = None) -> None:
     """Raise DeadlineExceeded where the deadline has passed or likely passes before the answer is there.
 
     Admitted all the same, such requests are what an overloaded service spends itself on: each is computed, too late.
@@ -114,7 +134,7 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: flo
     lanes = queue.lanes
     if queue.speed.is_sure_in(left_s, lanes.num_flops + flops):
         return
-    ahead = Work(lanes.flops_ahead(lane), lanes.jobs_ahead(lane))
+    ahead = Work(lanes.flops_ahead(lane, caller), lanes.jobs_ahead(lane, caller))
     beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
     likely_s = queue.speed.finish_s(flops, ahead, beside, now, _most_left_s(lane, flops, queue))
     if likely_s > left_s:

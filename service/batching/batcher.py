@@ -93,13 +93,15 @@ class Batcher(Generic[P, R]):
         self._task = asyncio.get_running_loop().create_task(self._serve(), name="batcher")
         self._task.add_done_callback(self._end)
 
-    async def submit(self, payload: P, lane: Hashable, cost: Cost, deadline: float) -> Outcome[R]:
-        """The answer to a payload, by a finite deadline on the clock.
+    async def submit(
+        self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None
+    ) -> Outcome[R]:
+        """The answer to a payload, by a finite deadline on the clock; callers that are told apart get fair shares.
 
         Raises CostLimit, QueueFull, NotReady before it is admitted, Draining, DeadlineExceeded and EngineDown before or
         after, EngineFailed or the engine's own ServiceError after. Cancelling it at any moment leaves nothing behind.
         """
-        job = self.admit(payload, lane, cost, deadline)
+        job = self.admit(payload, lane, cost, deadline, caller)
         try:
             return await job.promise
         except asyncio.CancelledError:
@@ -109,26 +111,26 @@ class Batcher(Generic[P, R]):
             self._withdraw(job)
             del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors till a gc
 
-    def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float) -> Job[P, R]:
+    def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
         """Check and append in one synchronous step."""
         self._check_open()
         check_cost(cost, self._queue_limits)
         queue, now = self._queue, self._clock.now()
-        check_room(cost, queue)
-        check_standing(lane, queue, now)
-        check_time(lane, cost.flops, deadline - now, queue, now)
-        job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock)
+        check_room(cost, queue, caller)
+        check_standing(lane, queue, now, caller)
+        check_time(lane, cost.flops, deadline - now, queue, now, caller)
+        job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
         self._arrived.set()
         self._tell_queue()
         return job
 
-    def check_open(self) -> None:
+    def check_open(self, caller: Hashable = None) -> None:
         """Raise what even the smallest job of any lane would be refused with now: to be asked before a job is made."""
         self._check_open()
         if self._lanes.num_jobs:
-            check_room(NOTHING, self._queue)
+            check_room(NOTHING, self._queue, caller)
 
     @property
     def is_congested(self) -> bool:
@@ -140,9 +142,9 @@ class Batcher(Generic[P, R]):
         """Lanes whose queue stands."""
         return self._congestion.num_standing
 
-    def check_lane(self, lane: Hashable) -> None:
+    def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
         """Raise what even the smallest job of this lane would be refused with now, besides what `check_open` raises."""
-        check_standing(lane, self._queue, self._clock.now())
+        check_standing(lane, self._queue, self._clock.now(), caller)
 
     def begin_drain(self) -> None:
         """Admit nothing any more; what waits is dispatched without waiting for company."""

@@ -66,6 +66,7 @@ class Job(Generic[P, R]):
         "_clock",
         "accepted_at",
         "batch",
+        "caller",
         "cost",
         "deadline",
         "lane",
@@ -76,8 +77,11 @@ class Job(Generic[P, R]):
         "timer",
     )
 
-    def __init__(self, payload: P, lane: Hashable, cost: Cost, *, deadline: float, clock: Clock) -> None:
+    def __init__(
+        self, payload: P, lane: Hashable, cost: Cost, *, deadline: float, clock: Clock, caller: Hashable = None
+    ) -> None:
         self._clock = clock
+        self.caller = caller
         self.payload = payload
         self.lane = lane
         self.cost = cost

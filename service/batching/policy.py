@@ -3,7 +3,7 @@
 Lives here: the lanes of waiting jobs and the choice of a batch; pure, so that it is tested with plain values.
 Must not know: clocks, asyncio, the engine, who waits for an answer.
 Laws: a batch keeps every limit, except that its first job is always taken, so there is always progress; a lane keeps
-its order of arrival; lanes get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane
+the order of its fair queue; lanes get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane
 that would start earliest in virtual time is next, a new one starts now, so it can neither starve nor monopolise; between two
 steps of a long batch those are next that would start before its next step.
 """
@@ -11,11 +11,11 @@ steps of a long batch those are next that would start before its next step.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
+from service.batching.fair_queue import FairQueue, J
 from service.batching.job import Cost
 
 # Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
@@ -25,19 +25,6 @@ BATCH_OVERHEAD_FLOPS = 2**24
 # The most that runs between two steps of a long batch, 0.1 s on one core: what is larger waits until that has ended, so that no
 # more than one is under way.
 MAX_FLOPS_BETWEEN = 2**33
-
-
-class Waiting(Protocol):
-    """What the policy needs to know of a job; jobs are told apart by identity."""
-
-    @property
-    def lane(self) -> Hashable: ...
-
-    @property
-    def cost(self) -> Cost: ...
-
-
-J = TypeVar("J", bound=Waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +37,21 @@ class BatchLimits:
     max_weights_bytes: int
 
 
-class _Lane(Generic[J]):
-    """The jobs of one lane in arrival order, their work, and the virtual time at which its next batch starts."""
-
-    __slots__ = ("flops", "jobs", "start")
+class _Lane(FairQueue[J]):
+    """The jobs of one lane, and the virtual time at which its next batch starts."""
 
     def __init__(self, start: int) -> None:
-        self.jobs: OrderedDict[J, None] = OrderedDict()  # ordered, and O(1) at the front, the back and in between
-        self.flops = 0
+        super().__init__()
         self.start = start
+
+
+@dataclass(slots=True)
+class Held:
+    """What one caller's waiting jobs take, over all lanes."""
+
+    num_jobs: int = 0
+    num_bytes: int = 0
+    num_cells: int = 0
 
 
 class Lanes(Generic[J]):
@@ -70,6 +63,7 @@ class Lanes(Generic[J]):
         self._virtual_time = 0
         self._served: Hashable = None  # the lane of the last batch
         self._stopped: Hashable = None  # the lane of the long batch that has stopped
+        self._held: dict[Hashable, Held] = {}
         self.num_jobs = 0
         self.num_bytes = 0
         self.num_cells = 0
@@ -116,42 +110,54 @@ class Lanes(Generic[J]):
 
     @property
     def heads(self) -> list[J]:
-        """The oldest job of each lane."""
-        return [next(iter(lane.jobs)) for lane in self._lanes.values()]
+        """The oldest job of each caller in each lane."""
+        return [job for lane in self._lanes.values() for job in lane.heads]
 
     def jobs(self, name: Hashable) -> Collection[J]:
-        """The jobs of a lane in arrival order; none where there is no such lane."""
-        return self._lanes[name].jobs.keys() if name in self._lanes else ()
+        """The jobs of a lane in the order in which they are served; none where there is no such lane."""
+        return self._lanes.get(name, ())
+
+    def held(self, caller: Hashable) -> Held:
+        """What waits of this caller."""
+        return self._held.get(caller) or Held()
 
     def flops(self, name: Hashable) -> int:
         """The work that waits in a lane."""
         return self._lanes[name].flops if name in self._lanes else 0
 
-    def flops_ahead(self, name: Hashable) -> int:
-        """The work done before a job that joined this lane now: its own lane's, and as much for each other one."""
-        return min(self.num_flops, self.flops(name) * len(self._lanes))
+    def fair_flops(self, name: Hashable, caller: Hashable) -> int:
+        """The work of a lane that is done before a job of this caller that joined it now: its own, and as much for each other."""
+        lane = self._lanes.get(name)
+        return 0 if lane is None else min(lane.flops, lane.flops_of(caller) * lane.num_callers(caller))
 
-    def jobs_ahead(self, name: Hashable) -> int:
+    def num_callers(self, name: Hashable, caller: Hashable) -> int:
+        """Callers with jobs in that lane, and this one."""
+        return self._lanes[name].num_callers(caller) if name in self._lanes else 1
+
+    def flops_ahead(self, name: Hashable, caller: Hashable = None) -> int:
+        """The work done before a job that joined this lane now: its own lane's, and as much for each other one."""
+        return min(self.num_flops, self.fair_flops(name, caller) * len(self._lanes))
+
+    def jobs_ahead(self, name: Hashable, caller: Hashable = None) -> int:
         """The same in jobs."""
-        return min(self.num_jobs, len(self.jobs(name)) * len(self._lanes))
+        lane = self._lanes.get(name)
+        own = 0 if lane is None else min(len(lane), lane.num_of(caller) * lane.num_callers(caller))
+        return min(self.num_jobs, own * len(self._lanes))
 
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)
         if lane is None:
             lane = self._lanes[job.lane] = _Lane(max(self._virtual_time, self._debts.pop(job.lane, 0)))
-        lane.jobs[job] = None
-        lane.flops += job.cost.flops
-        self._count(1, job.cost)
+        lane.append(job)
+        self._count(1, job)
 
-    def remove(self, job: J) -> bool:
+    def remove(self, job: J, *, is_served: bool = False) -> bool:
         """Take a job out wherever it stands; False where it does not wait here."""
         lane = self._lanes.get(job.lane)
-        if lane is None or job not in lane.jobs:
+        if lane is None or not lane.remove(job, is_served=is_served):
             return False
-        del lane.jobs[job]
-        lane.flops -= job.cost.flops
-        self._count(-1, job.cost)
-        if not lane.jobs:
+        self._count(-1, job)
+        if not lane:
             del self._lanes[job.lane]
             if lane.start > self._virtual_time:
                 self._debts[job.lane] = lane.start
@@ -165,12 +171,12 @@ class Lanes(Generic[J]):
         self._virtual_time = max(self._virtual_time, lane.start)
         lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
-            self.remove(job)
+            self.remove(job, is_served=True)
         self._debts = {debtor: start for debtor, start in self._debts.items() if start > self._virtual_time}
 
     def clear(self) -> list[J]:
         """Take all jobs out."""
-        jobs = [job for lane in self._lanes.values() for job in lane.jobs]
+        jobs = [job for lane in self._lanes.values() for job in lane]
         for job in jobs:
             self.remove(job)
         return jobs
@@ -181,7 +187,15 @@ class Lanes(Generic[J]):
             self._debts.clear()
             self._virtual_time = 0
 
-    def _count(self, sign: int, cost: Cost) -> None:
+    def _count(self, sign: int, job: J) -> None:
+        cost = job.cost
+        if job.caller is not None:
+            held = self._held.setdefault(job.caller, Held())
+            held.num_jobs += sign
+            held.num_bytes += sign * cost.input_bytes
+            held.num_cells += sign * cost.cells
+            if not held.num_jobs:
+                del self._held[job.caller]
         self.num_jobs += sign
         self.num_bytes += sign * cost.input_bytes
         self.num_cells += sign * cost.cells

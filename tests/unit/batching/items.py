@@ -26,6 +26,7 @@ def cost(tokens: int = 1, *, cells: int = 1, weights_bytes: int = 0, input_bytes
 class Item:
     lane: str = "a"
     cost: Cost = field(default_factory=cost)
+    caller: str | None = None
     number: int = field(default_factory=count().__next__)
 
     def __repr__(self) -> str:

@@ -93,11 +93,17 @@ class Room:
         assert self.heard.queue[-1:] in ([], [(0, 0)])
 
     def send(
-        self, payload: Any, lane: str = "a", *, timeout_s: float = 60.0, cost: Cost | None = None
+        self,
+        payload: Any,
+        lane: str = "a",
+        *,
+        timeout_s: float = 60.0,
+        cost: Cost | None = None,
+        caller: str | None = None,
     ) -> asyncio.Task[Outcome[Any]]:
         """A client in a task of its own; his request is submitted in the next turn."""
         deadline = self.clock.now() + timeout_s
-        client = asyncio.create_task(self.batcher.submit(payload, lane, cost or cost_of(), deadline))
+        client = asyncio.create_task(self.batcher.submit(payload, lane, cost or cost_of(), deadline, caller))
         client.add_done_callback(lambda done: done.cancelled() or done.exception())  # a test need not look at each
         return client
 

@@ -287,3 +287,91 @@ def test_who_asks_beforehand_hears_what_he_would_be_refused_with():
             await turns()
 
     run(main)
+
+
+# Callers that are told apart
+
+
+def test_a_caller_alone_gets_four_fifths_of_the_queue_and_others_find_room():
+    async def main():
+        async with Room(capacity=50, max_requests=1) as room:
+            await room.send_running("x")
+            flood = [room.send(number, caller="flood") for number in range(100)]
+            await turns()
+            assert sum(not client.done() for client in flood) == 40
+            assert {type(error_of(client)) for client in flood if client.done()} == {QueueFull}
+            others = [room.send(("other", number), caller=f"other {number}") for number in range(10)]
+            await turns()
+            assert [client for client in others if client.done()] == []
+
+    run(main)
+
+
+def test_without_callers_the_whole_queue_is_everybodys():
+    async def main():
+        async with Room(capacity=50, max_requests=1) as room:
+            await room.send_running("x")
+            clients = [room.send(number) for number in range(60)]
+            await turns()
+            assert sum(not client.done() for client in clients) == 50
+
+    run(main)
+
+
+@pytest.mark.parametrize("limit", [(500, 10**9), (10**9, 500)])
+def test_a_callers_bytes_and_scores_are_bounded_by_what_it_leaves_free(limit):
+    cost = cost_of(input_bytes=10, cells=10)
+
+    async def main():
+        async with Room(max_requests=1, max_bytes=limit[0], max_cells=limit[1]) as room:
+            await room.send_running("x")
+            flood = [room.send(number, cost=cost, caller="flood") for number in range(60)]
+            await turns()
+            assert sum(not client.done() for client in flood) == 40
+            other = room.send("other", cost=cost, caller="other")
+            await turns()
+            assert not other.done()
+
+    run(main)
+
+
+def test_a_callers_first_job_is_bounded_by_the_queue_alone():
+    async def main():
+        async with Room(max_bytes=100, max_requests=1) as room:
+            await room.send_running("x")
+            whole = room.send("whole", cost=cost_of(input_bytes=100), caller="a")
+            await turns()
+            assert not whole.done()
+
+    run(main)
+
+
+def test_a_standing_queue_refuses_the_caller_that_made_it_and_no_other():
+    async def main():
+        async with Room(max_requests=1, capacity=1000, standing_wait_s=0.5) as room:
+            for _ in range(4):
+                await room.send_running("known")
+                room.clock.advance(0.1)
+                room.engine.release()
+                await turns()
+            flood = [room.send(number, caller="flood") for number in range(40)]
+            await turns()
+            for _ in range(4):
+                room.clock.advance(0.1)
+                room.engine.release()
+                flood += [room.send("more", caller="flood") for _ in range(2)]
+                await turns()
+            more, other = room.send("more", caller="flood"), room.send("other", caller="other")
+            await turns()
+            assert isinstance(error_of(more), QueueFull)
+            assert not other.done()
+            room.clock.advance(0.1)
+            room.engine.release()
+            await turns()
+            room.clock.advance(0.1)
+            room.engine.release()
+            await turns()
+            assert result_of(other) == ("answer", "other"), "not behind all of the flood"
+            assert sum(not client.done() for client in flood) > 30
+
+    run(main)

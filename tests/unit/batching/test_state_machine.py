@@ -7,6 +7,7 @@ happens, and the laws are looked at.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,11 +85,14 @@ class WaitingRoom(RuleBasedStateMachine):
 
         self.runner.run(event())
 
-    def send(self, lane: str, num_bytes: int, timeout_s: float, *, is_bad: bool = False) -> None:
+    def send(
+        self, lane: str, num_bytes: int, timeout_s: float, *, is_bad: bool = False, caller: str | None = None
+    ) -> None:
         payload = len(self.clients)
         if is_bad:
             self.engine.bad[payload] = ValueError("bad")
-        self.clients.append(self.room.send(payload, lane, timeout_s=timeout_s, cost=cost_of(input_bytes=num_bytes)))
+        cost = cost_of(input_bytes=num_bytes)
+        self.clients.append(self.room.send(payload, lane, timeout_s=timeout_s, cost=cost, caller=caller))
 
     @property
     def waiting_clients(self) -> list[asyncio.Task[Any]]:
@@ -101,9 +105,10 @@ class WaitingRoom(RuleBasedStateMachine):
         num_bytes=st.integers(0, 60),
         timeout_s=st.sampled_from([0.5, 3.0, 60.0]),
         is_bad=st.sampled_from([False, False, False, True]),
+        caller=st.sampled_from([None, "x", "y"]),
     )
-    def submit(self, lane: str, num_bytes: int, timeout_s: float, is_bad: bool) -> None:
-        self.do(lambda: self.send(lane, num_bytes, timeout_s, is_bad=is_bad))
+    def submit(self, lane: str, num_bytes: int, timeout_s: float, is_bad: bool, caller: str | None) -> None:
+        self.do(lambda: self.send(lane, num_bytes, timeout_s, is_bad=is_bad, caller=caller))
 
     @rule(lanes=st.text("ab", min_size=2, max_size=10))
     def submit_many_in_one_turn(self, lanes: str) -> None:
@@ -216,10 +221,10 @@ class WaitingRoom(RuleBasedStateMachine):
         assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher.queued_bytes)
 
     @invariant()
-    def a_lane_is_executed_in_order_of_arrival_and_what_ended_waiting_never(self) -> None:
+    def a_caller_is_served_in_order_of_arrival_within_a_lane_and_what_ended_waiting_never(self) -> None:
         executed = list(dict.fromkeys(self.engine.executed))
-        for lane in "abc":
-            payloads = {job.payload for job in self.admitted if job.lane == lane}
+        for lane, caller in itertools.product("abc", (None, "x", "y")):
+            payloads = {job.payload for job in self.admitted if job.lane == lane and job.caller == caller}
             in_lane = [payload for payload in executed if payload in payloads]
             assert in_lane == sorted(in_lane)
         never = {job.payload for job in self.admitted if job.num_endings and not job.was_executed_when_it_ended}

@@ -1,0 +1,98 @@
+"""A fair queue serves callers equal work, keeps each one's order, and is a plain queue where there is one caller."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+
+from service.batching.fair_queue import JOB_OVERHEAD_FLOPS, FairQueue
+from tests.unit.batching.items import Item, cost, given
+
+jobs = st.lists(
+    st.builds(Item, st.just("a"), st.builds(cost, flops=st.integers(0, 10**9)), st.sampled_from("xyz")), max_size=30
+)
+
+
+def queue_of(items) -> FairQueue[Item]:
+    queue: FairQueue[Item] = FairQueue()
+    for item in items:
+        queue.append(item)
+    return queue
+
+
+def serve(queue: FairQueue[Item], number: int = 1) -> list[Item]:
+    served = list(queue)[:number]
+    for item in served:
+        assert queue.remove(item, is_served=True)
+    return served
+
+
+@given(jobs)
+def test_one_caller_is_served_in_the_order_of_arrival(items):
+    for item in items:
+        item.caller = None
+    queue = queue_of(items)
+    assert list(queue) == items
+    assert serve(queue, 4) == items[:4]
+    assert list(queue) == items[4:]
+
+
+@given(jobs, st.data())
+def test_each_job_is_there_once_and_callers_keep_their_order(items, data):
+    queue = queue_of(items)
+    gone = data.draw(st.lists(st.sampled_from(items), unique=True)) if items else []
+    for item in gone:
+        assert queue.remove(item, is_served=data.draw(st.booleans()))
+        assert not queue.remove(item)
+        assert item not in queue
+    left = [item for item in items if item not in gone]
+    assert Counter(queue) == Counter(left)
+    assert len(queue) == len(left)
+    assert queue.flops == sum(item.cost.flops for item in left)
+    for caller in "xyz":
+        own = [item for item in left if item.caller == caller]
+        assert [item for item in queue if item.caller == caller] == own
+        assert (queue.num_of(caller), queue.flops_of(caller)) == (len(own), sum(item.cost.flops for item in own))
+        assert queue.num_callers(caller) == len({item.caller for item in left} | {caller})
+    assert {head.number for head in queue.heads} == {
+        min(item.number for item in left if item.caller == caller) for caller in {item.caller for item in left}
+    }
+
+
+def test_a_caller_with_few_jobs_does_not_wait_for_all_of_one_with_many():
+    flood = [Item(caller="flood") for _ in range(50)]
+    late = Item(caller="late")
+    queue = queue_of(flood)
+    serve(queue, 10)
+    queue.append(late)
+    assert list(queue).index(late) <= 1
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_callers_that_always_have_jobs_are_served_equal_work(flops_x, flops_y):
+    flops = {"x": flops_x, "y": flops_y}
+    queue = queue_of(Item(cost=cost(flops=flops[name]), caller=name) for name in "xxyy")
+    done = dict.fromkeys("xy", 0)
+    for _ in range(60):
+        (item,) = serve(queue)
+        done[str(item.caller)] += item.cost.flops + JOB_OVERHEAD_FLOPS
+        queue.append(Item(cost=item.cost, caller=item.caller))
+        assert abs(done["x"] - done["y"]) <= flops_x + flops_y + 2 * JOB_OVERHEAD_FLOPS
+
+
+def test_a_caller_that_was_away_has_saved_up_nothing():
+    queue = queue_of([Item(caller="x") for _ in range(20)])
+    queue.append(Item(caller="y"))
+    serve(queue, 15)
+    for _ in range(10):
+        queue.append(Item(caller="y"))
+    order = [item.caller for item in queue]
+    assert order[:8].count("x") >= 3
+
+
+def test_a_caller_that_leaves_and_comes_back_is_not_ahead_of_its_debt():
+    queue = queue_of([Item(cost=cost(flops=10**9), caller="x"), Item(caller="y"), Item(caller="y")])
+    assert serve(queue)[0].caller == "x"
+    queue.append(Item(caller="x"))
+    assert [item.caller for item in queue] == ["y", "y", "x"]
