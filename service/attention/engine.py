@@ -72,7 +72,6 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
-        # Its thread starts when something comes while a long batch is stopped on the first.
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter)
         self._threads: list[threading.Thread] = []  # those that have started
         self._steps: weakref.WeakSet[Steps[Sequence[Answer]]] = weakref.WeakSet()  # of batches handed over
@@ -88,6 +87,7 @@ class Engine:
     def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[Resident]:
         """Puts a layer on the device and checks it, step by step; batches that come meanwhile go between the steps."""
         resident, done = Resident(spec, tensors), Future[Resident]()
+        self._second.submit(int)  # so that its thread is there before it is needed
         self._residents.add(resident)
         self._go_on(resident, self._load_steps(resident), done)
         return done

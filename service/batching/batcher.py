@@ -224,7 +224,7 @@ class Batcher(Generic[P, R]):
 
         What would itself take long waits until it has ended: at most one batch is stopped, so what such batches hold is bounded.
         """
-        self._lanes.stop(lane, self._speed.flops_in(seconds))
+        self._lanes.stop(lane, self._speed.charge_of(seconds))
         self._stopped, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)

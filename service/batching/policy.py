@@ -17,11 +17,8 @@ from typing import Generic
 
 from service.batching.fair_queue import FairQueue, J
 from service.batching.job import Cost
+from service.batching.speed import BATCH_OVERHEAD_FLOPS
 
-# Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
-# cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without it a lane of tiny jobs
-# would be owed millions of batches for one large batch of another lane.
-BATCH_OVERHEAD_FLOPS = 2**24
 # The most that runs between two steps of a long batch, 0.1 s on one core: what is larger waits until that has ended, so that no
 # more than one is under way.
 MAX_FLOPS_BETWEEN = 2**33
@@ -88,12 +85,12 @@ class Lanes(Generic[J]):
         """The lane of the batch that has stopped; if none has, of the last one, which may stop."""
         return self._served if self._stopped is None else self._stopped
 
-    def stop(self, name: Hashable, flops: float) -> None:
-        """The batch of that lane has stopped after a step of so much work: now is when its next step starts, whatever it was
-        charged for in advance.
+    def stop(self, name: Hashable, charge: float) -> None:
+        """The batch of that lane has stopped after a step that is charged with so much: now is when its next step starts,
+        whatever it was charged for in advance.
         """
         self._stopped = name
-        self._virtual_time += int(flops)
+        self._virtual_time += int(charge)
         self._debts.pop(name, None)
         if name in self._lanes:
             self._lanes[name].start = self._virtual_time

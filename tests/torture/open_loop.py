@@ -27,7 +27,7 @@ MARK_WIDTH = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`timeout_ms` goes with each request as its deadline; marks count from `first_mark`."""
+    """`timeout_ms` goes with each request as its deadline, and `headers`, whole lines; marks count from `first_mark`."""
 
     port: int
     per_second: float
@@ -36,6 +36,7 @@ class Arrivals:
     timeout_ms: int | None = None
     first_mark: int = 1
     rows: int = 1
+    headers: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class _Generator:
         deadline = "" if timeout_ms is None else f"X-Request-Timeout-Ms: {timeout_ms}\r\n"
         return (
             f"POST /v1/layers/small/attend HTTP/1.1\r\nHost: torture\r\nContent-Type: application/json\r\n{deadline}"
-            f"Content-Length: {len(body)}\r\n\r\n{body}"
+            f"{self._arrivals.headers}Content-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
     def settled(self, record: Record) -> None:

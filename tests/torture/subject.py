@@ -127,6 +127,16 @@ class Subject:
         finally:
             connection.close()
 
+    def post(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float = 60) -> tuple[int, bytes]:
+        """Status and body, over a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
     def samples(self) -> dict[str, float]:
         text = self.get("/metrics")[1].decode()
         return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}

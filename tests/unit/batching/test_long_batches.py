@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN
+from service.batching.policy import MAX_FLOPS_BETWEEN
+from service.batching.speed import BATCH_OVERHEAD_FLOPS
 from service.errors import CostLimit, DeadlineExceeded, EngineDown, EngineFailed
 from tests.doubles import run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
