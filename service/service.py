@@ -29,6 +29,7 @@ from service.attention.resident import Work
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
+from service.batching.decoding_queue import DecodingQueue
 from service.changes import Changes
 from service.errors import InvalidInput, NotReady, ServiceError
 from service.events import Capacity, LayerTotals
@@ -75,12 +76,14 @@ class Service:
             EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
         )
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
+        limits = queue_limits(settings, step_s)
         self.batcher: Batcher[Work, Answer] = Batcher(
-            self.engine, batch_limits(settings), queue_limits(settings, step_s), LoopClock(), observer
+            self.engine, batch_limits(settings), limits, LoopClock(), observer
         )
         self.decoding = DecodingThread()
+        bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self.reception = Reception(
-            lambda: self.catalog, self.batcher, self.decoding, exchange_limits(settings), time.monotonic
+            lambda: self.catalog, self.batcher, self.decoding, bodies, exchange_limits(settings), time.monotonic
         )
         self._memory = Memory()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)

@@ -145,8 +145,8 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(
         256 * MIB,
         ge=1024,
-        description="decoded tensors that may wait in a process, and as much again of bodies on their way to that, "
-        "and of answers until they are sent (bytes)",
+        description="decoded tensors that may wait in a process, half as much again of bodies on their way to that, "
+        "and as much of answers until they are sent (bytes)",
     )
     queue_cells: int = Field(
         2**32,

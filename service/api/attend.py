@@ -46,8 +46,8 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     came, wanted, coding = exchange.fields.make(_forms, limits.take_offers)
-    parts = await exchange.read(BODY_CODINGS)
-    exchange.check_lane(layer, is_binary=came == SAFETENSORS)
+    parts = await exchange.read(BODY_CODINGS, is_binary=came == SAFETENSORS)
+    exchange.check_lane(layer)
 
     async def decode() -> CheckedRequest:
         if came == SAFETENSORS:

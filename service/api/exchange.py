@@ -1,7 +1,8 @@
 """Exchange: one attention request from its headers to its sent answer; its deadline and its times.
 
 Laws: the deadline starts when the body is complete and holds for decoding, waiting and computing alike; from then on a caller
-who leaves frees its place at once, wherever it is; every time that is told (trace, answer, Server-Timing) comes from here.
+who leaves frees its place at once, wherever it is; large bodies are decoded one after another, and one that would be late is
+refused before it is read where its length is known; every time that is told (trace, answer, Server-Timing) comes from here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from service.api.watch import Watch
 from service.attention.call import Answer, Call
 from service.attention.resident import Work
 from service.batching.batcher import Batcher
+from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
@@ -36,6 +38,8 @@ MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # Of a number in a body, about: base64 has 5, lists 9 and more.
 TEXT_BYTES, BINARY_BYTES = 8, 4
+# Text of at least so many bytes waits its turn to be decoded; what is shorter takes no longer than a look at the queue is worth.
+QUEUED_TEXT_BYTES = 32 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +80,9 @@ class House(Protocol):
     @property
     def batcher(self) -> Batcher[Work, Answer]: ...
 
+    @property
+    def bodies(self) -> DecodingQueue: ...
+
     def now(self) -> float: ...
 
     def entered(self, exchange: Exchange) -> None: ...
@@ -101,6 +108,7 @@ class Exchange:
         self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
+        self._is_binary = False
 
     def __enter__(self) -> Self:
         self._serving = asyncio.current_task()
@@ -136,14 +144,30 @@ class Exchange:
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...]) -> list[Part]:
-        """The parts of the whole body; the deadline starts when it is complete."""
+    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
+        """The parts of the whole body; the deadline starts when it is complete. Raises what a body of that length is refused
+        with, before it is read.
+        """
+        self._is_binary = is_binary
+        announced = self.fields.make(_announced_bytes)
+        if self._house.bodies.num_bytes and announced <= self.limits.body.max_bytes:  # else it is refused for its size
+            self.shorten(self.fields.make(_asked_timeout_s))
+            self._check_bodies(announced)
         parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._house.now()
         self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
+        self._check_bodies(self._trace.bytes_in)
         return parts
+
+    def _waits_its_turn(self, num_bytes: int) -> bool:
+        """Whether a body of this size is decoded after those that came before it."""
+        return num_bytes >= (self.limits.off_loop_bytes if self._is_binary else QUEUED_TEXT_BYTES)
+
+    def _check_bodies(self, num_bytes: int) -> None:
+        if self._waits_its_turn(num_bytes):
+            self._house.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     def watched(self) -> Watch:
         """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
@@ -151,19 +175,21 @@ class Exchange:
 
     async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
-        if self._trace.bytes_in < self.limits.off_loop_bytes:
+        num_bytes = self._trace.bytes_in
+        if not self._waits_its_turn(num_bytes):
             result = await work()
         else:
             try:
-                async with asyncio.timeout(self._left_s()):
-                    result = await self._house.decode_off_loop(work)
+                async with asyncio.timeout(self._left_s()), self._house.bodies.turn(num_bytes):
+                    is_small = num_bytes < self.limits.off_loop_bytes
+                    result = await (work() if is_small else self._house.decode_off_loop(work))
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
         self._share.release()
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
 
-    def check_lane(self, layer: ServedLayer, *, is_binary: bool) -> None:
+    def check_lane(self, layer: ServedLayer) -> None:
         """Raises QueueFull where a request of about this size would be refused anyway: decoding it helps nobody.
 
         How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
@@ -171,7 +197,7 @@ class Exchange:
         batcher = self._house.batcher
         batcher.check_open(self._key)
         if batcher.is_congested:
-            bytes_each = BINARY_BYTES if is_binary else TEXT_BYTES
+            bytes_each = BINARY_BYTES if self._is_binary else TEXT_BYTES
             tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
             batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
@@ -246,6 +272,12 @@ def _output_bytes(layer: ServedLayer, call: Call) -> int:
     """Of the output [B, L, out_width], in the dtype of the query."""
     query = call.query
     return query.shape[0] * query.shape[1] * layer.spec.out_width * query.element_size()
+
+
+def _announced_bytes(fields: HeaderFields) -> int:
+    """The body's length where it is known before it comes, else 0; a compressed one becomes larger."""
+    values = fields[b"content-length"]
+    return int(values[0]) if values and values[0].isdigit() and len(values[0]) <= MAX_TIMEOUT_DIGITS else 0
 
 
 def _asked_timeout_s(fields: HeaderFields) -> float | None:

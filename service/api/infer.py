@@ -38,8 +38,8 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     json_length, coding = exchange.fields.make(_forms, limits.take_offers)
-    parts = await exchange.read(CODINGS)
-    exchange.check_lane(layer, is_binary=json_length is not None)
+    parts = await exchange.read(CODINGS, is_binary=json_length is not None)
+    exchange.check_lane(layer)
 
     async def decode() -> tuple[WantedAnswer, CheckedRequest]:
         body = joined(parts)

@@ -16,6 +16,7 @@ from service.api.trace import trace_of
 from service.attention.call import Answer
 from service.attention.resident import Work
 from service.batching.batcher import Batcher
+from service.batching.decoding_queue import DecodingQueue
 from service.errors import Draining
 from service.layers.catalog import Catalog
 from service.wire.decoding_thread import DecodingThread
@@ -31,10 +32,12 @@ class Reception:
         catalog: Callable[[], Catalog],
         batcher: Batcher[Work, Answer],
         decoding: DecodingThread,
+        bodies: DecodingQueue,
         limits: ExchangeLimits,
         now: Callable[[], float],
     ) -> None:
         self.batcher = batcher
+        self.bodies = bodies
         self.limits = limits
         self._catalog = catalog
         self._decoding = decoding

@@ -17,6 +17,7 @@ from service.api.exchange import Exchange
 from service.api.reception import Reception
 from service.api.trace import start_trace
 from service.attention.call import Call
+from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
 from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.limits import exchange_limits
@@ -40,7 +41,8 @@ class House:
         self.decoding = DecodingThread(pause=lambda _: None)
         self.clock = ManualClock()
         nothing: Any = None
-        self.reception = Reception(lambda: nothing, nothing, self.decoding, limits, self.clock.now)
+        self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
+        self.reception = Reception(lambda: nothing, nothing, self.decoding, self.bodies, limits, self.clock.now)
 
     async def exchange(self, num_bytes: int, **headers: str) -> tuple[Exchange, asyncio.Queue[dict[str, Any]]]:
         """One whose body has been read, and the connection that it came over."""
@@ -50,7 +52,7 @@ class House:
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
         start_trace(scope, self.clock.now())
         found = self.reception.open(scope, messages.get)
-        await found.read((b"gzip",))
+        await found.read((b"gzip",), is_binary=True)
         return found, messages
 
 

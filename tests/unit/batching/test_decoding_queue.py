@@ -1,0 +1,162 @@
+"""Bodies are decoded one at a time in their order, and what would be late is refused before it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from service.batching.decoding_queue import DecodingQueue
+from service.errors import DeadlineExceeded, QueueFull
+from tests.doubles import ManualClock, run, turns
+
+MIB = 2**20
+DEADLINE_S = 10.0
+
+
+class Bodies:
+    """A queue whose bodies are decoded when the test says so."""
+
+    def __init__(self, standing_wait_s: float = 0.0) -> None:
+        self.clock = ManualClock()
+        self.queue = DecodingQueue(self.clock, standing_wait_s)
+        self.order: list[object] = []
+        self.decoded = asyncio.Event()
+
+    def come(self, name: object, num_bytes: int = MIB) -> asyncio.Task[None]:
+        async def decode() -> None:
+            async with self.queue.turn(num_bytes):
+                self.order.append(name)
+                self.decoded.clear()
+                await self.decoded.wait()
+
+        return asyncio.create_task(decode())
+
+    async def decode(self, seconds: float = 1.0) -> None:
+        """The body in hand is decoded in so long."""
+        self.clock.advance(seconds)
+        self.decoded.set()
+        await turns()
+
+
+@contextlib.asynccontextmanager
+async def known_pace(standing_wait_s: float = 0.0) -> AsyncIterator[Bodies]:
+    """A MiB takes a second."""
+    bodies = Bodies(standing_wait_s)
+    known = bodies.come("known")
+    await turns()
+    await bodies.decode()
+    await known
+    bodies.order.clear()
+    yield bodies
+    assert bodies.queue.num_bytes == 0, "something stayed behind"
+
+
+async def leave(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_first_come_is_first_decoded_and_one_at_a_time():
+    async def main():
+        async with known_pace() as bodies:
+            tasks = [bodies.come(number, (5 - number) * MIB) for number in range(5)]
+            await turns()
+            assert bodies.order == [0]
+            for number in range(1, 5):
+                await bodies.decode()
+                assert bodies.order == list(range(number + 1))
+            await bodies.decode()
+            await asyncio.gather(*tasks)
+
+    run(main)
+
+
+def test_nothing_is_claimed_before_the_first_body_and_where_nothing_is_ahead():
+    async def main():
+        assert DecodingQueue(ManualClock(), 0.0).wait_s(MIB) == 0.0
+        async with known_pace() as bodies:
+            assert bodies.queue.wait_s(100 * MIB) == 0.0
+            bodies.queue.check(100 * MIB, 0.001, DEADLINE_S)
+
+    run(main)
+
+
+def test_what_waits_counts_in_bytes_and_in_seconds():
+    async def main():
+        async with known_pace() as bodies:
+            tasks = [bodies.come(number, 2 * MIB) for number in range(3)]
+            await turns()
+            assert bodies.queue.num_bytes == 6 * MIB
+            assert bodies.queue.wait_s(MIB) == pytest.approx(7.0)
+            await leave(*tasks)
+
+    run(main)
+
+
+def test_a_body_that_would_miss_its_own_callers_deadline_is_a_504_and_one_that_would_miss_everybodys_a_429():
+    async def main():
+        async with known_pace() as bodies:
+            tasks = [bodies.come(number, 2 * MIB) for number in range(4)]
+            await turns()
+            bodies.queue.check(MIB, 9.5, DEADLINE_S)
+            with pytest.raises(DeadlineExceeded, match="its deadline is in 8"):
+                bodies.queue.check(MIB, 8.5, DEADLINE_S)
+            with pytest.raises(QueueFull) as refused:
+                bodies.queue.check(3 * MIB, DEADLINE_S, DEADLINE_S)
+            assert refused.value.retry_after_s == 11
+            await leave(*tasks)
+
+    run(main)
+
+
+def test_a_queue_that_stands_takes_two_bodies_and_one_that_is_a_burst_takes_all():
+    async def main():
+        async with known_pace(standing_wait_s=0.1) as bodies:
+            tasks = [bodies.come(number) for number in range(5)]
+            await turns()
+            bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)  # a burst
+            for _ in range(2):
+                tasks += [bodies.come("more") for _ in range(2)]
+                await turns()
+                await bodies.decode()
+            with pytest.raises(QueueFull) as refused:
+                bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
+            assert refused.value.retry_after_s == 8, "seven wait, and this one"
+            await leave(*tasks)
+            bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
+
+    run(main)
+
+
+def test_whoever_leaves_frees_its_turn_and_its_bytes():
+    async def main():
+        async with known_pace() as bodies:
+            first, second, third = (bodies.come(number) for number in range(3))
+            await turns()
+            second.cancel()
+            first.cancel()
+            await turns()
+            assert bodies.order == [0, 2]
+            assert bodies.queue.num_bytes == MIB
+            await bodies.decode()
+            await third
+
+    run(main)
+
+
+def test_a_body_that_is_refused_while_it_is_decoded_tells_nothing_of_the_pace():
+    async def main():
+        async with known_pace() as bodies:
+            with pytest.raises(ValueError, match="no body"):
+                async with bodies.queue.turn(100 * MIB):
+                    raise ValueError("no body")
+            task = bodies.come("next")
+            await turns()
+            assert bodies.queue.wait_s(MIB) == pytest.approx(2.0)
+            await leave(task)
+
+    run(main)
