@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from service.batching.decoding_queue import DecodingQueue
+from service.batching.decoding_queue import MAX_BODIES, MAX_WAIT_S, DecodingQueue
 from service.errors import DeadlineExceeded, QueueFull
 from tests.doubles import ManualClock, run, turns
 
@@ -75,9 +75,8 @@ def test_first_come_is_first_decoded_and_one_at_a_time():
     run(main)
 
 
-def test_nothing_is_claimed_before_the_first_body_and_where_nothing_is_ahead():
+def test_nothing_is_claimed_where_nothing_is_ahead():
     async def main():
-        assert DecodingQueue(ManualClock(), 0.0).wait_s(MIB) == 0.0
         async with known_pace() as bodies:
             assert bodies.queue.wait_s(100 * MIB) == 0.0
             bodies.queue.check(100 * MIB, 0.001, DEADLINE_S)
@@ -100,7 +99,7 @@ def test_what_waits_counts_in_bytes_and_in_seconds():
 def test_a_body_that_would_miss_its_own_callers_deadline_is_a_504_and_one_that_would_miss_everybodys_a_429():
     async def main():
         async with known_pace() as bodies:
-            tasks = [bodies.come(number, 2 * MIB) for number in range(4)]
+            tasks = [bodies.come("large", 8 * MIB)]
             await turns()
             bodies.queue.check(MIB, 9.5, DEADLINE_S)
             with pytest.raises(DeadlineExceeded, match="its deadline is in 8"):
@@ -113,19 +112,38 @@ def test_a_body_that_would_miss_its_own_callers_deadline_is_a_504_and_one_that_w
     run(main)
 
 
-def test_a_queue_that_stands_takes_two_bodies_and_one_that_is_a_burst_takes_all():
+def test_a_burst_may_wait_half_a_second_or_behind_a_few_bodies():
     async def main():
-        async with known_pace(standing_wait_s=0.1) as bodies:
-            tasks = [bodies.come(number) for number in range(5)]
+        async with known_pace() as bodies:
+            tasks = [bodies.come(number) for number in range(MAX_BODIES - 1)]
             await turns()
-            bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)  # a burst
-            for _ in range(2):
-                tasks += [bodies.come("more") for _ in range(2)]
-                await turns()
-                await bodies.decode()
+            bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
+            tasks.append(bodies.come("one more"))
+            await turns()
             with pytest.raises(QueueFull) as refused:
                 bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
-            assert refused.value.retry_after_s == 8, "seven wait, and this one"
+            assert refused.value.retry_after_s == 5, "four wait, and this one"
+            await leave(*tasks)
+            small = [bodies.come(number, int(MAX_WAIT_S * MIB / 10)) for number in range(10)]
+            await turns()
+            bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
+            await leave(*small)
+
+    run(main)
+
+
+def test_a_queue_that_stands_takes_two_bodies():
+    async def main():
+        async with known_pace(standing_wait_s=0.1) as bodies:
+            tasks = [bodies.come(number, MIB // 10) for number in range(4)]
+            await turns()
+            bodies.queue.check(MIB // 10, DEADLINE_S, DEADLINE_S)  # a burst
+            for _ in range(3):
+                tasks.append(bodies.come("more", MIB // 10))
+                await turns()
+                await bodies.decode(0.1)
+            with pytest.raises(QueueFull):
+                bodies.queue.check(MIB // 10, DEADLINE_S, DEADLINE_S)
             await leave(*tasks)
             bodies.queue.check(MIB, DEADLINE_S, DEADLINE_S)
 
