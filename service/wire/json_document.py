@@ -20,11 +20,11 @@ from typing import TypeAlias, Union, cast
 
 import numpy as np
 
-from service.errors import BadJson, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
+from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
 from service.wire.long_string import LongString
 from service.wire.number_list import NumberList
 from service.wire.pace import Pace
-from service.wire.skeleton import MIN_ARRAY_BYTES, Skeleton
+from service.wire.skeleton import MAX_TEXT_NUMBERS, MIN_ARRAY_BYTES, Skeleton
 from service.wire.strict_json import parse_small, strict_loads
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, LongString, None]
@@ -40,9 +40,9 @@ async def parse(body: bytes, *, max_depth: int) -> dict[str, Json]:
     """The object that `body` is; arrays of more than 512 bytes come as NumberList, strings of more than 1024 as
     LongString.
 
-    Raises BadJson, JsonTooDeep, DuplicateKey for what does not parse; then NonFinite for a number beyond float64 and
-    InvalidInput where the body is no object. More than 256 KiB besides the cut pieces are InvalidInput whatever
-    follows them.
+    Raises BadJson, JsonTooDeep, DuplicateKey for what does not parse; then CostLimit for more than MAX_TEXT_NUMBERS in its
+    arrays, NonFinite for a number beyond float64 and InvalidInput where the body is no object. More than 256 KiB besides
+    the cut pieces are InvalidInput whatever follows them.
     """
     if len(body) < MIN_ARRAY_BYTES and (small := parse_small(body, max_depth=max_depth)) is not None:
         return cast("dict[str, Json]", small)
@@ -108,6 +108,10 @@ class _Assembly:
             raise DuplicateKey("an object of the body has the same key twice")
         if self._num_pieces != self._skeleton.num_pieces:  # no value has gone missing in a way nobody has thought of
             raise BadJson("the body is not valid JSON")
+        if self._skeleton.num_numbers > MAX_TEXT_NUMBERS:
+            raise CostLimit(
+                f"the body has more than {MAX_TEXT_NUMBERS:,} numbers written as text; base64 data and safetensors may have more"
+            )
         if self._beyond is not None:
             raise self._beyond
         return root[0]

@@ -21,6 +21,7 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 
 BEYOND_FLOAT64 = "a number beyond the range of float64"
 EMPTY_LIST = "an empty list"
+TOO_MANY = "more numbers than a request may have as text"
 OTHER_SHAPE = "a list or a number of another shape"
 
 _ITEMS_A_SLICE = 4096

@@ -15,7 +15,7 @@ import numpy as np
 import simdjson
 
 from service.wire.array_text import ArrayText, Slice
-from service.wire.number_list import OTHER_SHAPE, Fault, Float64s, NumberList, NumberTaker
+from service.wire.number_list import OTHER_SHAPE, TOO_MANY, Fault, Float64s, NumberList, NumberTaker
 from service.wire.outline import examine_outline, infer_shape
 from service.wire.pace import Pace
 from service.wire.strict_json import strict_loads
@@ -27,11 +27,17 @@ _MINUS_INF_STAND_INS = ((b" -7e9 ", -7e9), (b" -6e8 ", -6e8), (b" -9e7 ", -9e7))
 _UNPARSED = (ValueError, TypeError, RuntimeError)  # syntax; not a number; an integer beyond 64 bits
 
 
-async def read_numbers(body: bytes, text: ArrayText, *, max_depth: int, pace: Pace) -> NumberList:
-    """Decode the array at `text`; raises BadJson or JsonTooDeep, and nothing for what is only not a number."""
+async def read_numbers(body: bytes, text: ArrayText, *, max_depth: int, most: int, pace: Pace) -> NumberList:
+    """Decode the array at `text`; raises BadJson or JsonTooDeep, and nothing for what is only not a number.
+
+    Of an array of more than `most` numbers only the syntax is read: it has a fault, and no values.
+    """
     shape = await infer_shape(text.outline, pace)
-    reader = _Reader(body, shape or (), has_strings=text.has_strings)
+    is_kept = shape is not None and math.prod(shape) <= most
+    reader = _Reader(body, (shape or ()) if is_kept else (), has_strings=text.has_strings)
     depth = len(shape or ())
+    if shape is not None and not is_kept:
+        reader.fault = Fault((), TOO_MANY)
     if shape is None:
         depth, entry = await examine_outline(text.outline, max_depth=max_depth, pace=pace)
         reader.fault = Fault((entry,), OTHER_SHAPE)

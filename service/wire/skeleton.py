@@ -17,13 +17,15 @@ import numpy as np
 from service.errors import BadJson, InvalidInput, JsonTooDeep
 from service.wire.array_text import MAX_NUMBER_DIGITS, STRING, find_array
 from service.wire.long_string import LongString, find_string_end, read_base64, read_string
-from service.wire.number_list import NumberList
+from service.wire.number_list import TOO_MANY, NumberList
 from service.wire.number_text import read_numbers
 from service.wire.pace import Pace
 from service.wire.strict_json import strict_loads
 
 MAX_SKELETON_BYTES = 256 * 1024
 MAX_CONTAINERS = 20_000
+# In all large arrays of a body together: as text a number takes three times the memory that it takes as a tensor.
+MAX_TEXT_NUMBERS = 2**20
 MIN_ARRAY_BYTES = 512
 MIN_STRING_BYTES = 1024
 
@@ -42,6 +44,7 @@ class Skeleton:
         self.text = b""
         self.num_keys = 0
         self.num_pieces = 0
+        self.num_numbers = 0
         self.ascii_spans: list[tuple[int, int]] = []  # of the body, in order: found to be ASCII on the way
         self._pieces: list[NumberList | LongString] = []
         self._nonce = secrets.token_hex(8)  # no caller can write a string that stands for a piece
@@ -108,7 +111,10 @@ class Skeleton:
         text = await find_array(body, start, min_bytes=MIN_ARRAY_BYTES, max_depth=max_depth, pace=pace)
         if text is None:
             return None
-        self._replace(start, text.end, await read_numbers(body, text, max_depth=max_depth, pace=pace))
+        most = MAX_TEXT_NUMBERS - self.num_numbers
+        numbers = await read_numbers(body, text, max_depth=max_depth, most=most, pace=pace)
+        self.num_numbers += MAX_TEXT_NUMBERS + 1 if _is_too_many(numbers) else len(numbers.values)
+        self._replace(start, text.end, numbers)
         return text.end
 
     def _replace(self, start: int, end: int, piece: NumberList | LongString) -> None:
@@ -143,6 +149,10 @@ class Skeleton:
         await self._pace.give_way()
         _check_prefix(prefix)
         raise InvalidInput(f"the body has more than {MAX_SKELETON_BYTES} bytes besides its large arrays and strings")
+
+
+def _is_too_many(numbers: NumberList) -> bool:
+    return numbers.fault is not None and numbers.fault.what == TOO_MANY
 
 
 def check_nesting(skeleton: bytes, max_depth: int) -> None:

@@ -65,6 +65,10 @@ def _nested(_: int = 0) -> bytes:
     return post(ATTEND, b'{"query":[' + b"[]," * 10**6 + b"[]]}")
 
 
+def _zeros() -> bytes:
+    return b'{"query":[' + b"0," * 7_800_000 + b"0]}"
+
+
 def _chunks() -> bytes:
     head = post(ATTEND, b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     return head + b"1\r\n \r\n" * 10**6 + b"0\r\n\r\n"
@@ -77,6 +81,7 @@ def _endless_chunks() -> bytes:
 
 BOMBS = [
     Bomb("gzip, 1 MB of 1 GB", _packed(lambda: _deflated(GZIP), "gzip"), (413,)),
+    Bomb("gzip, 7.8 million numbers", _packed(lambda: gzip.compress(_zeros()), "gzip"), (413,)),
     Bomb("gzip in gzip", _packed(lambda: gzip.compress(_deflated(GZIP)), "gzip"), (400, 413)),
     Bomb("zstd, 1 GB", _packed(_zstd, "zstd"), (413,)),
     Bomb("deflate on /v2, 1 GB", _packed(lambda: _deflated(ZLIB), "deflate", INFER), (413,)),

@@ -8,6 +8,7 @@ import functools
 import gc
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from service.errors import (
     BadJson,
+    CostLimit,
     DuplicateKey,
     InvalidInput,
     JsonTooDeep,
@@ -538,6 +540,41 @@ class TestEventLoop:
         """Others run between any two slices, not between any two rounds of all bodies."""
         body = body_of(LARGE["numbers"]())
         assert min(longest_step_s(body, bodies=6) for _ in range(2)) < LONGEST_STEP_S
+
+
+class TestNumbersAsText:
+    """A body may have 1,048,576 numbers in its large arrays; syntax comes first."""
+
+    MOST = skeleton.MAX_TEXT_NUMBERS
+
+    def test_the_limit_is_taken_and_one_more_is_refused(self):
+        assert len(numbers(body_of("[" + "0," * (self.MOST - 1) + "0]")).values) == self.MOST
+        error = refused(body_of("[" + "0," * self.MOST + "0]"))
+        assert isinstance(error, CostLimit)
+        assert "1,048,576" in error.message
+        assert all(form in error.message for form in ("base64", "safetensors"))
+
+    def test_all_arrays_of_a_body_count_together(self):
+        half = "[" + "0," * (self.MOST // 2 - 1) + "0]"
+        assert len(parsed(f'{{"query":{half},"key":{half}}}'.encode())) == 2
+        assert isinstance(refused(f'{{"query":{half},"key":{half[:-1]},0]}}'.encode()), CostLimit)
+
+    @pytest.mark.parametrize(
+        ("text", "kind"),
+        [("[" + "0," * MOST + "x]", BadJson), ("[" + "0," * MOST + '0],"query":[1]', DuplicateKey)],
+        ids=["syntax", "duplicate key"],
+    )
+    def test_what_does_not_parse_is_told_first(self, text, kind):
+        assert isinstance(refused(body_of(text)), kind)
+
+    def test_numbers_that_are_too_many_are_not_kept(self):
+        body = body_of("[" + "0," * (4 * self.MOST) + "0]")
+        tracemalloc.start()
+        try:
+            refused(body)
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
+        finally:
+            tracemalloc.stop()
 
 
 def longest_step_s(body: bytes, bodies: int = 1) -> float:
