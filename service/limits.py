@@ -102,4 +102,5 @@ def transport_limits(settings: Settings) -> TransportLimits:
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         max_connections=kept_connections(settings.max_connections),
+        min_response_bytes_per_s=settings.min_response_bytes_per_s,
     )

@@ -123,6 +123,12 @@ class Settings(BaseSettings):
         le=3600,
         description="time for the caller to take what is sent, a long answer piece by piece (seconds)",
     )
+    min_response_bytes_per_s: int = Field(
+        128 * 1024,
+        ge=0,
+        description="least rate at which the caller takes a long answer: all its waits for the caller together last at most the "
+        "write timeout and what its bytes take at this rate; 0 = any rate (bytes a second)",
+    )
     request_timeout_ms: int = Field(
         10_000, ge=1, le=3_600_000, description="deadline of a request once its body is complete (milliseconds)"
     )

@@ -4,12 +4,13 @@ Must not know: routes, statuses, how a refusal looks. What is refused here goes 
 says why (`REFUSED`), so it is answered, counted and logged where everything is.
 Laws: one request at a time: bytes that come early wait, at most a read or two of them; every stage has a deadline, and no
 connection has a task; after an answer that came before the whole request had, the client has LINGER_S to stop sending and
-read it.
+read it; a client that ends its own sending is answered if its last whole request says that it is the last, else it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.config import Config
@@ -30,11 +31,15 @@ from service.transport.limits import (
     MAX_EARLY_BYTES,
     MAX_LINGER_BYTES,
     PAUSE_S,
+    RESET_CHECK_S,
     TransportLimits,
 )
 from service.transport.listener import Place
 from service.transport.scope import common_scope, request_scope
 from service.transport.stage import Stage
+
+# In bytes that have not been read as requests yet: perhaps a request that is its client's last.
+_MAY_BE_LAST = re.compile(rb"(?i:\nconnection:[^\n]*close)|HTTP/1\.0\r\n")
 
 
 class Connection(HttpToolsProtocol):
@@ -62,6 +67,7 @@ class Connection(HttpToolsProtocol):
         self._begun = self._waiting = b""
         self._body: WireBody = CountedBody(0)
         self._has_ended = False
+        self._is_last = False  # the request itself says so
         self._num_dropped_bytes = 0
         self._reading = Deadline(self.loop, self._read_too_late)
         self._writing = Deadline(self.loop, self._written_too_late)
@@ -86,10 +92,10 @@ class Connection(HttpToolsProtocol):
         self._wait(data) if self._waiting else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
-        """Whether the connection stays open: a refusal that is on its way is still sent. Over TLS both ends are one."""
+        """Whether the connection stays open because the client still waits. Over TLS both ends are one."""
         self._has_ended = True
         self._outlet.depart()  # said before the client's end was seen, so sent
-        return self._stage is Stage.DROP and not self.cycle.response_complete and self.transport.can_write_eof()
+        return self.transport.can_write_eof() and self._is_waited_for()
 
     def shutdown(self) -> None:
         self._outlet.depart()
@@ -100,14 +106,20 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing.set(self._limits.write_timeout_s)
+        cycle, limits = self.cycle, self._limits
+        if limits.min_response_bytes_per_s:
+            cycle.paused_at = self.loop.time()
+            cycle.slack_s += self.transport.get_write_buffer_size() / limits.min_response_bytes_per_s
+        self._writing.set(limits.write_timeout_s + min(0.0, cycle.slack_s))
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.cycle.response_complete:
             self._writing.set(self._limits.write_timeout_s)  # for the end of it
-        else:
-            self._writing.clear()
+            return
+        self._writing.clear()
+        if self.cycle.paused_at is not None:  # else it is the last answer's pause that is over
+            self.cycle.slack_s -= self.loop.time() - self.cycle.paused_at
 
     # Reading.
 
@@ -164,6 +176,9 @@ class Connection(HttpToolsProtocol):
     def _take_waiting(self) -> None:
         data, self._waiting, self._flow.is_full = self._waiting, b"", False
         self._take(data)
+        if self._has_ended and not self._is_waited_for():
+            self._outlet.depart()
+            self.transport.close()
 
     def _wait(self, data: Bytes) -> None:
         self._waiting += data
@@ -177,14 +192,32 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _read_too_late(self) -> None:
-        """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants."""
-        if self._stage is Stage.HEAD and self._begun:
+        """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants.
+
+        Or the time to check for a reset, where the client has ended its sending and waits.
+        """
+        if self._has_ended and self._is_waited_for():
+            if self._place.is_reset:
+                self.transport.abort()
+        elif self._stage is Stage.HEAD and self._begun:
             self._refuse(
                 ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
             )
         else:
             self._outlet.depart()
             self.transport.close()
+
+    def _is_waited_for(self) -> bool:
+        """Whether a client that has ended its sending still waits for an answer; if so, a reset is looked for."""
+        if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
+            return False
+        if self._stage is Stage.BODY:
+            is_so = bool(self._waiting)  # told when that has been taken
+        else:
+            is_so = self._stage is Stage.DROP or self._is_last or _MAY_BE_LAST.search(self._waiting) is not None
+        if is_so:
+            self._reading.set(RESET_CHECK_S)
+        return is_so
 
     def _written_too_late(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -193,7 +226,7 @@ class Connection(HttpToolsProtocol):
     # Requests.
 
     def _open(self, head: Head) -> None:
-        self._begun, self._is_resting = b"", False
+        self._begun, self._is_resting, self._is_last = b"", False, not head.keeps_alive
         self._reading.clear()
         if not self.flow.write_paused:  # else it is the last answer's still
             self._writing.clear()
@@ -252,6 +285,7 @@ class Connection(HttpToolsProtocol):
         """Closes behind the last answer, at once only where the client has nothing more to say."""
         is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
         self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
+        self._reading.clear()
         self._writing.set(self._limits.write_timeout_s)
         if is_silent or self.transport.is_closing():
             self.transport.close()

@@ -112,6 +112,10 @@ class Cycle(RequestResponseCycle):
     """
 
     transport: Outlet  # type: ignore[assignment]
+    paused_at: float | None = None
+    """When its answer began to wait for the client to take more of it."""
+    slack_s = 0.0
+    """How much longer these waits could have been at the least rate; below zero they have used the write timeout."""
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(

@@ -15,6 +15,8 @@ MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
 # Of a body that nobody has received yet, so much is read: what most bodies have and what a read may bring at once.
 MAX_AHEAD_BYTES = 256 * 1024
+# Of a client that has ended its sending the loop reads nothing, so it does not hear of a reset.
+RESET_CHECK_S = 0.05
 # Between two turns of reading many small chunks: other threads get the interpreter only while the loop sleeps.
 PAUSE_S = 0.001
 
@@ -24,8 +26,9 @@ class TransportLimits:
     """The header fields together have at most `max_header_bytes`, the request target `max_target_bytes`.
 
     They are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. What is
-    written is taken within `write_timeout_s`: each piece of a long answer, all of a short one. Of a process's connections
-    `max_connections` may be kept.
+    written is taken within `write_timeout_s`: each piece of a long answer, all of a short one. All waits of one answer for its
+    client take at most `write_timeout_s` and what its bytes take at `min_response_bytes_per_s` (0: any time). Of a process's
+    connections `max_connections` may be kept.
     """
 
     max_header_bytes: int
@@ -34,3 +37,4 @@ class TransportLimits:
     header_timeout_s: float
     write_timeout_s: float
     max_connections: int
+    min_response_bytes_per_s: int = 0

@@ -34,10 +34,8 @@ NOT_YET: dict[str, str] = {
     "D3": "being mended",
     "D4": "being mended",
     "D5": "being mended",
-    "D6": "being mended",
     "D7": "being mended",
     "D8": "being mended",
-    "D9": "being mended",
 }
 
 

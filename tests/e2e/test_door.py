@@ -208,6 +208,81 @@ def test_a_request_may_come_in_any_pieces(port, step):
     assert answer.status == 200
 
 
+# A client that ends its own sending
+
+
+CLOSING = (b"Connection: close", b"Content-Length: %d" % len(BODY))
+# 900 rows by 900 keys in 4 heads: 13 MB, more than all buffers on the way hold.
+LONG = json.dumps({"query": [[0.5] * 16] * 900, "weights": {"form": "heads"}}).encode()
+SAYS_LAST = {
+    "close": post(*CLOSING, body=BODY),
+    "close-among-options": post(b"Connection: te, Close", *CLOSING[1:], body=BODY),
+    "http-1-0": post(*CLOSING[1:], body=BODY, version=b"HTTP/1.0"),
+    "chunked": chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), CLOSING[0]),
+    "many-chunks": chunked(b"1\r\n \r\n" * 1000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), CLOSING[0]),
+    "a-body-that-was-to-be-asked-for": post(b"Expect: 100-continue", *CLOSING, body=BODY),
+    "a-line-end-behind-it": post(*CLOSING, body=BODY) + b"\r\n",
+    "get": get(b"GET /v1/layers HTTP/1.1", CLOSING[0]),
+}
+
+
+def ended(port: int, raw: bytes, *, pause_s: float = 0.0) -> list[int]:
+    """The statuses that a client hears who sends this, ends its sending and waits."""
+    with RawClient(port) as client:
+        client.send(raw)
+        time.sleep(pause_s)
+        client.socket.shutdown(socket.SHUT_WR)
+        return [answer.status for answer in client.hear_all() if answer.status != 100]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001])
+@pytest.mark.parametrize("sent", SAYS_LAST.values(), ids=SAYS_LAST)
+def test_D6_a_client_that_says_its_last_and_ends_its_sending_has_its_answer(port, sent, pause_s):
+    assert [ended(port, sent, pause_s=pause_s) for _ in range(8)] == [[200]] * 8
+
+
+def test_D6_requests_before_the_last_are_answered_with_it(port):
+    assert ended(port, GOOD * 3 + SAYS_LAST["close"]) == [200] * 4
+    assert ended(port, SMUGGLED + SAYS_LAST["many-chunks"] + GOOD) == [200] * 2
+
+
+def test_D6_a_long_answer_is_whole_though_its_client_ended_first(port):
+    raw = post(CLOSING[0], b"Content-Length: %d" % len(LONG), body=LONG)
+    with RawClient(port) as client:
+        client.send(raw)
+        client.socket.shutdown(socket.SHUT_WR)
+        time.sleep(0.5)
+        heard = b"".join(iter(lambda: client.socket.recv(2**20), b""))
+    assert heard.startswith(b"HTTP/1.1 200 ")
+    assert len(heard) > 10 * 2**20
+    assert heard.endswith(b"}\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("cut", [1, len(BODY), len(BODY) + 10])
+@pytest.mark.parametrize("before", [b"", GOOD])
+def test_D6_what_is_not_whole_when_its_client_ends_is_not_answered(port, before, cut):
+    heard = ended(port, before + SAYS_LAST["close"][:-cut])
+    assert len(heard) <= (before != b"")
+
+
+def test_D6_a_kept_alive_request_whose_client_ends_is_cancelled(service, port):
+    before = at_rest(service)
+    raw = post(b"Content-Length: %d" % len(LONG), body=LONG)
+    for _ in range(3):
+        with RawClient(port) as client:
+            client.send(raw)
+            client.socket.shutdown(socket.SHUT_WR)
+            end = time.monotonic() + 5
+            while client.socket.recv(2**20):
+                assert time.monotonic() < end
+    after = at_rest(service)
+    assert cancelled(after) - cancelled(before) == 3
+
+
+def cancelled(samples: dict[str, float]) -> float:
+    return sum(value for name, value in samples.items() if name.startswith("attention_cancelled_total"))
+
+
 # Bodies
 
 

@@ -1,6 +1,7 @@
 """One connection: one answer for each request, in order; deadlines, early bytes, and an end that the client survives."""
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import weakref
@@ -9,7 +10,8 @@ import pytest
 
 from service.api.caller import caller_of
 from service.errors import QueueFull
-from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S
+from service.transport.body import LINES_A_TURN
+from service.transport.limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.transport.wire import LIMITS, Room, turns
 
@@ -450,6 +452,138 @@ async def test_shutdown_ends_an_idle_connection_and_waits_for_one_at_work():
     assert working.wire.events == ["close"]
 
 
+# A client that ends its own sending
+
+CLOSE = b"Connection: close"
+FEW, MANY = [b"hello"], [b"x"] * LINES_A_TURN * 3
+SAYS_LAST = {
+    "close": post(b"/held", b"hello", CLOSE),
+    "http-1-0": post(b"/held").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "chunked": chunked(b"/held", *FEW).replace(HOST, HOST + CLOSE + b"\r\n"),
+    "an-end-of-line-behind-it": post(b"/held", b"hello", CLOSE) + b"\r\n",
+    "another-request-behind-it": post(b"/held", b"hello", CLOSE) + post(),
+}
+
+
+async def answered_at_last(room: Room) -> None:
+    room.echo.gate.set()
+    await turns(60)
+    assert room.wire.events == ["close"], "at once, for the client has nothing more to say"
+    await room.advance(LINGER_S)
+    await room.lose()
+    assert room.clock.num_calls == 0
+
+
+@pytest.mark.parametrize("raw", SAYS_LAST.values(), ids=SAYS_LAST)
+@pytest.mark.parametrize("is_guest", [False, True])
+@on_the_loop
+async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_guest):
+    room = Room(is_guest=is_guest)
+    room.connection.data_received(raw)
+    assert room.connection.eof_received()
+    await turns()
+    await room.advance(100)
+    await answered_at_last(room)
+    assert room.statuses == [503 if is_guest else 200]
+    assert len(room.ledger.ends) == room.ledger.num_received == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"POST",
+        post(b"/held"),
+        post(b"/held") + post(),
+        post(b"/held", b"hello", CLOSE)[:-1],
+        post(b"/held") + b"\r\n",
+    ],
+    ids=["nothing", "a-beginning", "kept-alive", "two-kept-alive", "a-part-of-the-body", "an-end-of-line-behind-it"],
+)
+@on_the_loop
+async def test_any_other_client_that_ended_is_gone(raw):
+    room = Room()
+    await room.send(raw)
+    assert not room.connection.eof_received()
+
+
+@pytest.mark.parametrize("last", SAYS_LAST.values(), ids=SAYS_LAST)
+@on_the_loop
+async def test_requests_before_the_last_are_answered_in_their_order(last):
+    room = Room()
+    await room.send(post(b"/held", b"1") + post(b"/2", b"2") + last)
+    assert room.connection.eof_received()
+    await answered_at_last(room)
+    assert room.statuses == [200] * 3
+    assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/held"]
+
+
+@pytest.mark.parametrize("behind", [post(b"/2", b"hello", CLOSE)[:-1], b"GET / HTTP/1.0\r\n"], ids=["body", "head"])
+@on_the_loop
+async def test_a_last_request_that_is_not_whole_is_not_waited_for(behind):
+    room = Room()
+    await room.send(post(b"/held") + behind)
+    assert room.connection.eof_received()
+    await answered_at_last(room)
+    assert room.statuses == [200]
+    assert room.echo.seen == [("POST", "/held", b"hello")]
+    assert room.ledger.num_received == len(room.ledger.ends)
+
+
+@pytest.mark.parametrize(
+    ("raw", "statuses"),
+    [
+        (chunked(b"/held", *MANY).replace(HOST, HOST + CLOSE + b"\r\n"), [200]),
+        (chunked(b"/held", *MANY).replace(HOST, HOST + CLOSE + b"\r\n")[:-1], []),
+        (chunked(b"/held", *MANY), []),
+        (chunked(b"/held", *MANY) + SAYS_LAST["http-1-0"], [200, 200]),
+    ],
+    ids=["last", "not-whole", "kept-alive", "another-behind-it"],
+)
+@on_the_loop
+async def test_chunks_that_are_here_and_not_read_yet_are_read_before_that_is_decided(raw, statuses):
+    room = Room()
+    room.connection.data_received(raw)
+    assert room.is_pausing
+    assert room.connection.eof_received()
+    await room.send(b"")  # until no chunk waits
+    assert room.wire.events == ["close"] * (not statuses)
+    if not statuses:
+        await room.lose()
+    room.echo.gate.set()
+    await turns(60)
+    assert set(room.wire.events) == {"close"}
+    assert room.statuses == statuses
+    assert room.ledger.num_received == len(room.ledger.ends) == max(1, len(statuses))
+
+
+@on_the_loop
+async def test_a_client_that_ended_and_then_resets_is_gone():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    assert room.connection.eof_received()
+    await room.advance(10)
+    assert room.wire.events == []
+    room.taken.is_reset = True
+    await room.advance(RESET_CHECK_S)
+    assert room.wire.events == ["abort"]
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_a_client_that_ended_is_answered_at_shutdown_too():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    assert room.connection.eof_received()
+    room.connection.shutdown()
+    await answered_at_last(room)
+    assert room.statuses == [200]
+
+
 # Deadlines
 
 
@@ -564,6 +698,71 @@ async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
     room.echo.gate.set()
     await turns()
     assert room.wire.events == []
+
+
+RATED = dataclasses.replace(LIMITS, min_response_bytes_per_s=1000)
+
+
+async def waits(room: Room, *waits_s: float, num_bytes: int) -> None:
+    """The answer waits so long, again and again, for its client to take so many bytes."""
+    room.wire.is_stuck, room.wire.num_stuck_bytes = True, num_bytes
+    for wait_s in waits_s:
+        room.connection.pause_writing()
+        await room.advance(wait_s)
+        if room.wire.events:
+            return
+        room.connection.resume_writing()
+        await room.advance(1000)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "is_cut"),
+    [
+        ([10] * 20, False),
+        ([0, 0, 29, 29], False),
+        ([12] * 14, False),
+        ([12] * 17, True),
+        ([1] * 99, False),
+        ([1, 1, 30], True),
+        ([25, 24, 11], True),
+    ],
+)
+@on_the_loop
+async def test_the_waits_of_one_answer_together_are_bounded_by_its_bytes_D9(waits_s, is_cut):
+    """At 1,000 bytes a second: each wait is for 10,000 bytes, and 30 s more are free. The time between two does not count."""
+    room = Room(RATED)
+    await room.send(post(b"/held"))
+    await waits(room, *waits_s, num_bytes=10_000)
+    assert room.wire.events == ["abort"] * is_cut
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+
+
+@on_the_loop
+async def test_each_answer_of_a_connection_has_its_own_time():
+    room = Room(RATED)
+    for _ in range(5):
+        await room.send(post(b"/held"))
+        await waits(room, 29, num_bytes=1)
+        room.echo.gate.set()
+        await turns()
+        room.echo.gate.clear()
+    assert room.statuses == [200] * 5
+    assert room.wire.events == []
+
+
+@on_the_loop
+async def test_a_wait_for_the_last_answers_end_is_not_the_next_ones():
+    room = Room(RATED)
+    room.wire.full_with, room.wire.when_full = b"first", room.connection.pause_writing
+    await room.send(post(b"/1", b"first") + post(b"/held"))
+    await room.advance(29)
+    room.connection.resume_writing()
+    await waits(room, 29, num_bytes=1)
+    assert room.wire.events == []
+    room.echo.gate.set()
+    await turns()
 
 
 @pytest.mark.parametrize("last", [[], [b"Connection: close"]], ids=["kept", "closed"])

@@ -55,6 +55,7 @@ class Wire:
         self.events: list[str] = []
         self.is_reading = True
         self.is_stuck = False
+        self.num_stuck_bytes = 1
         self.full_with: bytes | None = None
         self.when_full: Callable[[], None] = lambda: None
 
@@ -70,7 +71,7 @@ class Wire:
             self.when_full()
 
     def get_write_buffer_size(self):
-        return 1 if self.is_stuck else 0
+        return self.num_stuck_bytes if self.is_stuck else 0
 
     def close(self):
         self.events.append("close")
@@ -97,6 +98,15 @@ class Wire:
 
     def get_extra_info(self, name, default=None):
         return default
+
+
+class Taken:
+    """A connection's socket, of which the kernel says in which state it is."""
+
+    is_reset = False
+
+    def getsockopt(self, *_):
+        return bytes([7 if self.is_reset else 8])
 
 
 class Ledger:
@@ -164,9 +174,10 @@ class Room:
         config.load()
         self.state = ServerState()
         loop: Any = ManualLoop(self.clock)
-        nobody: Any = None
+        self.taken = Taken()
+        taken: Any = self.taken
         self.places: dict[Place, None] = {}
-        place = Place(nobody, self.places, is_guest=is_guest)
+        place = Place(taken, self.places, is_guest=is_guest)
         self.connection = Connection(config, self.state, {}, limits, place, departures or Departures(), loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
