@@ -7,6 +7,7 @@ a process listens while it loads, unless others answer meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from service.follower import Follower
@@ -49,6 +50,8 @@ class Readiness:
         self._reason: str | None = LOADING
         self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_listening = False
+        self._known: set[int] | None = None  # processes that have been ready, once all were
+        self._tell_joined: Callable[[], object] | None = None
 
     @property
     def reason(self) -> str:
@@ -59,6 +62,10 @@ class Readiness:
         """Returns when the port may be opened: the kernel would send a process that loads what others could take."""
         if any(beat.state is State.READY for beat in self._board.fresh()):
             await self._has_begun.wait()
+
+    def when_joined(self, tell: Callable[[], object]) -> None:
+        """Calls `tell` when another process has become ready that was not there when all were for the first time."""
+        self._tell_joined = tell
 
     def listens(self) -> None:
         """The port is open: who hears now that this process is ready can come to it."""
@@ -109,8 +116,18 @@ class Readiness:
         except OSError as error:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._log.beat_failed(error)
-        num_ready = sum(beat.state is State.READY for beat in self._board.fresh())
-        self._log.ready(is_ready=reason is None, num_ready=num_ready)
+        ready = [beat for beat in self._board.fresh() if beat.state is State.READY]
+        self._log.ready(is_ready=reason is None, num_ready=len(ready))
+        if self._tell_joined is not None:
+            self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
+
+    def _look_for_joined(self, ready: set[int], tell: Callable[[], object]) -> None:
+        if self._known is None:
+            if len(ready) >= self._board.expected_workers:
+                self._known = ready
+        elif not ready <= self._known:
+            self._known |= ready
+            tell()
 
     def _state(self, reason: str | None) -> State:
         has_served = self._shelf.catalog is not None

@@ -37,6 +37,8 @@ LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
 PART_S = 0.2
+# Their clients connect again, over TLS with a handshake of a millisecond each.
+SHED_PER_S = 500
 # Who leaves because of a fault is to be replaced soon: whoever still sends a body does not keep it for the whole grace.
 FAULT_GRACE_S = 2.0
 
@@ -99,12 +101,24 @@ class Server(uvicorn.Server):
         self._departures = Departures()
         self._leaving = False
         self._leave = asyncio.Event()
-        self._connections = self.server_state.connections = _Watched()
+        self._connections: _Watched[Connection] = _Watched()
+        self.server_state.connections = self._connections  # type: ignore[assignment]
         self._tasks = self.server_state.tasks
 
     def run_to_end(self) -> int:
         self.run()
         return self.exit_code
+
+    def rebalance(self) -> None:
+        """Sheds the open connections, for another process has joined: each ends with its next answer.
+
+        All of them, for the kernel gives the new process only its share of those whose clients connect again.
+        """
+        connections = list(self._connections)
+        self._log.info("rebalancing", connections=len(connections))
+        loop = asyncio.get_running_loop()
+        for number, connection in enumerate(connections):
+            loop.call_later(number / SHED_PER_S, connection.shed)
 
     def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
         """Begins the end, on the loop; a second call changes nothing."""

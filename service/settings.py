@@ -124,7 +124,7 @@ class Settings(BaseSettings):
         description="time for the caller to take what is sent, a long answer piece by piece (seconds)",
     )
     min_response_bytes_per_s: int = Field(
-        128 * 1024,
+        256 * 1024,
         ge=0,
         description="least rate at which the caller takes a long answer: all its waits for the caller together last at most the "
         "write timeout and what its bytes take at this rate; 0 = any rate (bytes a second)",

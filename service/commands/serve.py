@@ -184,6 +184,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
         lifeline=lifeline,
         tls=tls,
     )
+    service.readiness.when_joined(server.rebalance)
     try:
         return server.run_to_end()
     finally:

@@ -68,6 +68,7 @@ class Connection(HttpToolsProtocol):
         self._body: WireBody = CountedBody(0)
         self._has_ended = False
         self._is_last = False  # the request itself says so
+        self._is_shed = False
         self._num_dropped_bytes = 0
         self._reading = Deadline(self.loop, self._read_too_late)
         self._writing = Deadline(self.loop, self._written_too_late)
@@ -104,13 +105,17 @@ class Connection(HttpToolsProtocol):
         elif self._stage is not Stage.DROP:
             super().shutdown()
 
+    def shed(self) -> None:
+        """The next answer is the last; between two requests nothing happens, for the client may be sending."""
+        self._is_shed = True
+
     def pause_writing(self) -> None:
         super().pause_writing()
-        cycle, limits = self.cycle, self._limits
+        cycle, limits, left_s = self.cycle, self._limits, 0.0
         if limits.min_response_bytes_per_s:
             cycle.paused_at = self.loop.time()
-            cycle.slack_s += self.transport.get_write_buffer_size() / limits.min_response_bytes_per_s
-        self._writing.set(limits.write_timeout_s + min(0.0, cycle.slack_s))
+            left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
+        self._writing.set(limits.write_timeout_s + min(0.0, left_s))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -119,7 +124,7 @@ class Connection(HttpToolsProtocol):
             return
         self._writing.clear()
         if self.cycle.paused_at is not None:  # else it is the last answer's pause that is over
-            self.cycle.slack_s -= self.loop.time() - self.cycle.paused_at
+            self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
     # Reading.
 
@@ -259,7 +264,11 @@ class Connection(HttpToolsProtocol):
     # Answers.
 
     def goes_on(self) -> bool:
-        """Whether what is still to come of the body is little and sure to come."""
+        """Whether what is still to come of the body is little and sure to come, and the client need not connect anew."""
+        if self._is_shed and not self._waiting:  # what it has sent already is answered first
+            return False
+        if self._stage is not Stage.BODY:
+            return True
         left = self._body.left
         return left is not None and left <= MAX_DROPPED_BYTES and not self.cycle.waiting_for_100_continue
 

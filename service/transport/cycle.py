@@ -101,7 +101,7 @@ class Owner(Protocol):
     server_state: ServerState
 
     def goes_on(self) -> bool:
-        """Whether it can be used again after an answer that begins while the body is still coming."""
+        """Whether it can be used again after the answer that begins now."""
 
     def on_response_complete(self) -> None: ...
 
@@ -112,10 +112,11 @@ class Cycle(RequestResponseCycle):
     """
 
     transport: Outlet  # type: ignore[assignment]
+    num_written = 0
+    """Bytes of a long answer so far."""
+    waited_s = 0.0
+    """How long it has waited for the client to take more of it, in all; the last wait began at `paused_at`."""
     paused_at: float | None = None
-    """When its answer began to wait for the client to take more of it."""
-    slack_s = 0.0
-    """How much longer these waits could have been at the least rate; below zero they have used the write timeout."""
 
     def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
@@ -230,11 +231,13 @@ class Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Any) -> None:
-        if self.more_body and not self.response_started:
-            self.keep_alive = self.keep_alive and self._goes_on()
+        if self.keep_alive and not self.response_started:
+            self.keep_alive = self._goes_on()
         if self._is_old:
             # Its answer ends with the connection (RFC 9112, section 6.3); uvicorn counts down to what it thinks is the length.
             self.expected_content_length = len(message.get("body", b""))
+        if message.get("more_body"):
+            self.num_written += len(message["body"])
         self.transport.is_head = message["type"] == START
         await super().send(message)
         if self.response_complete:

@@ -33,9 +33,9 @@ def room(**facts: object) -> Any:
 class Process:
     """Readiness over rooms that say what the test wants."""
 
-    def __init__(self, directory: Path, *, has_layers: bool = True) -> None:
+    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1) -> None:
         self.log = Log()
-        self.board = Board(directory, 1, 60.0)
+        self.board = Board(directory, workers, 60.0)
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
         self.shelf = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
@@ -146,3 +146,56 @@ def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
 def test_alone_it_opens_its_port_while_it_loads(process):
     asyncio.run(process.readiness.may_listen())
     assert process.readiness.why_not() == LOADING
+
+
+class Others:
+    """A process whose mates are ready as the test says, and how often it heard that one joined."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.num_joined = 0
+        process = Process(directory, workers=workers)
+        self._board: Any = process.board
+        self._readiness = process.readiness
+        self._readiness.when_joined(self._joined)
+
+    def _joined(self) -> None:
+        self.num_joined += 1
+
+    def beat(self, *ready: int, starting: tuple[int, ...] = ()) -> int:
+        """How often it has heard so after the beat at which these are ready."""
+        states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
+        self._board.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
+        self._readiness.tell()
+        return self.num_joined
+
+
+def test_a_start_is_no_joining_and_a_replacement_is_one_once_D9(tmp_path):
+    others = Others(tmp_path, workers=3)
+    for ready in ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3)):
+        assert others.beat(*ready) == 0
+    assert others.beat(1, 2) == 0
+    assert others.beat(1, 2, starting=(4,)) == 0
+    assert others.beat(1, 2, 4) == 1
+    assert others.beat(1, 2, 4) == 1
+
+
+def test_several_replacements_join_one_by_one_or_together(tmp_path):
+    others = Others(tmp_path, workers=3)
+    others.beat(1, 2, 3)
+    assert others.beat(1, 4) == 1
+    assert others.beat(1, 4, 5) == 2
+    assert others.beat(1, 6, 7) == 3
+
+
+def test_a_process_that_was_not_ready_for_a_while_does_not_join_anew(tmp_path):
+    others = Others(tmp_path, workers=2)
+    others.beat(1, 2)
+    for ready in ((1,), (), (2,), (1, 2)):
+        assert others.beat(*ready) == 0
+
+
+def test_a_replacement_does_not_take_those_it_finds_for_new(tmp_path):
+    others = Others(tmp_path, workers=2)
+    assert others.beat(1, starting=(2,)) == 0
+    assert others.beat(1, 2) == 0
+    assert others.beat(2, 3) == 1

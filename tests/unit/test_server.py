@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
-from service.server import Drain, Server
+from service.server import SHED_PER_S, Drain, Server
 from tests.unit.transport.wire import LIMITS
 
 
@@ -42,3 +43,27 @@ def test_it_is_told_that_the_port_is_open_once_a_connection_finds_it_so():
         server = Server(application, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS, opened=opened)
         assert server.run_to_end() == 0
     assert found == [0]
+
+
+def test_all_open_connections_are_shed_a_few_at_a_time_when_a_process_has_joined_D9(monkeypatch):
+    class Shed:
+        def __init__(self) -> None:
+            self.is_shed = False
+
+        def shed(self) -> None:
+            self.is_shed = True
+
+    async def story(server: Server) -> None:
+        due: list[tuple[float, Any]] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, call: due.append((delay, call)))
+        connections = [Shed() for _ in range(2 * SHED_PER_S)]
+        server.server_state.connections.update(connections)  # type: ignore[arg-type]
+        server.rebalance()
+        assert [delay for delay, _ in due] == pytest.approx([i / SHED_PER_S for i in range(len(connections))])
+        for _, call in due:
+            call()
+        assert all(connection.is_shed for connection in connections)
+
+    with socket.socket() as bound:
+        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS)
+        asyncio.run(story(server))

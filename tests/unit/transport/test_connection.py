@@ -701,53 +701,73 @@ async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
 
 
 RATED = dataclasses.replace(LIMITS, min_response_bytes_per_s=1000)
+PIECE = b"x" * 10_000
 
 
-async def waits(room: Room, *waits_s: float, num_bytes: int) -> None:
-    """The answer waits so long, again and again, for its client to take so many bytes."""
-    room.wire.is_stuck, room.wire.num_stuck_bytes = True, num_bytes
-    for wait_s in waits_s:
-        room.connection.pause_writing()
-        await room.advance(wait_s)
-        if room.wire.events:
-            return
-        room.connection.resume_writing()
-        await room.advance(1000)
+class LongAnswer:
+    """An application whose answer has `num_pieces` pieces, each sent at its `turn`; the client of `room` takes none at once."""
+
+    def __init__(self, room: Room, num_pieces: int) -> None:
+        self._room, self._num_pieces = room, num_pieces
+        self._turn = asyncio.Event()
+        room.connection.app = self
+        room.wire.full_with, room.wire.when_full = PIECE, room.connection.pause_writing
+
+    async def __call__(self, scope, receive, send):
+        length = (b"content-length", b"%d" % (self._num_pieces * len(PIECE)))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        for _ in range(self._num_pieces):
+            await self._turn.wait()
+            self._turn.clear()
+            await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def taken_after(self, seconds: float) -> None:
+        """A piece is written, and taken so long afterwards, unless the client is cut off before."""
+        self._turn.set()
+        await turns()
+        await self._room.advance(seconds)
+        if not self._room.wire.events:
+            self._room.wire.is_stuck = False
+            self._room.connection.resume_writing()
+            await turns()
 
 
 @pytest.mark.parametrize(
     ("waits_s", "is_cut"),
     [
         ([10] * 20, False),
-        ([0, 0, 29, 29], False),
+        ([29, 20, 10], False),
         ([12] * 14, False),
         ([12] * 17, True),
-        ([1] * 99, False),
+        ([1] * 30 + [29] * 10, False),
+        ([29, 29, 29], True),
         ([1, 1, 30], True),
-        ([25, 24, 11], True),
     ],
 )
 @on_the_loop
 async def test_the_waits_of_one_answer_together_are_bounded_by_its_bytes_D9(waits_s, is_cut):
-    """At 1,000 bytes a second: each wait is for 10,000 bytes, and 30 s more are free. The time between two does not count."""
+    """Each piece is worth 10 s, and 30 s more are free. The time between two waits does not count."""
     room = Room(RATED)
-    await room.send(post(b"/held"))
-    await waits(room, *waits_s, num_bytes=10_000)
+    answer = LongAnswer(room, len(waits_s))
+    await room.send(post())
+    for wait_s in waits_s:
+        await room.advance(1000)
+        await answer.taken_after(wait_s)
     assert room.wire.events == ["abort"] * is_cut
     await room.lose()
-    room.echo.gate.set()
-    await turns()
+    assert room.wire.written.endswith(PIECE)
+    assert len(room.wire.written) < (len(waits_s) + 1) * len(PIECE)
 
 
 @on_the_loop
 async def test_each_answer_of_a_connection_has_its_own_time():
     room = Room(RATED)
     for _ in range(5):
-        await room.send(post(b"/held"))
-        await waits(room, 29, num_bytes=1)
-        room.echo.gate.set()
-        await turns()
-        room.echo.gate.clear()
+        answer = LongAnswer(room, 2)
+        await room.send(post())
+        for _ in range(2):
+            await answer.taken_after(24)
     assert room.statuses == [200] * 5
     assert room.wire.events == []
 
@@ -755,14 +775,21 @@ async def test_each_answer_of_a_connection_has_its_own_time():
 @on_the_loop
 async def test_a_wait_for_the_last_answers_end_is_not_the_next_ones():
     room = Room(RATED)
-    room.wire.full_with, room.wire.when_full = b"first", room.connection.pause_writing
-    await room.send(post(b"/1", b"first") + post(b"/held"))
+    answer = LongAnswer(room, 2)
+
+    async def application(scope, receive, send):
+        await (room.echo if scope["path"] == "/first" else answer)(scope, receive, send)
+
+    room.connection.app, room.wire.full_with = application, b"first"
+    await room.send(post(b"/first", b"first") + post())
+    assert room.wire.is_stuck
     await room.advance(29)
+    room.wire.is_stuck, room.wire.full_with = False, PIECE
     room.connection.resume_writing()
-    await waits(room, 29, num_bytes=1)
+    for _ in range(2):
+        await answer.taken_after(24)
+    assert room.statuses == [200] * 2
     assert room.wire.events == []
-    room.echo.gate.set()
-    await turns()
 
 
 @pytest.mark.parametrize("last", [[], [b"Connection: close"]], ids=["kept", "closed"])
@@ -794,6 +821,55 @@ async def test_before_http_1_1_a_short_answer_tells_its_length():
     assert room.wire.written.endswith(b"\r\n\r\nhello")
     assert b"\r\ncontent-length: 5\r\n" in room.wire.written
     assert room.wire.events == ["close"]
+
+
+# Shed, because another process has joined
+
+
+@on_the_loop
+async def test_a_shed_connection_ends_with_its_next_answer_and_not_before_D9():
+    room = Room()
+    await room.send(post())
+    room.connection.shed()
+    await turns()
+    assert room.wire.events == []
+    assert b"connection: close" not in room.wire.written
+    await room.send(post())
+    assert room.statuses == [200, 200]
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_an_answer_that_has_not_begun_can_be_the_last_of_a_shed_connection():
+    room = Room()
+    await room.send(post(b"/held"))
+    room.connection.shed()
+    room.echo.gate.set()
+    await turns()
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_requests_that_came_early_are_answered_before_a_shed_connection_ends():
+    room = Room()
+    room.connection.shed()
+    await room.send(post(b"/held") + post(b"/2") + post(b"/3"))
+    room.echo.gate.set()
+    await turns(60)
+    assert room.statuses == [200] * 3
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_the_rest_of_a_body_is_not_waited_for_on_a_shed_connection():
+    room = Room()
+    room.connection.shed()
+    await room.send(post(b"/early", b"x" * 100)[:-1])
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["eof"]
 
 
 # Over TLS, where one end cannot be closed without the other

@@ -55,7 +55,6 @@ class Wire:
         self.events: list[str] = []
         self.is_reading = True
         self.is_stuck = False
-        self.num_stuck_bytes = 1
         self.full_with: bytes | None = None
         self.when_full: Callable[[], None] = lambda: None
 
@@ -71,7 +70,7 @@ class Wire:
             self.when_full()
 
     def get_write_buffer_size(self):
-        return self.num_stuck_bytes if self.is_stuck else 0
+        return 1 if self.is_stuck else 0
 
     def close(self):
         self.events.append("close")
