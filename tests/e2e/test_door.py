@@ -26,6 +26,7 @@ MAX_BODY_BYTES = 2**20
 HEADER_TIMEOUT_S = 2.0
 BODY_TIMEOUT_S = 1.5
 WRITE_TIMEOUT_S = 2.0
+SLOW_BYTES_PER_S = 1_000_000
 BODY = json.dumps(X).encode()
 GOOD = post(b"Content-Length: %d" % len(BODY), body=BODY)
 
@@ -41,6 +42,7 @@ def service(tmp_path_factory):
         header_timeout_s=HEADER_TIMEOUT_S,
         body_timeout_s=BODY_TIMEOUT_S,
         write_timeout_s=WRITE_TIMEOUT_S,
+        min_response_bytes_per_s=4 * SLOW_BYTES_PER_S,
     )
     started.wait_ready()
     yield started
@@ -478,6 +480,20 @@ def test_an_answer_that_nobody_takes_is_cut_off_and_counted(service, port):
     name = 'attention_cancelled_total{stage="sending"}'
     assert after[name] - before.get(name, 0) == 1
     assert after["attention_received_total"] - before["attention_received_total"] == 1
+
+
+def test_a_client_that_takes_every_piece_but_all_of_them_too_slowly_is_cut_off_D9(service, port):
+    before = at_rest(service)
+    heard = 0
+    with RawClient(port) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        client.send(post(b"Content-Length: %d" % len(LONG), body=LONG))
+        with contextlib.suppress(ConnectionResetError):
+            while piece := client.socket.recv(SLOW_BYTES_PER_S // 20, socket.MSG_WAITALL):
+                heard += len(piece)
+                time.sleep(0.05)
+    assert 2**20 < heard < 10 * 2**20
+    assert cancelled(at_rest(service)) - cancelled(before) == 1
 
 
 def at_now(service, name: str) -> float:

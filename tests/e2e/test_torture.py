@@ -16,10 +16,13 @@ from tests.torture.figures import (
     checkpoints,
     disconnects,
     fuzz,
+    half_close,
     isolation,
     large_bodies,
+    new_worker,
     overload,
     sigterm,
+    slow_readers,
     trickle,
 )
 from tests.torture.line import attend
@@ -57,6 +60,9 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(trickle, id="trickle-H20-H21"),
         pytest.param(bombs, id="bombs-H2-H15"),
         pytest.param(large_bodies, id="large-bodies"),
+        pytest.param(half_close, id="half-close-D6"),
+        pytest.param(slow_readers, id="slow-readers-D9"),
+        pytest.param(new_worker, id="new-worker-D9"),
     ],
 )
 def test_a_figure_with_times_misses_no_target(tmp_path, figure):

@@ -35,6 +35,10 @@ def num_files(pid: int) -> int:
     return count
 
 
+def num_sockets(pid: int) -> int:
+    return num_descriptors(pid) - num_files(pid)
+
+
 def num_threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
