@@ -10,7 +10,6 @@ read it; a client that ends its own sending is answered if its last whole reques
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from uvicorn.config import Config
@@ -38,9 +37,6 @@ from service.transport.listener import Place
 from service.transport.scope import common_scope, request_scope
 from service.transport.stage import Stage
 
-# In bytes that have not been read as requests yet: perhaps a request that is its client's last.
-_MAY_BE_LAST = re.compile(rb"(?i:\nconnection:[^\n]*close)|HTTP/1\.0\r\n")
-
 
 class Connection(HttpToolsProtocol):
     """Made for each connection; uvicorn's tasks, flow control and shutdown, which `server.py` relies on, are as they were."""
@@ -67,7 +63,7 @@ class Connection(HttpToolsProtocol):
         self._begun = self._waiting = b""
         self._body: WireBody = CountedBody(0)
         self._has_ended = False
-        self._is_last = False  # the request itself says so
+        self._is_last = self._may_end = False  # the request says so; one that waits may say so
         self._is_shed = False
         self._num_dropped_bytes = 0
         self._reading = Deadline(self.loop, self._read_too_late)
@@ -96,6 +92,8 @@ class Connection(HttpToolsProtocol):
         """Whether the connection stays open because the client still waits. Over TLS both ends are one."""
         self._has_ended = True
         self._outlet.depart()  # said before the client's end was seen, so sent
+        waiting = self._waiting.lower()
+        self._may_end = b"close" in waiting or b"http/1.0" in waiting
         return self.transport.can_write_eof() and self._is_waited_for()
 
     def shutdown(self) -> None:
@@ -199,12 +197,11 @@ class Connection(HttpToolsProtocol):
     def _read_too_late(self) -> None:
         """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants.
 
-        Or the time to check for a reset, where the client has ended its sending and waits.
+        Or the time to check for a reset, where the client has ended its sending.
         """
         if self._has_ended and self._is_waited_for():
-            if self._place.is_reset:
-                self.transport.abort()
-        elif self._stage is Stage.HEAD and self._begun:
+            return
+        if self._stage is Stage.HEAD and self._begun:
             self._refuse(
                 ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
             )
@@ -213,16 +210,17 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_waited_for(self) -> bool:
-        """Whether a client that has ended its sending still waits for an answer; if so, a reset is looked for."""
+        """Whether a client that has ended its sending still waits for an answer; if so, this is asked again later."""
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
             is_so = bool(self._waiting)  # told when that has been taken
         else:
-            is_so = self._stage is Stage.DROP or self._is_last or _MAY_BE_LAST.search(self._waiting) is not None
-        if is_so:
-            self._reading.set(RESET_CHECK_S)
-        return is_so
+            is_so = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
+        if not is_so or self._place.is_reset:
+            return False
+        self._reading.set(RESET_CHECK_S)
+        return True
 
     def _written_too_late(self) -> None:
         if self.transport.get_write_buffer_size():

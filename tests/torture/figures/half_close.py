@@ -146,7 +146,7 @@ async def _leave(port: int, mark: int, rng: random.Random, *, resets: bool) -> f
     _, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(_request(rng.randint(1, 6), mark, CLOSE if resets else {}))
-        await asyncio.sleep(rng.uniform(0, 0.1))
+        await asyncio.sleep(rng.uniform(0, 0.05))
         writer.write_eof()
         left_at = time.monotonic()
         if not resets:

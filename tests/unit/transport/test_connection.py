@@ -566,12 +566,24 @@ async def test_a_client_that_ended_and_then_resets_is_gone():
     assert room.wire.events == []
     room.taken.is_reset = True
     await room.advance(RESET_CHECK_S)
-    assert room.wire.events == ["abort"]
+    assert room.wire.events == ["close"]
     await room.lose()
     room.echo.gate.set()
     await turns()
     assert room.ledger.ends == ["gone"]
     assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_a_client_that_has_reset_before_its_end_is_seen_is_gone():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    room.taken.is_reset = True
+    assert not room.connection.eof_received()
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
 
 
 @on_the_loop
