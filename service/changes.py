@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from service.errors import Draining, InvalidInput, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.heartbeat import Board, Heartbeat, State
 from service.layers.stored_layer import NAME
 from service.roll import Phase, Roll, RollBook
@@ -61,37 +61,57 @@ class Changes:
     async def put(self, name: str) -> bool:
         """Every process serves the layer that the directory has now; whether none of that name was served before."""
         _check_name(name)
-        async with self._alone() as roll:
-            digest = await self._digest(name)
-            is_new = name not in roll.layers
-            if roll.layers.get(name) != digest or not self._all_are_content(roll):
-                await self._carry_out(roll, name, digest)
-            return is_new
+        seen = self._between_changes().layers.get(name)
+        # Not alone yet: a file may be slow to read, and most often there is nothing to change.
+        digest = await self._digest(name)
+        if self._is_served(name, digest):
+            return False
+        with self._alone() as roll:
+            stands = roll.layers.get(name)
+            if stands not in (seen, digest):
+                raise LayerChanged("another change of this layer came first; nothing was changed")
+            await self._carry_out(roll, name, digest)
+            return stands is None
 
     async def drop(self, name: str) -> None:
         """No process serves the layer any more."""
         _check_name(name)
-        async with self._alone() as roll:
+        with self._alone() as roll:
             if name not in roll.layers:
                 raise _not_served()
             await self._carry_out(roll, name, None)
 
-    @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[Roll]:
-        """The roll as it stands, which nobody else changes meanwhile."""
+    def _standing(self) -> Roll:
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
+        roll = self._book.read()
+        if roll is None:
+            raise NotReady("layers are being loaded", retry_after_s=1)
+        return roll
+
+    def _between_changes(self) -> Roll:
+        """The roll as it stands; raises NotReady while a change is under way."""
+        roll = self._standing()
+        if roll.phase is Phase.SETTLED:
+            return roll
+        with self._alone() as roll:
+            return roll
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Roll]:
+        """The roll as it stands, which nobody else changes meanwhile."""
         with self._book.locked() as is_ours:
             if not is_ours:
                 raise NotReady("another change of layers is under way", retry_after_s=1)
-            roll = self._book.read()
-            if roll is None:
-                raise NotReady("layers are being loaded", retry_after_s=1)
+            roll = self._standing()
             yield roll if roll.phase is Phase.SETTLED else self._written(roll.take_back())
 
     async def _digest(self, name: str) -> str:
         try:
-            return await self._library.digest(name)
+            async with asyncio.timeout(self._timeout_s):
+                return await self._library.digest(name)
+        except TimeoutError:
+            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
         except LayerMissing:
             raise LayerNotFound("the layer directory has no file of that name") from None
         except LayerError as error:
@@ -107,7 +127,7 @@ class Changes:
             await self._followed(roll, self._timeout_s)
         except BaseException as error:
             back = self._written(roll.take_back())
-            if isinstance(error, NotReady):
+            if isinstance(error, NotReady | LayerChanged):
                 with contextlib.suppress(NotReady, Draining):
                     await self._followed(back, TAKE_BACK_S)
             raise
@@ -136,8 +156,13 @@ class Changes:
         followers = [beat for beat in beats if beat.roll == roll.version]
         if self._is_closed:
             raise Draining("the service is shutting down; the change was taken back")
-        if trouble := next((beat.trouble for beat in followers if beat.trouble), None):
-            raise NotReady(f"a process could not follow, the change was taken back: {trouble}", retry_after_s=5)
+        for beat in followers:
+            if beat.trouble and beat.file_changed:
+                raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
+            if beat.trouble:
+                raise NotReady(
+                    f"a process could not follow, the change was taken back: {beat.trouble}", retry_after_s=5
+                )
         if pids - {beat.pid for beat in beats}:
             raise NotReady("a process ended meanwhile; the change was taken back", retry_after_s=5)
         return len(followers) >= self._board.expected_workers
@@ -149,10 +174,15 @@ class Changes:
             raise NotReady(f"{len(pids)} of {self._board.expected_workers} processes are up", retry_after_s=5)
         return pids
 
-    def _all_are_content(self, roll: Roll) -> bool:
+    def _is_served(self, name: str, digest: str) -> bool:
+        """By every process, and no change is under way."""
+        roll = self._standing()
+
         def is_content(beat: Heartbeat) -> bool:
             return beat.roll == roll.version and beat.state is State.READY
 
+        if roll.phase is not Phase.SETTLED or roll.layers.get(name) != digest:
+            return False
         return sum(map(is_content, self._board.fresh())) >= self._board.expected_workers
 
 

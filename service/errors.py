@@ -12,10 +12,11 @@ ServiceError
 │   │                    UnsupportedMediaType, UnsupportedContentEncoding)
 │   ├── Denied           not to this caller (Unauthorized, Forbidden)
 │   └── ClientTimeout    the headers or the body did not arrive in time
-├── Refused              not now (QueueFull, RateLimited, NotReady, Draining); each says when to come back
+├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each says when to come back
 ├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
-└── LayerError           a checkpoint or a stored layer is not what it must be, or not there at all (LayerMissing): command
-                         line and start-up; a change of layers makes an InvalidInput or a LayerNotFound of it
+└── LayerError           a checkpoint or a stored layer is not what it must be, not there at all (LayerMissing), or there is no
+                         room for it here (LayerNotLoaded): command line and start-up; a change of layers makes an
+                         InvalidInput, a LayerNotFound, a LayerChanged or a NotReady of it
 
 Laws: `code` is stable and part of the contract; the message says what was expected and what came, in words and numbers,
 and never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table.
@@ -201,6 +202,12 @@ class RateLimited(Refused):
     code = "rate_limited"
 
 
+class LayerChanged(Refused):
+    """The file of a layer did not stay the same while the processes loaded it."""
+
+    code = "layer_changed"
+
+
 class NotReady(Refused):
     code = "not_ready"
 
@@ -231,6 +238,12 @@ class LayerError(ServiceError):
 
 class LayerMissing(LayerError):
     code = "layer_missing"
+
+
+class LayerNotLoaded(LayerError):
+    """Nothing is known to be wrong with its file: this process cannot load it."""
+
+    code = "layer_not_loaded"
 
 
 def codes_of(*branches: type[ServiceError]) -> frozenset[str]:

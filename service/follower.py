@@ -4,7 +4,7 @@ Lives here: the first load, the task that looks at the roll whenever there may b
 author died. Must not know: HTTP, what a layer is, who rings.
 Laws: a roll is acknowledged (`version`) only when the shelf has done with it what it can; the first process of all writes the
 first roll, later ones serve what the roll says and not what the directory has come to hold meanwhile; what could not be loaded is
-tried again after `retry_s`, for files come back.
+tried again after `retry_s`, for files come back; a roll that another has replaced is not followed to its end.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Follower:
         self._acknowledge = acknowledge
         self._news = asyncio.Event()
         self._roll: Roll | None = None
+        self._next: tuple[Roll, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
 
     @property
@@ -41,6 +42,10 @@ class Follower:
     def look(self) -> None:
         """There may be another roll, or time for another try."""
         self._news.set()
+        if self._next is not None:
+            roll, turning = self._next
+            if (now := self._book.read()) is not None and now.version != roll.version:
+                turning.cancel()
 
     async def begin(self, *, strict: bool) -> None:
         """The first layers; raises LayerError where the directory cannot be served."""
@@ -61,7 +66,19 @@ class Follower:
             elif roll.phase is not Phase.SETTLED:
                 roll = self._with_author(roll)
             if roll.version != self.version or (self._shelf.trouble and self._clock.now() >= self._retry_at):
-                await self._turn_to(roll)
+                await self._turn_while_in_force(roll)
+
+    async def _turn_while_in_force(self, roll: Roll) -> None:
+        """What is loaded for a change that was called off may take long, and the next one must not wait for it."""
+        turning = asyncio.ensure_future(self._turn_to(roll))
+        self._next = roll, turning
+        try:
+            await asyncio.wait([turning])
+            if not turning.cancelled():
+                turning.result()
+        finally:
+            self._next = None
+            turning.cancel()
 
     async def _turn_to(self, roll: Roll) -> None:
         await self._shelf.follow(roll)

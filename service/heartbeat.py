@@ -38,7 +38,8 @@ class State(enum.StrEnum):
 class Heartbeat:
     """What one process said of itself; `at` is monotonic seconds.
 
-    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it cannot make the change.
+    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it cannot make the change, and
+    `file_changed` whether that is because the layer's file is no longer the one that the change is about.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class Heartbeat:
     at: float
     roll: int = 0
     trouble: str = ""
+    file_changed: bool = False
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat | None:
@@ -55,13 +57,14 @@ class Heartbeat:
             fields = json.loads(text)
             pid, reason, at = fields["pid"], fields["reason"], fields["at"]
             state, roll, trouble = State(fields["state"]), fields["roll"], fields["trouble"]
+            file_changed = fields["file_changed"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if type(pid) is not int or not isinstance(reason, str) or type(at) is not float or not math.isfinite(at):
             return None
-        if type(roll) is not int or not isinstance(trouble, str):
+        if type(roll) is not int or not isinstance(trouble, str) or type(file_changed) is not bool:
             return None
-        return cls(pid, state, reason, at, roll, trouble)
+        return cls(pid, state, reason, at, roll, trouble, file_changed)
 
 
 def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
@@ -94,10 +97,18 @@ class Board:
         self._now = now
         self.bell = bell  # how the others learn that there is news in the directory
 
-    def write(self, state: State, reason: str | None = None, *, roll: int = 0, trouble: str | None = None) -> None:
+    def write(
+        self,
+        state: State,
+        reason: str | None = None,
+        *,
+        roll: int = 0,
+        trouble: str | None = None,
+        file_changed: bool = False,
+    ) -> None:
         """Reports this process; raises OSError where the run directory is gone or full."""
         told, troubled = ((text or "")[:MAX_REASON_CHARS] for text in (reason, trouble))
-        beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled)
+        beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled, file_changed)
         shared_file.replace(_file(self.directory, self._pid), json.dumps(dataclasses.asdict(beat)).encode("ascii"))
 
     def why_not_ready(self) -> str | None:

@@ -112,7 +112,8 @@ class Readiness:
         reason = self._own_reason()
         try:
             state = self._state(reason)
-            self._board.write(state, reason, roll=self._follower.version, trouble=self._shelf.objection)
+            trouble, file_changed = self._shelf.objection or (None, False)
+            self._board.write(state, reason, roll=self._follower.version, trouble=trouble, file_changed=file_changed)
         except OSError as error:
             # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
             self._log.beat_failed(error)

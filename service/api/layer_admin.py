@@ -26,7 +26,8 @@ _PUT = (
     "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer where the file has changed. The layer "
     "is checked with real forward passes before anybody is served by it, and the answer comes when every process serves it: 201 "
     "where it is new, 200 where it was replaced or is served already. Requests that were admitted before are answered by the "
-    "version that they were admitted with. If a process cannot follow, none does: 503, and what was served goes on being served. "
+    "version that they were admitted with. If a process cannot follow, none does: 503; if the file has changed "
+    "meanwhile, or another change of the layer came first: 409; what was served goes on being served. "
     "One change at a time; a second one is told to come back. The request has no body."
 )
 _DELETE = (
@@ -36,6 +37,7 @@ _DELETE = (
 _WORDS = {
     403: "the key is not an admin's, or there is no keys file with an admin's",
     404: "the layer directory has no such file, or no layer of that name is served",
+    409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
     422: "the file is not a layer that can be served; the detail says why",
     503: "another change is under way, or not every process followed: nothing was changed",
 }
@@ -61,7 +63,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         response_model=LayerAnswer,
         responses={
             201: {"description": "the layer is new", "model": LayerAnswer},
-            **announced(_WORDS, 403, 404, 422, 503),
+            **announced(_WORDS, 403, 404, 409, 422, 503),
         },
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:

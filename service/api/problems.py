@@ -25,6 +25,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.MethodNotAllowed: 405,
     errors.NotAcceptable: 406,
     errors.ClientTimeout: 408,
+    errors.LayerChanged: 409,
     errors.TooLarge: 413,
     errors.TargetTooLong: 414,
     errors.UnsupportedMediaType: 415,

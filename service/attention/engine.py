@@ -194,6 +194,8 @@ class Engine:
     @torch.inference_mode()
     def _step(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
         """One step of a load; the next one queues up behind the batch that has come meanwhile."""
+        if done.cancelled():  # nobody wants the layer any more
+            return
         started = time.perf_counter()
         try:
             next(steps)

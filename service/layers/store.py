@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 
 from service.attention.spec import LayerSpec
-from service.errors import LayerError, LayerMissing
+from service.errors import LayerError, LayerMissing, LayerNotLoaded
 from service.json_object import parse_object
 from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
 from service.layers.tensor_file import open_regular, read_header, read_tensor
@@ -48,8 +48,14 @@ class Store:
 
     def load(self, name: str) -> StoredLayer:
         check_name(name)
-        with about(f'layer "{name}"'), open_regular(self._path_within(name), follow_links=False) as file:
-            return _decode(name, file)
+        with about(f'layer "{name}"'):
+            try:
+                with open_regular(self._path_within(name), follow_links=False) as file:
+                    return _decode(name, file)
+            except LayerError:
+                raise
+            except Exception as error:  # memory or descriptors that are short have many names
+                raise LayerNotLoaded("the file could not be read here") from error
 
     def save(self, layer: StoredLayer) -> Path:
         """Writes or replaces the layer's file; a crash leaves the old one, or none."""

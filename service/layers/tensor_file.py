@@ -13,7 +13,7 @@ import stat
 
 import torch
 
-from service.errors import LayerError
+from service.errors import LayerError, LayerNotLoaded
 from service.layers.wording import quoted, shape_text
 from service.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 
@@ -53,7 +53,7 @@ def read_tensor(file: io.FileIO, name: str, entry: TensorEntry) -> torch.Tensor:
     try:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:
-        raise LayerError(f"no memory for the {entry.end - entry.begin} bytes of {quoted(name)}") from error
+        raise LayerNotLoaded(f"no memory for the {entry.end - entry.begin} bytes of {quoted(name)}") from error
     _read_into(file, entry.begin, tensor.view(-1).view(torch.uint8).numpy().data)
     return tensor
 

@@ -11,6 +11,7 @@ CONTRACT = {
     "bad_request": 400, "bad_json": 400, "json_too_deep": 400, "duplicate_key": 400, "bad_encoding": 400,
     "bad_binary": 400, "unauthorized": 401, "forbidden": 403,
     "layer_not_found": 404, "not_found": 404, "method_not_allowed": 405, "not_acceptable": 406, "client_timeout": 408,
+    "layer_changed": 409,
     "body_too_large": 413, "decompressed_too_large": 413, "cost_limit": 413,
     "target_too_long": 414, "headers_too_large": 431,
     "unsupported_media_type": 415, "unsupported_content_encoding": 415,

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import httpx2
 import pytest
 
 from service.layers.store import Store
+from service.layers.store import _encode as encoded
 from service.supervisor import EXIT_ENGINE_DOWN
 from tests.e2e.faulty_service import DEVICE, RAISES, SLOW, STUCK
 from tests.e2e.started import Started, X
@@ -199,6 +201,75 @@ def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, sto
     answer = service.change("PUT", "fresh")
     assert answer.status_code in (200, 201), answer.text
     assert service.seen("fresh") == {small_layer("fresh").digest}
+
+
+@pytest.mark.parametrize(
+    ("admins", "pause_s"),
+    [("PUT", 0.0), ("PUT PUT", 0.005), ("PUT PUT DELETE DELETE", 0.03)],
+    ids=["one-admin", "two-admins", "four-admins"],
+)
+def test_files_that_change_under_any_number_of_admins_end_no_process_and_touch_no_other_layer_D1(
+    serve, tmp_path, pool, admins, pause_s
+):
+    """The file of one layer is swapped by rename, deleted and damaged, without pause, while admins put and delete it."""
+    service = serve(workers=2)
+    service.wait_ready()
+    pids, is_over = service.pids(), threading.Event()
+    asked = [pool.submit(asked_until, is_over, service, "zero") for _ in range(3)]
+    files = pool.submit(churn, is_over, tmp_path / "layers" / "small.safetensors", pause_s)
+    changed = [pool.submit(changed_until, is_over, service, method) for method in admins.split()]
+    time.sleep(RACE_S)
+    is_over.set()
+    files.result()
+    assert [told for one in asked for told in one.result()[1]] == []
+    assert all(one.result()[0] for one in asked), "they were asked all the time"
+    assert [answer for one in changed for answer in one.result() if not is_allowed(answer)] == []
+    assert (service.pids(), service.find(event="life_ended"), service.find(event="worker_died")) == (pids, [], [])
+    Store(tmp_path / "layers").save(small_layer("small", scale=0.125))
+    assert service.change("PUT", "small").status_code in (200, 201), "the way is free at once"
+    assert service.seen() == {small_layer("small", scale=0.125).digest}
+    assert httpx2.get(f"{service.url}/readyz").status_code == 200
+
+
+RACE_S = 6.0
+
+
+def churn(is_over, path, pause_s):
+    """Whole files that are put back, and now and then none, or one that is no layer."""
+    contents = [path.read_bytes(), encoded(small_layer("small", scale=0.25)), encoded(small_layer("small", scale=2.0))]
+    beside = path.with_name(".beside")
+    for number in itertools.count():
+        if is_over.is_set():
+            return
+        if number % 50 == 49:
+            path.unlink()
+        else:
+            beside.write_bytes(b"no layer" if number % 50 == 24 else contents[number % len(contents)])
+            beside.replace(path)
+        time.sleep(pause_s)
+
+
+def asked_until(is_over, service, layer):
+    """How often a layer answered, and what else than 200 it answered; a connection each, so that every process is asked."""
+    num, wrong = 0, []
+    while not is_over.is_set():
+        answer = service.ask(layer=layer)
+        num += answer.status_code == 200
+        wrong += [] if answer.status_code == 200 else [answer.text]
+    return num, wrong
+
+
+def changed_until(is_over, service, method):
+    answers = []
+    while not is_over.is_set():
+        answers.append(service.change(method, "small"))
+    return answers
+
+
+def is_allowed(answer):
+    if answer.status_code == 503:
+        return "another change of layers is under way" in answer.json()["detail"]
+    return answer.status_code in {"PUT": (200, 201, 404, 409, 422), "DELETE": (204, 404)}[answer.request.method]
 
 
 @pytest.mark.parametrize(("mark", "workers"), [(STUCK, 2), (DEVICE, 1)], ids=["stuck", "device"])

@@ -91,7 +91,7 @@ def test_a_long_reason_and_any_character_survive(boards, tmp_path):
     assert found.reason == ("é\ud800\n" * 1000)[:256]
 
 
-GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "trouble": ""}
+GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "trouble": "", "file_changed": False}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "tro
         json.dumps({**GOOD, "roll": None}).encode(),
         json.dumps({**GOOD, "roll": True}).encode(),
         json.dumps({**GOOD, "trouble": 1}).encode(),
+        json.dumps({**GOOD, "file_changed": 1}).encode(),
         json.dumps({"pid": 11}).encode(),
         json.dumps({**GOOD, "reason": "x" * 5000}).encode(),
     ],
@@ -121,6 +122,10 @@ def test_what_is_not_a_report_is_no_report(boards, tmp_path, text):
     (tmp_path / "12.json").write_bytes(text)
     assert boards[0].why_not_ready() == "1 of 2 processes is not up yet"
     assert read_heartbeat(tmp_path, 12) is None
+
+
+def test_the_report_that_those_are_made_of_is_one():
+    assert Heartbeat.parse(json.dumps(GOOD).encode()) == Heartbeat(11, State.READY, "", 1000.0, 3)
 
 
 @given(st.binary(max_size=200))
