@@ -88,7 +88,7 @@ class Service:
         self._memory = Memory()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._shelf = Shelf(Store(settings.layers_dir), self.engine, telemetry)
+        self._shelf = Shelf(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         book = RollBook(board.directory)
         self._follower = Follower(self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge)
         self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)

@@ -190,6 +190,10 @@ class Settings(BaseSettings):
         le=3600,
         description="time for every process to load or unload a layer at run time, else nobody does (seconds)",
     )
+    max_layer_bytes: Positive = Field(
+        2**30,
+        description="stored layer that is loaded; a process takes about three times as much for it while it is checked (bytes)",
+    )
     strict_layers: bool = Field(
         True, description="refuse to start when a stored layer cannot be loaded; else serve the others"
     )

@@ -13,6 +13,10 @@ from typing import Any
 from service.errors import LayerError
 
 PROJECTIONS = ("query", "key", "value", "output")
+# Twice what the widest published layers have: what one forward pass holds, 1,024 rows a matrix, grows with it.
+MAX_WIDTH = 2**15
+# Many times what they have; each head of each sequence is a product of its own.
+MAX_HEADS = 2**12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class LayerSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayerError(f"{name} must be a whole number of at least 1")
+        heads_widths = self.num_heads * self.head_width, self.num_heads * self.value_head_width
+        widest = max(self.query_width, self.key_width, self.value_width, self.out_width, *heads_widths)
+        if widest > MAX_WIDTH or self.num_heads > MAX_HEADS:
+            found = f"{widest} features and {self.num_heads} heads"
+            raise LayerError(f"the layer has {found}, expected at most {MAX_WIDTH} and {MAX_HEADS}")
         if self.num_heads % self.num_kv_heads:
             raise LayerError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
         if not isinstance(self.scale, float) or not math.isfinite(self.scale) or self.scale <= 0:

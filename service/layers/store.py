@@ -33,7 +33,10 @@ MAX_HEADER_BYTES = 64 * 1024  # ours have about 2 KiB
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Store:
+    """`max_bytes` is the largest file that is read; None: any."""
+
     directory: Path
+    max_bytes: int | None = None
 
     def names(self) -> list[str]:
         """Sorted; files whose names no layer can have are not ours."""
@@ -51,6 +54,7 @@ class Store:
         with about(f'layer "{name}"'):
             try:
                 with open_regular(self._path_within(name), follow_links=False) as file:
+                    self._check_size(os.fstat(file.fileno()).st_size)
                     return _decode(name, file)
             except LayerError:
                 raise
@@ -72,6 +76,10 @@ class Store:
         except OSError as error:
             raise LayerError(f'layer "{layer.name}": the layer directory cannot be written') from error
         return path
+
+    def _check_size(self, size: int) -> None:
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise LayerError(f"the file has {size} bytes, the limit is {self.max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
 
     def _path_within(self, name: str) -> str:
         """Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""

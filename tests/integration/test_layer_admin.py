@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import os
+import queue
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -360,6 +363,127 @@ def test_two_changes_at_once_come_one_after_another_or_are_told_to_come_back(ser
             assert (await one.client.put(f"/v1/layers/{name}")).status_code in (200, 201)
         assert one.service.catalog.names() == two.service.catalog.names()
         assert one.service.catalog.names() == sorted(["a", "b", "c", "d", "cross", "small", "zero"])
+
+    service(story)
+
+
+SWAPS = {
+    "the-old-one": lambda file, old: file.write_bytes(old),
+    "another-one": lambda file, old: Store(file.parent).save(small_layer("small", scale=2.0)),
+    "none": lambda file, old: file.unlink(),
+    "half-of-one": lambda file, old: file.write_bytes(old[:500]),
+    "a-directory": lambda file, old: (file.unlink(), file.mkdir()),
+    "a-pipe": lambda file, old: (file.unlink(), os.mkfifo(file)),
+    "a-loop-of-links": lambda file, old: (file.unlink(), file.symlink_to(file)),
+}
+
+
+@pytest.mark.parametrize(("swap", "slow"), [*((swap, 1) for swap in SWAPS), ("the-old-one", 0)], ids=str)
+def test_a_file_that_is_swapped_while_a_change_is_prepared_is_a_409_and_nothing_is_changed_D1(
+    service, store, tmp_path, swap, slow
+):
+    async def story(*both):
+        one, two = both
+        file = tmp_path / "layers" / "small.safetensors"
+        before, old = (await outputs(one), await outputs(two)), file.read_bytes()
+        store.save(small_layer("small", scale=0.25))
+        release = hold(both[slow])
+        changing = asyncio.ensure_future(one.client.put(PATH))
+        await one.until(lambda: RollBook(tmp_path / "heartbeats").read().phase is not Phase.SETTLED)
+        SWAPS[swap](file, old)
+        release()
+        answer = await changing
+        assert (answer.status_code, answer.json()["code"]) == (409, "layer_changed")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert (await outputs(one), await outputs(two)) == before
+        for process in both:
+            assert process.refusals == []
+            assert not [task for task in process.service._tasks if task.done()]
+            assert (await process.client.get("/readyz")).status_code == 200
+        file.rmdir() if file.is_dir() else file.unlink(missing_ok=True)
+        store.save(small_layer("small", scale=0.125))
+        assert (await two.client.put(PATH)).status_code == 200
+        assert await outputs(one) == await outputs(two) != before[0]
+
+    service(story)
+
+
+class SlowFiles:
+    """Each reading of a layer's file waits, in the threads that read, until the test lets it go on."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.goes_on = queue.Queue(), threading.Event()
+        self.slow = None
+        load = Store.load
+
+        def load_slowly(store, name):
+            if name == self.slow:
+                self.begun.put(name)
+                assert self.goes_on.wait(20)
+            return load(store, name)
+
+        monkeypatch.setattr(Store, "load", load_slowly)
+
+    async def until_read(self):
+        await asyncio.to_thread(self.begun.get, timeout=20)
+
+
+@pytest.fixture
+def slow_files(monkeypatch):
+    files = SlowFiles(monkeypatch)
+    yield files
+    files.goes_on.set()
+
+
+def test_a_file_that_is_slow_to_read_keeps_no_other_change_out(service, store, slow_files):
+    async def story(one, two):
+        store.save(small_layer("fresh"))
+        slow_files.slow = "small"
+        reading = asyncio.ensure_future(one.client.put(PATH))
+        await slow_files.until_read()
+        assert (await two.client.put("/v1/layers/fresh")).status_code == 201
+        assert (await one.client.delete("/v1/layers/zero")).status_code == 204
+        for process in (one, two):
+            assert (await process.attend({"query": X})).status_code == 200
+        slow_files.goes_on.set()
+        assert (await reading).status_code == 200
+        assert one.service.catalog.names() == two.service.catalog.names() == ["cross", "fresh", "small"]
+
+    service(story)
+
+
+def test_a_change_that_was_called_off_leaves_no_process_busy_with_it(service, store, slow_files):
+    """The file is still being read, for nobody, when the next change is made."""
+
+    async def story(one, two):
+        before = await outputs(one)
+        store.save(small_layer("small", scale=0.25))
+        release = hold(two)
+        leave = asyncio.Event()
+        changing = asyncio.ensure_future(request_until(leave, one, "PUT", b""))
+        await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
+        slow_files.slow = "small"
+        release()
+        await slow_files.until_read()
+        leave.set()
+        assert await changing == []
+        assert (await one.client.delete("/v1/layers/zero")).status_code == 204
+        assert (await outputs(one), await outputs(two)) == (before, before)
+        slow_files.goes_on.set()
+
+    service(story)
+
+
+def test_a_layer_that_was_put_is_described_as_it_was_put_whatever_comes_next(service):
+    """Another admin's DELETE may follow at once."""
+
+    async def story(one, two):
+        async def ask(process, method, times):
+            return [(await process.client.request(method, PATH)).status_code for _ in range(times)]
+
+        asked = await asyncio.gather(*(ask(p, m, 30) for p in (one, two) for m in ("PUT", "DELETE", "PUT")))
+        assert {status for some in (asked[0], asked[2], asked[3], asked[5]) for status in some} <= {200, 201, 409, 503}
+        assert {status for some in (asked[1], asked[4]) for status in some} <= {204, 404, 503}
 
     service(story)
 

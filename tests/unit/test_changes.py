@@ -9,7 +9,7 @@ import errno
 import pytest
 
 from service.changes import Changes
-from service.errors import Draining, InvalidInput, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.heartbeat import Board, State
 from service.roll import Phase, Roll, RollBook
 from tests.doubles import turns
@@ -23,8 +23,11 @@ class Directory:
     def __init__(self):
         self.found = {"a": "sha256:1", "b": "sha256:2"}
         self.damaged = set()
+        self.gate = None  # what a slow file waits for
 
     async def digest(self, name):
+        if self.gate is not None:
+            await self.gate.wait()
         if name in self.damaged:
             raise LayerError(f'layer "{name}": tensors are missing')
         if name not in self.found:
@@ -50,7 +53,7 @@ class Others:
         for pid, board in self.boards.items():
             answer = self.answers(roll, pid)
             if answer is not None:
-                board.write(answer[0], roll=roll.version, trouble=answer[1])
+                board.write(answer[0], roll=roll.version, trouble=answer[1], file_changed=len(answer) > 2)
 
     @property
     def phases(self):
@@ -143,6 +146,67 @@ def test_an_objection_takes_the_change_back(changes, others, phase):
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(changes, others, phase):
+    others.answers = lambda roll, pid: (
+        (State.READY, "another file", True) if pid == 2 and roll.phase is phase else (State.READY, None)
+    )
+    with pytest.raises(LayerChanged, match="changed while") as refused:
+        run(changes.put("b"))
+    assert refused.value.retry_after_s == 1
+    assert others.phases[-1] == (Phase.SETTLED, OLD)
+    others.answers = lambda roll, pid: (State.READY, None)
+    assert run(changes.put("b")) is True, "the way is free again"
+
+
+def test_a_file_that_is_slow_to_read_keeps_nobody_out(changes, others, directory):
+    """The way is taken for the change alone: most often there is none to make."""
+
+    async def story():
+        directory.gate = asyncio.Event()
+        slow = [asyncio.ensure_future(changes.put(name)) for name in ("a", "b", "absent")]
+        await turns()
+        await run_with(others, directory).drop("a")
+        directory.gate.set()
+        ends = await asyncio.gather(*slow, return_exceptions=True)
+        assert [type(end) for end in ends] == [LayerChanged, bool, LayerNotFound]
+        assert others.book.read().layers == {"b": "sha256:2"}
+
+    run(story())
+
+
+def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(changes, others, directory):
+    """What the earlier one has read is no longer what the directory has."""
+
+    async def story():
+        reading = asyncio.Event()
+
+        class Slow:
+            async def digest(self, name):
+                found = directory.found[name]
+                await reading.wait()
+                return found
+
+        directory.found["a"] = "sha256:8"
+        earlier = asyncio.ensure_future(run_with(others, Slow()).put("a"))
+        await turns()
+        directory.found["a"] = "sha256:9"
+        assert await changes.put("a") is False
+        reading.set()
+        with pytest.raises(LayerChanged, match="came first"):
+            await earlier
+        assert others.book.read().layers == {"a": "sha256:9"}
+
+    run(story())
+
+
+def test_a_file_that_is_never_read_is_given_up(others, directory):
+    directory.gate = asyncio.Event()
+    with pytest.raises(NotReady, match="could not be read in time"):
+        run(run_with(others, directory, timeout_s=0.01).put("b"))
+    assert others.phases == []
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
 def test_silence_takes_the_change_back(others, directory, phase):
     others.answers = lambda roll, pid: None if pid == 2 and roll.phase is phase else (State.READY, None)
     with pytest.raises(NotReady, match="in time"):
@@ -205,9 +269,11 @@ def test_a_second_change_meanwhile_is_told_to_come_back(changes, others, directo
     async def story():
         first = asyncio.ensure_future(changes.put("b"))
         await turns()
-        with pytest.raises(NotReady, match="another change") as refused:
-            await run_with(others, directory).drop("a")
-        assert refused.value.retry_after_s == 1
+        directory.gate = asyncio.Event()  # it is told before any file is read
+        for second in (run_with(others, directory).drop("a"), run_with(others, directory).put("a")):
+            with pytest.raises(NotReady, match="another change") as refused:
+                await second
+            assert refused.value.retry_after_s == 1
         first.cancel()
         await asyncio.wait([first])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from hypothesis import given, settings
 
-from service.attention.spec import LayerSpec
+from service.attention.spec import MAX_HEADS, MAX_WIDTH, LayerSpec
 from service.errors import LayerError
 from tests.engine_room import make_spec
 from tests.strategies import specs
@@ -123,3 +124,22 @@ def test_flops_count_two_for_each_multiply_and_add():
 
 def test_flops_are_whole_numbers_of_any_size():
     assert make_spec(4096, 32).flops(2**40, 2**40, 2**80) > 2**90
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query_width": MAX_WIDTH + 1},
+        {"key_width": MAX_WIDTH + 1},
+        {"value_width": MAX_WIDTH + 1},
+        {"out_width": MAX_WIDTH + 1},
+        {"head_width": MAX_WIDTH // 3 + 1},
+        {"value_head_width": MAX_WIDTH // 3 + 1},
+        {"num_heads": MAX_HEADS + 1, "num_kv_heads": 1, "head_width": 1, "value_head_width": 1},
+    ],
+    ids=str,
+)
+def test_a_layer_whose_small_file_would_take_all_memory_cannot_be_made(changes):
+    """A million heads one wide over one feature are 16 MB of weights, and 4 GB for each matrix of a forward pass."""
+    with pytest.raises(LayerError, match="expected at most"):
+        dataclasses.replace(SPEC, **changes)

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from service.errors import LayerError
+from service.errors import LayerError, LayerNotLoaded
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 from tests.unit.layers.checkpoints import spec, stored
@@ -198,6 +198,33 @@ def test_a_pipe_or_a_directory_under_a_layers_name_is_refused(store):
     assert store.names() == ["dir", "other", "pipe"]
     assert "not a regular file" in refused(store, "pipe")
     assert "not a regular file" in refused(store, "dir")
+
+
+def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
+    """Sparse: a terabyte that takes no room, and would take all the memory there is."""
+    path = store.save(stored())
+    size = path.stat().st_size
+    assert Store(store.directory, size).load("tiny").digest == stored().digest
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    message = refused(Store(store.directory, size))
+    assert f"has {2**40} bytes, the limit is {size} (ATTENTION_MAX_LAYER_BYTES)" in message
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("can't allocate memory"), OSError(24, "too many")], ids=repr
+)
+def test_whatever_a_library_says_of_a_file_is_a_layer_error(store, monkeypatch, error):
+    """It ends no process: with memory or descriptors that are short each of them has words of its own."""
+    store.save(stored())
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "isfinite", fail)
+    assert "could not be read here" in refused(store)
+    with pytest.raises(LayerNotLoaded):
+        store.load("tiny")
 
 
 def test_loading_keeps_nothing_of_the_file(store):
