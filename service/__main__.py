@@ -32,6 +32,7 @@ def _open_streams() -> None:
             stream = Path(os.devnull).open(mode)  # noqa: SIM115
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)  # whatever is put in its place later
 
 
 if __name__ == "__main__":

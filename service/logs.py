@@ -3,22 +3,25 @@
 Lives here: structlog's configuration, the line of a request, and the way in for what libraries log or warn.
 Must not know: routes, settings, what a line is about.
 Laws: nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES, up to
-which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone costs the line,
-never the request; times are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
+which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone or that nobody reads
+costs lines, never a request or time (`line_writer.py`); of identical refusals only the first have lines of their own; times
+are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from service import __version__
+from service.line_writer import LineWriter
 from service.timestamp import timestamp
 from service.turn import Turn
 
@@ -35,6 +38,9 @@ if _hides_rich:
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
 MAX_TRACE_CHARS = 2800
+# So many refusals of one kind in a window have lines of their own. More are a flood.
+REFUSAL_LINES = 100
+REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -57,10 +63,16 @@ class RequestLine(NamedTuple):
     bytes_out: int = 0
 
 
-def configure_logs(level: str, stream: TextIO | None = None) -> None:
+class Stream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+def configure_logs(level: str, stream: Stream | None = None) -> None:
     """Once a process, before its first line; `stream` is stdout unless a test says otherwise."""
     global _lines  # noqa: PLW0603 (structlog's configuration is global as well)
-    lines = _lines = _Lines(sys.stdout if stream is None else stream, _LEVELS[level])
+    lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -88,12 +100,25 @@ def log_request(line: RequestLine) -> None:
         _lines.put_off(line)
 
 
+def num_dropped_lines() -> int:
+    """How many lines of this process found no reader so far; what still waits for one is tried again."""
+    _stdout.flush()
+    return _stdout.num_dropped
+
+
+def finish_logs() -> None:
+    """Before the process ends: what was put off is written, and a reader that is slow gets a moment."""
+    _lines.finish()
+    _stdout.finish()
+
+
 class _Lines:
     """Where structlog writes: as few writes as lines fit into MAX_LINE_BYTES."""
 
-    def __init__(self, stream: TextIO, level: int) -> None:
+    def __init__(self, stream: Stream, level: int) -> None:
         self.level = level
         self._stream = stream
+        self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
         self._put_off: list[tuple[int, RequestLine]] = []
         self._turn = Turn(self._write_put_off)
 
@@ -103,9 +128,19 @@ class _Lines:
 
     def put_off(self, line: RequestLine) -> None:
         """To the end of the loop's turn: lines that are made one after another cost half of what each does by itself."""
+        if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
+            return
         told = time.time_ns(), line  # before the list is asked for: another thread may log meanwhile and take it away
         self._put_off.append(told)
         self._turn.ask()
+
+    def finish(self) -> None:
+        self._refusals.close()
+        self._write_put_off()
+
+    def _suppressed(self, kind: RefusalKind, count: int) -> None:
+        route, status, code = kind
+        get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
 
     def _write_put_off(self) -> None:
         lines, self._put_off = self._put_off, []
@@ -116,9 +151,76 @@ class _Lines:
         with contextlib.suppress(OSError, ValueError):
             for together in _together(lines):
                 self._stream.write(together)
-                self._stream.flush()
 
     debug = info = warning = warn = error = critical = exception = log = msg
+
+
+RefusalKind = tuple[str, int, str]
+"""Route, status and code. A caller chooses none of them freely, so there are few kinds."""
+
+
+class RefusalLimit:
+    """Limits the lines of identical refusals; `report` gets the number of those without a line, once a window and kind.
+
+    A window has REFUSAL_LINES of each kind. If that is not enough the next window has none, and so on until one has fewer
+    refusals again. `now` is monotonic seconds. `call_later` is called only while there is something to report.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+        report: Callable[[RefusalKind, int], object],
+    ) -> None:
+        self._now = now
+        self._call_later = call_later
+        self._report = report
+        self._counts: dict[RefusalKind, int] = {}
+        self._floods: frozenset[RefusalKind] = frozenset()
+        self._ends_at = float("-inf")
+        self._is_scheduled = False
+
+    def admits(self, kind: RefusalKind) -> bool:
+        """Whether this refusal, which is counted here, has a line of its own."""
+        now = self._now()
+        if now >= self._ends_at:
+            self.close()
+            if now >= self._ends_at + REFUSAL_WINDOW_S:
+                self._floods = frozenset()
+            self._ends_at = now + REFUSAL_WINDOW_S
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count <= self._limit(kind):
+            return True
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_later(self._ends_at - now, self._check)
+        return False
+
+    def close(self) -> None:
+        """Ends the window: reports what has no line of its own."""
+        counts, self._counts = self._counts, {}
+        if not counts:
+            return  # the timer was here first
+        for kind, count in counts.items():
+            if count > self._limit(kind):
+                self._report(kind, count - self._limit(kind))
+        self._floods = frozenset(kind for kind, count in counts.items() if count > REFUSAL_LINES)
+
+    def _limit(self, kind: RefusalKind) -> int:
+        return 0 if kind in self._floods else REFUSAL_LINES
+
+    def _check(self) -> None:
+        left_s = self._ends_at - self._now()
+        if left_s > 0:  # the timer is coarse, or another window has begun
+            self._call_later(left_s, self._check)
+        else:
+            self._is_scheduled = False
+            self.close()
+
+
+def _call_later(delay_s: float, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
+        asyncio.get_running_loop().call_later(delay_s, call)
 
 
 def _together(lines: Iterable[str]) -> Iterator[str]:
@@ -136,7 +238,8 @@ def _together(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(joined)
 
 
-_lines = _Lines(sys.stdout, _LEVELS["info"])
+_stdout = LineWriter(1)
+_lines = _Lines(_stdout, _LEVELS["info"])
 
 
 class _FromLogging(logging.Handler):

@@ -123,6 +123,7 @@ class Metrics:
         self._load_failures = make.counter(
             "layer_load_failures", "Layers that could not be loaded, by code", ("reason",)
         )
+        self._dropped_lines = make.counter("log_lines_dropped", "Log lines of workers that found no reader")
         self._device_bytes = make.gauge(
             "device_memory_bytes", "Memory that torch holds on a device", labels=("device",)
         )
@@ -163,6 +164,10 @@ class Metrics:
         """Forward passes that fail and probes too."""
         self._compute_busy.inc(busy_s)
         self._filler_rows.inc(filler_rows)
+
+    def log_lines_dropped(self, number: int) -> None:
+        """More of them."""
+        self._dropped_lines.inc(number)
 
     def queue_stands(self, *, is_so: bool) -> None:
         self._standing.set(is_so)

@@ -1,10 +1,11 @@
-"""Processes: what the supervisor asks of the operating system: a port, a run directory, children, signals.
+"""Processes: what the supervisor asks of the operating system: a port, a run directory, streams, children, signals.
 
 Must not know: when a process is started, replaced or ended (`supervisor.py`), what it does, torch, settings.
 Laws: nothing here polls; a child begins with no signal ignored and only NEWS blocked, which would end it before it can listen,
 in a process group of its own, so that Ctrl-C reaches the supervisor alone; every child holds the reading end of one pipe (the
 lifeline) and nobody but the supervisor the writing end, so that the end of the supervisor, however it came, is an end-of-file
-for every child. Of another (the pulse) every child holds the writing end.
+for every child. Of another (the pulse) every child holds the writing end. Nothing that a process of the service writes to
+stdout or stderr waits for a reader, be it a log line, a traceback or what C code has to say.
 
 Signals come through Python's wake-up pipe and not through sigwait: a thread that a library started (OpenBLAS starts one
 at the import of NumPy) has them unblocked, and one that came while this thread did not wait would end the process there.
@@ -13,12 +14,15 @@ at the import of NumPy) has them unblocked, and one that came while this thread 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,10 +31,12 @@ from typing import Self
 
 from service.bell import NEWS
 from service.errors import ServiceError
-from service.timestamp import timestamp
+from service.line_writer import FINISH_S, LineWriter, log_line
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
+STDOUT, STDERR = 1, 2
+_log = LineWriter(STDOUT)
 
 
 class StartError(ServiceError):
@@ -114,8 +120,82 @@ class RunDirectory:
 def say_once(run_dir: Path, message: str) -> None:
     """One line on stderr, from whichever process of the service comes first: they mostly refuse for the same reason."""
     with contextlib.suppress(FileExistsError), (run_dir / "refusal").open("x"):
+        say(message)
+
+
+def say(message: str) -> None:
+    """One line on stderr, if there is room."""
+    with contextlib.suppress(OSError):
         sys.stderr.write(f"attention-service: {message}\n")
         sys.stderr.flush()
+
+
+def unblock(descriptor: int) -> bool:
+    """What is written to a standard stream from now on does not wait for a reader; False where that cannot be had (a socket).
+
+    O_NONBLOCK belongs to the open file, which a shell, a terminal and other programs share with us. So the stream is opened
+    once more, which leaves theirs as it is. A file and a device like /dev/null have no reader to wait for.
+    """
+    kind = os.fstat(descriptor).st_mode
+    if not (stat.S_ISFIFO(kind) or os.isatty(descriptor)):
+        return not stat.S_ISSOCK(kind)
+    try:
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # another user's pipe (after sudo), no /proc
+        return False
+    os.dup2(own, descriptor)
+    os.close(own)
+    return True
+
+
+def unbuffer_streams() -> None:
+    """What finds no room on Python's own streams is lost at once.
+
+    In a buffer it would be tried again when the process exits, and make another exit code of every one (120).
+    """
+    for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
+        raw = io.FileIO(descriptor, "wb", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True))
+
+
+class Relay:
+    """Puts a pipe of our own, which does not block, in the place of a stream; a thread copies it and may wait."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._target = os.dup(descriptor)
+        self._source, end = os.pipe()
+        os.set_blocking(end, False)
+        os.dup2(end, descriptor)
+        os.close(end)
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._source, 2**16):
+                while data:
+                    select.select([], [self._target], [])  # whoever gave it to us may have made it non-blocking
+                    data = data[os.write(self._target, data) :]
+        os.close(self._source)  # nobody reads any more: from here on a write fails
+
+    def close(self) -> None:
+        """When the children have ended: what they wrote last goes out, if it finds a reader in time."""
+        os.dup2(self._target, self._descriptor)
+        self._thread.join(FINISH_S)
+
+
+@contextlib.contextmanager
+def unblocked_streams() -> Iterator[None]:
+    """As `unblock`, both streams, whatever they are; a log line that still waits at the end gets its chance."""
+    relays = [Relay(descriptor) for descriptor in (STDOUT, STDERR) if not unblock(descriptor)]
+    unbuffer_streams()
+    try:
+        yield
+    finally:
+        _log.finish()
+        for relay in relays:
+            relay.close()
 
 
 def _in_the_pipe(_: int, __: FrameType | None) -> None:
@@ -162,6 +242,7 @@ class Posix:
 
     def wait(self, timeout_s: float | None) -> int | None:
         """The next signal; None when `timeout_s` passed first."""
+        _log.flush()  # lines that found no room get another chance at every wait
         is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
         return os.read(self._signalled, 1)[0] if is_signalled else None
 
@@ -178,12 +259,5 @@ class Posix:
 
 
 def write_log_line(level: str, event: str, **fields: object) -> None:
-    """One JSON line like those of `logs.py`, without what structlog costs (17 MB); a closed stdout stops nobody."""
-    import json  # noqa: PLC0415 (memory: shared by all lines)
-
-    from service import __version__  # noqa: PLC0415
-
-    line = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__, **fields}
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+    """One line on stdout; it does not wait for a reader."""
+    _log.write(log_line(level, event, **fields))

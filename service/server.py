@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from service.logs import get_logger
+from service.logs import finish_logs, get_logger
 from service.tls import Tls, has_all
 from service.transport.connection import Connection
 from service.transport.departures import Departures
@@ -52,6 +52,11 @@ def _nothing() -> None:
 
 def _always() -> bool:
     return True
+
+
+def _exit_at_once(exit_code: int) -> None:
+    finish_logs()
+    os._exit(exit_code)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Server(uvicorn.Server):
         opened: Callable[[], None] = _nothing,
         lifeline: int | None = None,
         tls: Tls | None = None,
-        force: Callable[[int], object] = os._exit,
+        force: Callable[[int], object] = _exit_at_once,
     ) -> None:
         super().__init__(_config(application, tls))
         self.exit_code = 0

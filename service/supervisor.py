@@ -26,7 +26,15 @@ from typing import NoReturn, Protocol
 
 from service.bell import NEWS
 from service.plan import Plan
-from service.processes import Posix, RunDirectory, StartError, reserve_port, write_log_line
+from service.processes import (
+    Posix,
+    RunDirectory,
+    StartError,
+    reserve_port,
+    say,
+    unblocked_streams,
+    write_log_line,
+)
 from service.pulse import LOOKS, WHERE, look_interval_s
 from service.slot import Slot
 
@@ -119,16 +127,13 @@ class Supervisor:
     def _look(self) -> None:
         """Who gave no sign of life for so many looks is asked where it stands, and then ended; `_ended` does the rest."""
         self._hear()
-        told = []
         for slot in self._slots:
             silent = slot.looked_at()
             if slot.pid is not None and silent in (LOOKS - 1, LOOKS):
                 signum = WHERE if silent < LOOKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
-                told.append(dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name))
-        # Afterwards: where nobody reads the log, a line takes as long as the workers stand still for the same reason.
-        for fields in told:
-            self._log("error", "worker_silent", **fields)
+                fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
+                self._log("error", "worker_silent", **fields)
         self._look_at = self._system.now() + self._look_s
 
     def _hear(self) -> None:
@@ -214,12 +219,11 @@ def become(plan: Plan) -> NoReturn:
     Who tells it to stop meanwhile is heard as soon as there is a handler: a mask outlives the exchange of programs.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    sys.stdout.flush()
-    sys.stderr.flush()
     command = (sys.executable, "-m", "service.supervisor", *plan.arguments)
     os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
 
 
+@unblocked_streams()
 def supervise(plan: Plan, log: Log = write_log_line) -> int:
     """Serves until told to stop and returns the exit code; the process must end with it (it has taken the signals over).
 
@@ -234,7 +238,7 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
             log("info", "serving", host=plan.host, port=port, workers=plan.workers)
             return Supervisor(plan, values, system, run.bury, log).run()
     except StartError as error:
-        sys.stderr.write(f"attention-service: {error.message}\n")
+        say(error.message)
         return EXIT_FAILED
 
 

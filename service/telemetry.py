@@ -17,7 +17,7 @@ from service.attention.resident import Resident
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
-from service.logs import RequestLine, get_logger, log_request
+from service.logs import RequestLine, get_logger, log_request, num_dropped_lines
 from service.metrics import Metrics, is_counted
 from service.tally import Tally
 
@@ -35,6 +35,7 @@ class Telemetry:
         self._answered_at: dict[str, float] = {}
         self._busy_seconds = 0.0
         self._filler_rows = 0
+        self._dropped_lines = 0
         self._tally = Tally()
 
     # The door.
@@ -166,10 +167,13 @@ class Telemetry:
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """What is measured rather than told: memory, and what the engine has done since the last time."""
+        """What is measured rather than told: memory, what the engine has done and the log has lost since the last time."""
         busy, filled = engine.busy_seconds, engine.filler_rows
         self._metrics.engine_worked(busy - self._busy_seconds, filled - self._filler_rows)
         self._busy_seconds, self._filler_rows = busy, filled
+        dropped = num_dropped_lines()
+        self._metrics.log_lines_dropped(dropped - self._dropped_lines)
+        self._dropped_lines = dropped
         self.tell_tally()
         self._metrics.memory_measured()
         self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)

@@ -45,15 +45,17 @@ def serve(
     """Serve the layers of a directory until told to stop."""
     from service import supervisor
     from service.plan import TOLD, Plan
-    from service.processes import write_log_line  # the other commands do not need it
+    from service.processes import unblocked_streams, write_log_line  # the other commands do not need it
 
-    settings = load_settings(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
-    if not settings.layers_dir.is_dir():
-        raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
-    kept_connections(settings.max_connections)
-    _check_files(settings)
-    if settings.api_keys_file is None and not _is_loopback(settings.host):
-        write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
+    with unblocked_streams():
+        given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
+        settings = load_settings(**given)
+        if not settings.layers_dir.is_dir():
+            raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+        kept_connections(settings.max_connections)
+        _check_files(settings)
+        if settings.api_keys_file is None and not _is_loopback(settings.host):
+            write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *TOLD),
         environment=child_environment(settings),
@@ -141,8 +143,9 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     import time
 
     from service.bell import SupervisorBell
+    from service.logs import finish_logs
     from service.metrics import Metrics
-    from service.processes import say_once
+    from service.processes import say_once, unbuffer_streams
     from service.pulse import Pulse
     from service.server import Server
     from service.shared_values import Shared
@@ -153,6 +156,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
             say_once(run_dir, reason)
         server.leave(exit_code)
 
+    unbuffer_streams()
     bell = SupervisorBell()
     allow(kept_connections(settings.max_connections))
     listener = _listener(settings, port, run_dir)
@@ -189,6 +193,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
         return server.run_to_end()
     finally:
         metrics.close()
+        finish_logs()
         if export is not None:
             export.close()
 

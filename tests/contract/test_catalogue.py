@@ -31,7 +31,6 @@ CATALOGUE = [f"{group}{number}" for group, numbers in GROUPS.items() for number 
 NOT_YET: dict[str, str] = {
     "D1": "being mended",
     "D2": "being mended",
-    "D3": "being mended",
     "D4": "being mended",
     "D5": "being mended",
     "D7": "being mended",

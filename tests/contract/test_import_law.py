@@ -13,8 +13,8 @@ MODULES = {
 }
 
 GROUND = {
-    "settings", "errors", "events", "metrics", "memory", "logs", "timestamp", "turn", "header_fields", "json_object",
-    "safetensors_header",
+    "settings", "errors", "events", "metrics", "memory", "logs", "line_writer", "timestamp", "turn", "header_fields",
+    "json_object", "safetensors_header",
 }  # fmt: skip
 ALLOWED = {
     "attention": {"attention"} | GROUND,

@@ -1,4 +1,5 @@
-"""Subject: the real service as a process tree, its log in a file, and what is measured of it from outside.
+"""Subject: the real service as a process tree, its log in a file (or in a pipe that is read when it is asked for), and what is
+measured of it from outside.
 
 Laws: black box: HTTP, signals and what the kernel tells of the processes; settings that this version does not have are
 left out, so that one harness measures several versions; `end` leaves nothing behind.
@@ -11,6 +12,7 @@ import dataclasses
 import http.client
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,10 +51,13 @@ class Vitals:
 
 
 class Subject:
-    """`plants` are faults for `planted.py`; `cpus` pins all processes; settings by their names."""
+    """`plants` are faults for `planted.py`; `cpus` pins all processes; settings by their names.
+
+    With `piped` stdout and stderr are one pipe, which is read only by `lines` (and while it waits to be ready).
+    """
 
     def __init__(
-        self, directory: Path, *, layers=LAYERS, plants: dict | None = None, cpus=None, **settings: Any
+        self, directory: Path, *, layers=LAYERS, plants: dict | None = None, cpus=None, piped=False, **settings: Any
     ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -63,6 +68,7 @@ class Subject:
         named = {"run_dir": directory / "run", **named}
         (directory / "run").mkdir()
         self._out, self._err = (directory / "out.log").open("wb"), (directory / "err.log").open("wb")
+        self._pipe, end = os.pipe() if piped else (None, None)
         with _pinned(cpus):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "serve", "--port", "0", "--layers-dir", str(directory / "layers")],
@@ -71,9 +77,11 @@ class Subject:
                     VARIABLE: json.dumps(plants),
                     **{f"ATTENTION_{name.upper()}": str(value) for name, value in named.items()},
                 },
-                stdout=self._out,
-                stderr=self._err,
+                stdout=self._out if end is None else end,
+                stderr=self._err if end is None else end,
             )
+        if end is not None:
+            os.close(end)
         self.port = 0
         self.pids: tuple[int, ...] = ()
 
@@ -90,6 +98,11 @@ class Subject:
 
     def lines(self) -> Iterator[dict]:
         """The log so far."""
+        while self._pipe is not None and select.select([self._pipe], [], [], 0)[0]:
+            if not (some := os.read(self._pipe, 2**16)):
+                break
+            self._out.write(some)
+            self._out.flush()
         with (self.directory / "out.log").open(encoding="utf-8") as file:
             for line in file:
                 if line.endswith("\n"):
@@ -186,6 +199,8 @@ class Subject:
                 os.kill(pid, signal.SIGKILL)
         self._out.close()
         self._err.close()
+        if self._pipe is not None:
+            os.close(self._pipe)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import service
-from service.logs import MAX_LINE_BYTES, RequestLine, configure_logs, get_logger, log_request
+from service.logs import (
+    MAX_LINE_BYTES,
+    REFUSAL_LINES,
+    REFUSAL_WINDOW_S,
+    RefusalLimit,
+    RequestLine,
+    configure_logs,
+    finish_logs,
+    get_logger,
+    log_request,
+)
+from tests.doubles import ManualClock
 
 LINE = RequestLine(
     request_id="abc",
@@ -183,6 +194,145 @@ def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
         configure_logs("info", ClosedPipe())
         log_request(LINE)
         assert captured.text == ""
+
+
+NOT_FOUND = ("/v1/layers/{layer}/attend", 404, "layer_not_found")
+WRONG = ("/v1/layers/{layer}/attend", 422, "bad_shape")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def reported():
+    return []
+
+
+@pytest.fixture
+def refusals(clock, reported):
+    def call_later(delay_s, call):
+        clock.call_at(clock.now() + delay_s, call)
+
+    return RefusalLimit(clock.now, call_later, lambda kind, count: reported.append((kind, count)))
+
+
+def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_rest_share_one_D9(
+    refusals, clock, reported
+):
+    assert [refusals.admits(NOT_FOUND) for _ in range(250)] == [True] * REFUSAL_LINES + [False] * 150
+    assert reported == []
+    clock.advance(REFUSAL_WINDOW_S)
+    assert reported == [(NOT_FOUND, 150)]
+    assert clock.num_calls == 0, "no timer runs while nothing is suppressed"
+
+
+def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, clock, reported):
+    def second(count: int) -> int:
+        """How many of so many refusals have lines."""
+        admitted = sum(refusals.admits(NOT_FOUND) for _ in range(count))
+        clock.advance(REFUSAL_WINDOW_S)
+        return admitted
+
+    assert [second(count) for count in (500, 500, 400, 99, 99, 500, 500)] == [100, 0, 0, 0, 99, 100, 0]
+    assert second(10) == 0
+    assert [count for _, count in reported] == [400, 500, 400, 99, 400, 500, 10]
+    assert clock.num_calls == 0
+
+
+def test_after_a_pause_a_flood_begins_anew(refusals, clock, reported):
+    for _ in range(2):
+        assert [refusals.admits(NOT_FOUND) for _ in range(101)] == [True] * 100 + [False]
+        clock.advance(2 * REFUSAL_WINDOW_S)
+    assert reported == [(NOT_FOUND, 1)] * 2
+
+
+def test_refusals_that_differ_in_route_status_or_code_do_not_suppress_each_other(refusals, clock, reported):
+    kinds = [
+        NOT_FOUND,
+        WRONG,
+        ("unmatched", *NOT_FOUND[1:]),
+        (*NOT_FOUND[:2], "not_found"),
+        (NOT_FOUND[0], 400, NOT_FOUND[2]),
+    ]
+    for _ in range(REFUSAL_LINES):
+        assert all(refusals.admits(kind) for kind in kinds)
+    assert not any(refusals.admits(kind) for kind in kinds)
+    clock.advance(REFUSAL_WINDOW_S)
+    assert sorted(reported) == sorted((kind, 1) for kind in kinds)
+
+
+def test_a_few_refusals_ask_for_no_timer(refusals, clock, reported):
+    for _ in range(REFUSAL_LINES):
+        refusals.admits(NOT_FOUND)
+    assert clock.num_calls == 0
+    clock.advance(10 * REFUSAL_WINDOW_S)
+    assert reported == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.sampled_from([NOT_FOUND, WRONG]), st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]))
+    )
+)
+def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
+    clock, sums, num_lines = ManualClock(), dict.fromkeys((NOT_FOUND, WRONG), 0), dict.fromkeys((NOT_FOUND, WRONG), 0)
+
+    def report(kind, count):
+        assert count > 0
+        sums[kind] += count
+
+    refusals = RefusalLimit(clock.now, lambda delay_s, call: clock.call_at(clock.now() + delay_s, call), report)
+    for count, kind, pause_s in steps:
+        num_lines[kind] += sum(refusals.admits(kind) for _ in range(count))
+        clock.advance(pause_s)
+    clock.advance(2 * REFUSAL_WINDOW_S)
+    for kind in sums:
+        assert num_lines[kind] + sums[kind] == sum(count for count, sent, _ in steps if sent == kind)
+    assert clock.num_calls == 0
+
+
+def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reported):
+    refusals = RefusalLimit(clock.now, lambda delay_s, call: None, lambda kind, count: reported.append((kind, count)))
+    for _ in range(REFUSAL_LINES + 5):
+        refusals.admits(NOT_FOUND)
+    clock.advance(REFUSAL_WINDOW_S)
+    assert refusals.admits(WRONG)
+    assert reported == [(NOT_FOUND, 5)]
+
+
+def test_answers_are_never_suppressed_and_refusals_are_summed_up_in_a_line_D9(captured):
+    refused = LINE._replace(route="unmatched", status=404, code="not_found")
+    for number in range(3 * REFUSAL_LINES):
+        log_request(LINE)
+        log_request(refused._replace(request_id=str(number)))
+    finish_logs()
+    assert [line["status"] for line in captured.lines if line["event"] == "request"].count(200) == 3 * REFUSAL_LINES
+    refusals = [line for line in captured.lines if line.get("code") == "not_found"]
+    assert [line["event"] for line in refusals] == ["request"] * REFUSAL_LINES + ["refusals_suppressed"]
+    summed = refusals[-1]
+    assert (summed["level"], summed["route"], summed["status"], summed["count"]) == (
+        "info",
+        "unmatched",
+        404,
+        2 * REFUSAL_LINES,
+    )
+
+
+def test_on_a_loop_the_sum_is_written_without_another_request():
+    async def refuse():
+        texts = asyncio.Queue[str]()
+        configure_logs("info", type("Stream", (), {"write": lambda _, text: texts.put_nowait(text)})())
+        for _ in range(REFUSAL_LINES + 1):
+            log_request(LINE._replace(status=404, code="not_found"))
+        async with asyncio.timeout(30):
+            while "refusals_suppressed" not in (text := await texts.get()):
+                pass
+        return json.loads(text)
+
+    with Captured():
+        assert asyncio.run(refuse())["count"] == 1
 
 
 def test_a_process_that_serves_does_without_the_command_lines_colours():

@@ -1,14 +1,16 @@
 """Ports and run directories: what the supervisor asks of the operating system before it starts anybody."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from service.heartbeat import Board, State
-from service.processes import RunDirectory, StartError, reserve_port, say_once
+from service.processes import Relay, RunDirectory, StartError, reserve_port, say_once, unblock
 
 
 def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
@@ -85,6 +87,139 @@ def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
     for _ in range(3):
         say_once(tmp_path, "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
+
+
+@pytest.fixture
+def descriptors():
+    """Those that a test opened, closed at its end."""
+    opened: list[int] = []
+    yield opened
+    for descriptor in opened:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def fill(descriptor: int) -> int:
+    """How many bytes it takes before it says that there is no room."""
+    number = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            number += os.write(descriptor, b"x" * 1000)
+    return number
+
+
+def test_a_pipe_is_unblocked_for_us_and_not_for_whoever_shares_it(descriptors):
+    source, theirs = os.pipe()
+    ours = os.dup(theirs)
+    descriptors += [source, theirs, ours]
+    assert unblock(ours)
+    assert fill(ours) > 0
+    assert os.get_blocking(theirs)
+
+
+def test_a_terminal_is_unblocked_for_us_and_not_for_its_owner(descriptors):
+    master, theirs = os.openpty()
+    ours = os.dup(theirs)
+    descriptors += [master, theirs, ours]
+    assert unblock(ours)
+    assert fill(ours) > 0
+    assert os.get_blocking(theirs)
+
+
+def test_a_file_and_a_device_stay_as_they_are(tmp_path):
+    """A file that were opened once more would be written from its start."""
+    with (tmp_path / "out.log").open("wb", buffering=0) as file:
+        file.write(b"12")
+        assert unblock(file.fileno())
+        file.write(b"3")
+    assert (tmp_path / "out.log").read_bytes() == b"123"
+    for path in ("/dev/null", "/dev/full"):
+        with Path(path).open("wb", buffering=0) as file:
+            assert unblock(file.fileno())
+            assert os.get_blocking(file.fileno())
+
+
+def test_a_socket_and_a_pipe_of_another_user_cannot_be_unblocked(descriptors, monkeypatch):
+    one, other = socket.socketpair()
+    with one, other:
+        assert not unblock(one.fileno())
+    descriptors += os.pipe()
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError))
+    assert not unblock(descriptors[1])
+
+
+def test_what_a_socket_gets_goes_through_a_pipe_that_does_not_block(descriptors):
+    target, reader = socket.socketpair()
+    with target, reader:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        relay = Relay(stream)
+        written = fill(stream)
+        assert target.getblocking()
+        got = b""
+        while len(got) < written:
+            got += reader.recv(2**16)
+        os.write(stream, b"the last")
+        relay.close()
+        assert reader.recv(100) == b"the last"
+        os.write(stream, b"as it was")
+        assert reader.recv(100) == b"as it was"
+
+
+def test_a_relay_whose_reader_is_gone_says_so(descriptors):
+    target, reader = socket.socketpair()
+    reader.close()
+    with target:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        relay = Relay(stream)
+        os.write(stream, b"lost")
+        relay._thread.join(10)
+        with pytest.raises(BrokenPipeError):
+            os.write(stream, b"and known to be")
+        relay.close()
+
+
+def test_a_relay_whose_reader_reads_nothing_keeps_nobody_from_the_end(descriptors):
+    target, reader = socket.socketpair()
+    with target, reader:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        target.setblocking(False)
+        fill(stream)
+        relay = Relay(stream)
+        fill(stream)
+        relay.close()
+        assert relay._thread.is_alive(), "it waits, and nobody for it"
+        while relay._thread.is_alive():
+            reader.recv(2**16)
+
+
+NO_ROOM = """
+import os, sys, warnings
+from service.processes import say, unblock, unbuffer_streams, write_log_line
+print("0")
+source, end = os.pipe()
+sys.stdout.flush()
+os.dup2(end, 1), os.dup2(end, 2)
+assert unblock(1) and unblock(2)
+unbuffer_streams()
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except BlockingIOError:
+    pass
+print("nobody reads this")
+say("nor this")
+warnings.warn("nor this")
+write_log_line("info", "nor_this")
+sys.exit(3)
+"""
+
+
+def test_a_process_that_nobody_listens_to_exits_with_the_code_it_chose():
+    """What Python keeps in a buffer it tries again at the exit, which then is 120."""
+    assert subprocess.run([sys.executable, "-c", NO_ROOM], timeout=60, check=False).returncode == 3
 
 
 CHILD = """
