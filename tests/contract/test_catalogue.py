@@ -29,7 +29,6 @@ GROUPS = {
 CATALOGUE = [f"{group}{number}" for group, numbers in GROUPS.items() for number in numbers]
 # Must shrink: an id that is proven may not stand here.
 NOT_YET: dict[str, str] = {
-    "D1": "being mended",
     "D2": "being mended",
     "D4": "being mended",
     "D5": "being mended",

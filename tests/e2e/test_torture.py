@@ -1,4 +1,4 @@
-"""Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, bombs, checkpoints.
+"""Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, bombs, checkpoints, layer race.
 
 `make torture` runs them in full, with those that have times in them.
 """
@@ -20,6 +20,7 @@ from tests.torture.figures import (
     isolation,
     large_bodies,
     new_worker,
+    layer_race,
     overload,
     sigterm,
     slow_readers,
@@ -42,6 +43,7 @@ def form(directory, share) -> Form:
         pytest.param(isolation, 0.01, id="isolation-T14-T19-T20-X1"),
         pytest.param(disconnects, 0.04, id="disconnects-X12"),
         pytest.param(checkpoints, 0.02, id="checkpoints-F1-F3-F5-F6-F7-F15"),
+        pytest.param(layer_race, 0.02, id="layer-race-D1"),
     ],
 )
 def test_a_small_form_misses_no_target(tmp_path, figure, share):
