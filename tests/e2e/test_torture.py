@@ -1,4 +1,5 @@
 """Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, bombs, checkpoints, layer race.
+"""Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, checkpoints, log flood.
 
 `make torture` runs them in full, with those that have times in them.
 """
@@ -21,10 +22,12 @@ from tests.torture.figures import (
     large_bodies,
     new_worker,
     layer_race,
+    log_flood,
     overload,
     sigterm,
     slow_readers,
     trickle,
+    unread_log,
 )
 from tests.torture.line import attend
 from tests.torture.subject import Subject
@@ -44,6 +47,7 @@ def form(directory, share) -> Form:
         pytest.param(disconnects, 0.04, id="disconnects-X12"),
         pytest.param(checkpoints, 0.02, id="checkpoints-F1-F3-F5-F6-F7-F15"),
         pytest.param(layer_race, 0.02, id="layer-race-D1"),
+        pytest.param(log_flood, 0.02, id="log-flood-D9"),
     ],
 )
 def test_a_small_form_misses_no_target(tmp_path, figure, share):
@@ -65,6 +69,7 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(half_close, id="half-close-D6"),
         pytest.param(slow_readers, id="slow-readers-D9"),
         pytest.param(new_worker, id="new-worker-D9"),
+        pytest.param(unread_log, id="unread-log-D3"),
     ],
 )
 def test_a_figure_with_times_misses_no_target(tmp_path, figure):

@@ -68,7 +68,10 @@ class Subject:
         named = {"run_dir": directory / "run", **named}
         (directory / "run").mkdir()
         self._out, self._err = (directory / "out.log").open("wb"), (directory / "err.log").open("wb")
-        self._pipe, end = os.pipe() if piped else (None, None)
+        end: int | None = None
+        self._pipe: int | None = None
+        if piped:
+            self._pipe, end = os.pipe()
         with _pinned(cpus):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "serve", "--port", "0", "--layers-dir", str(directory / "layers")],

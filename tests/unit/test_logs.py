@@ -229,7 +229,7 @@ def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_res
 
 
 def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, clock, reported):
-    def second(count: int) -> int:
+    def second(count):
         """How many of so many refusals have lines."""
         admitted = sum(refusals.admits(NOT_FOUND) for _ in range(count))
         clock.advance(REFUSAL_WINDOW_S)
