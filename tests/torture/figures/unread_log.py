@@ -1,5 +1,5 @@
-"""Figure 13: stdout and stderr are one pipe that nobody reads. Requests, health, a replacement and the end go on, and each line is
-read later or counted. The same check with streams that block must fail.
+"""Figure 13: stdout and stderr are one pipe that nobody reads. Requests, health, a replacement and the end go on, and each
+line is read later or counted. The same check with streams that block must fail.
 
 Laws: more lines are written than the pipe and the memory of the processes take; lines are compared with requests only where no
 process was killed in between.
