@@ -49,12 +49,12 @@ class Brevity:
             return False
         return flops <= pace.rate * self._brief_s
 
-    def note(self, lane: Hashable, flops: int, seconds: float, *, was_waited_for: bool) -> None:
-        """A batch of this lane took so long, and the loop waited for it or did not."""
+    def note(self, lane: Hashable, flops: int, seconds: float, *, waited_s: float) -> None:
+        """A batch of this lane took so long, and the loop waited for so much of it."""
         if not self._brief_s:
             return
         pace = self._lanes.get(lane) or self._begin(lane)
-        if was_waited_for and seconds > FAR_TOO_LONG * self._brief_s:
+        if waited_s > FAR_TOO_LONG * self._brief_s:
             pace.doubts = WINDOW  # as many have to be good before the lane is trusted again
         elif pace.doubts:
             pace.doubts -= 1

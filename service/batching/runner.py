@@ -44,13 +44,13 @@ Between = Callable[[Hashable, float], Awaitable[object]]
 
 
 class _Attempt(NamedTuple):
-    """What a batch cost, how long it took, and whether the loop waited for it."""
+    """What a batch cost, how long it took, and for how much of that the loop stood still."""
 
     costs: list[Cost]
     batch: BatchInfo
     work: Work
     compute_s: float
-    was_waited_for: bool
+    waited_s: float
 
 
 class Runner(Generic[P, R]):
@@ -102,25 +102,26 @@ class Runner(Generic[P, R]):
         self._speed.begin(work, started_at)
         is_brief = self._brevity.is_brief(jobs[0].lane, work.flops, batch.sequences)
         future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
+        # Also for a pass that failed, and that the engine's thread does again.
+        waited_s = compute_s = self._clock.now() - started_at
         was_at_once = future.done()
-        compute_s = self._clock.now() - started_at
         if not was_at_once:
-            last, compute_s = await self._in_steps(jobs, work, future, started_at)
+            last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
                 return []
-            future = last
+            future, compute_s = last, waited_s + steps_s
             del last
-        parts = self._settle(jobs, _Attempt(costs, batch, work, compute_s, was_at_once), future)
+        parts = self._settle(jobs, _Attempt(costs, batch, work, compute_s, waited_s), future)
         del future
         if was_at_once:
             await let_come_in()
         return parts
 
     async def _in_steps(
-        self, jobs: list[Job[P, R]], work: Work, future: Future[Any], started_at: float
+        self, jobs: list[Job[P, R]], work: Work, future: Future[Any]
     ) -> tuple[Future[Any] | None, float]:
         """The future of the last step (None: nobody waited for it), and the seconds of all steps, without what ran between."""
-        total_s = 0.0
+        total_s, started_at = 0.0, self._clock.now()
         while True:
             await wait_for(future, self._clock, started_at + self._max_s)
             step_s = self._clock.now() - started_at
@@ -153,7 +154,7 @@ class Runner(Generic[P, R]):
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
         self._speed.note(attempt.work, attempt.compute_s)
-        self._brevity.note(lane, attempt.work.flops, attempt.compute_s, was_waited_for=attempt.was_waited_for)
+        self._brevity.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
         self._observer.batch_done(BatchEvent.of(lane, attempt.batch, attempt.costs, attempt.compute_s))
         return []
 

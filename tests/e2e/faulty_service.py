@@ -2,16 +2,31 @@
 
 A request whose first number is one of the marks below does to the engine what the mark says. `FAULTY_LOAD_S` makes reading a
 layer take that long, in a call that cannot be called off; `FAULTY_FORWARD_S` does so to every forward pass. With
-`FAULTY_FLIP` one bit of the first answer is flipped wherever several requests share a forward pass.
+`FAULTY_FLIP` one bit of the first answer is flipped wherever several requests share a forward pass. `FAULTY_PASSES` names a
+file that gets a line for every forward pass as it begins: the process, the thread that computes it, and the marks of its
+requests. With `FAULTY_INLINE=0` every batch goes to the compute thread, for what is true of that one alone.
 """
 
+import asyncio
 import dataclasses
 import os
 import sys
+import threading
 import time
 
 STUCK, DEVICE, RAISES, SLOW = 1001.0, 1002.0, 1003.0, 1004.0
 SLOW_S = 2.0
+# Memory for two such requests at once; for none. Once: slow and then out of memory, where the loop waits for it.
+TIGHT, TOO_LARGE, STUMBLES = 1005.0, 1006.0, 1007.0
+TIGHT_ROOM = 2
+# What is no failure of a batch where somebody else raises it, but the end of a process, of a task or of a generator.
+ENDS: dict[float, type[BaseException]] = {
+    1011.0: KeyboardInterrupt,
+    1012.0: SystemExit,
+    1013.0: GeneratorExit,
+    1014.0: StopIteration,
+    1015.0: asyncio.CancelledError,
+}
 
 
 def replace(owner: type, name: str, method: object) -> None:
@@ -30,6 +45,28 @@ def be_supervisor() -> None:
     vars(supervisor)["become"] = of_this_file
 
 
+def fail(marks: list[float]) -> None:
+    """What the marks of a batch say, before it is computed."""
+    if STUCK in marks:
+        time.sleep(600)
+    if DEVICE in marks:
+        import torch
+
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    if RAISES in marks:
+        raise RuntimeError("a secret reason")
+    for mark in ENDS.keys() & marks:
+        raise ENDS[mark]("a secret reason")
+    if TOO_LARGE in marks or (TIGHT in marks and len(marks) > TIGHT_ROOM):
+        raise MemoryError
+    if SLOW in marks:
+        time.sleep(SLOW_S)
+    if STUMBLES in marks and threading.current_thread() is threading.main_thread():
+        time.sleep(SLOW_S)
+        raise MemoryError
+    time.sleep(float(os.environ.get("FAULTY_FORWARD_S", "0")))
+
+
 def be_worker() -> None:
     import torch
 
@@ -38,18 +75,13 @@ def be_worker() -> None:
     from service.layers.store import Store
 
     forward, load, run = Engine._forward, Store.load, Engine.run
+    passes = os.open(os.environ.get("FAULTY_PASSES", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def faulty_forward(self, batch):
-        marks = {float(work.call.query[0, 0, 0]) for work in batch}
-        if STUCK in marks:
-            time.sleep(600)
-        if DEVICE in marks:
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-        if RAISES in marks:
-            raise RuntimeError("a secret reason")
-        if SLOW in marks:
-            time.sleep(SLOW_S)
-        time.sleep(float(os.environ.get("FAULTY_FORWARD_S", "0")))
+        marks = [float(work.call.query[0, 0, 0]) for work in batch]
+        told = f"{os.getpid()} {threading.current_thread().name} {' '.join(map(str, marks))}\n"
+        os.write(passes, told.encode())
+        fail(marks)
         answers = forward(self, batch)
         if os.environ.get("FAULTY_FLIP") and len(batch) > 1:
             answers[0].output.view(torch.int32).view(-1)[0] ^= 1
@@ -61,7 +93,8 @@ def be_worker() -> None:
 
     vars(access)["_ADMIN_METHODS"] = frozenset()  # everybody may change layers here
     replace(Engine, "_forward", faulty_forward)
-    replace(Engine, "run", lambda self, batch, **_: run(self, batch))  # no batch is brief: any may be made slow
+    if os.environ.get("FAULTY_INLINE") == "0":
+        replace(Engine, "run", lambda self, batch, **_: run(self, batch))
     replace(Store, "load", slow_load)
 
 

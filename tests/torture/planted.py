@@ -1,10 +1,11 @@
 """The service with faults planted in it, for what cannot be made from outside: `python -m tests.torture.planted serve …`.
 
 Laws: the service itself has no hook for any of this; what is planted is told in one variable, as JSON, and read here only:
-`cost_s` (each request costs this much engine time), `executed` (a file that gets a line for every request that an engine
-runs: its mark and when), `raising` (requests with this mark raise), `leak_bytes` (kept for ever, a request) and
-`leak_descriptors` (one for a hundred requests); `modules` (each one's `plant()` is called in every worker before it starts: it
-puts back a fault that was mended, so that a figure can show that it would find it).
+`cost_s` (each request costs this much engine time, on whichever thread computes it), `executed` (a file that gets a line for
+every request that an engine runs: its mark and when), `threads` (a file that gets a line for every batch: the name of the
+thread that computes it), `inline` (false: the event loop's thread computes nothing), `raising` (requests with this mark raise),
+`leak_bytes` (kept for ever, a request) and `leak_descriptors` (one for a hundred requests); `modules` (each one's `plant()` is
+called in every worker before it starts: it puts back a fault that was mended, so that a figure can show that it would find it).
 A request's mark is the first number of its query.
 """
 
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,11 +54,13 @@ def _plant(plants: dict[str, Any]) -> None:
     from service.attention.engine import Engine
 
     run, run_in_thread = Engine._run, Engine.run
-    write = _writer(plants.get("executed"))
+    write, write_thread = _writer(plants.get("executed")), _writer(plants.get("threads"))
 
     def run_planted(engine: Engine, batch: Any) -> Any:
         marks = [float(work.call.query[0, 0, 0]) for work in batch]
-        write(marks)
+        now = time.monotonic()
+        write("".join(f"{mark:g} {now:.6f}\n" for mark in marks))
+        write_thread(f"{threading.current_thread().name}\n")
         if any(mark == plants.get("raising") for mark in marks):
             raise RuntimeError("a planted fault")
         time.sleep(plants.get("cost_s", 0.0) * len(batch))
@@ -68,20 +72,20 @@ def _plant(plants: dict[str, Any]) -> None:
         return run(engine, batch)
 
     Engine._run = run_planted  # type: ignore[method-assign, assignment]
-    # No batch is brief: what one costs is planted.
-    Engine.run = lambda engine, batch, **_: run_in_thread(engine, batch)  # type: ignore[method-assign]
+    if not plants.get("inline", True):
+        Engine.run = lambda engine, batch, **_: run_in_thread(engine, batch)  # type: ignore[method-assign]
 
 
-def _writer(path: str | None) -> Callable[[list[float]], None]:
+def inline_share(path: Path) -> float:
+    """Percent of the batches in a `threads` file that the event loop's thread computed."""
+    names = path.read_text(encoding="ascii").split()
+    return 100 * names.count(threading.main_thread().name) / max(1, len(names))
+
+
+def _writer(path: str | None) -> Callable[[str], object]:
     if path is None:
         return lambda _: None
-    file = Path(path).open("a", encoding="ascii", buffering=1)  # noqa: SIM115 (as long as the process)
-
-    def write(marks: list[float]) -> None:
-        now = time.monotonic()
-        file.write("".join(f"{mark:g} {now:.6f}\n" for mark in marks))
-
-    return write
+    return Path(path).open("a", encoding="ascii", buffering=1).write
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.health import Health
 from tests.torture.line import HANG_S, Line, Silence, post
+from tests.torture.planted import inline_share
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
@@ -37,9 +38,10 @@ STAGES = ("headers", "body", "queued", "queued", "queued", "queued", "running", 
 def measure(form: Form) -> Iterator[Row]:
     songs: list[Song] = []
     room = form.room("disconnects")
-    executed = room / "executed.txt"
+    executed, threads = room / "executed.txt", room / "threads.txt"
     num = form.count(LEAVERS, 200)
-    with Subject(room, plants={"cost_s": COST_S, "executed": str(executed)}, workers=1) as subject:
+    plants = {"cost_s": COST_S, "executed": str(executed), "threads": str(threads)}
+    with Subject(room, plants=plants, workers=1) as subject:
         asyncio.run(_leave_all(subject, form, range(FIRST_MARK)[-200:]))
         before, counted = subject.baseline(), subject.samples()
         with singing(subject.port, songs, per_second=10), Health(subject.port) as health:
@@ -50,6 +52,7 @@ def measure(form: Form) -> Iterator[Row]:
         news_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
         yield _cancelled_in_queue(executed, left_at, news_s)
         yield Row(6, "cancelled, by the service's own stages", "", _by_stage(counted, subject.samples()), is_met=True)
+        yield at_least(6, "batches computed on the event loop's thread", inline_share(threads), 10, " %")
         yield none_of(6, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
         yield from at_rest.rows(6, subject, before)
 

@@ -20,6 +20,7 @@ from tests.torture.canary import quantile
 from tests.torture.figure import Form
 from tests.torture.health import Health
 from tests.torture.open_loop import Arrivals, OpenLoop, Record
+from tests.torture.planted import inline_share
 from tests.torture.report import Row, at_least, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -62,8 +63,8 @@ def measure(form: Form) -> Iterator[Row]:
     is_wide = usable_cores() > 1
     served, loading = ({0}, {1}) if is_wide else (None, None)
     room = form.room("overload")
-    executed = room / "executed.txt"
-    plants = {"cost_s": COST_S, "executed": str(executed)}
+    executed, threads = room / "executed.txt", room / "threads.txt"
+    plants = {"cost_s": COST_S, "executed": str(executed), "threads": str(threads)}
     with Subject(room, plants=plants, cpus=served, workers=1) as subject:
         _run(subject, Arrivals(subject.port, 0.5 / COST_S, WARM_UP_S, form.seed), loading)
         before = subject.baseline()
@@ -75,6 +76,7 @@ def measure(form: Form) -> Iterator[Row]:
                 records = _run(subject, arrivals, loading)
             steps[times] = _step(times, records, seconds)
             yield steps[times].row()
+            yield at_least(3, f"{times:g} on the event loop's thread so far", inline_share(threads), 0, " %")
             late += _expired(executed, records, max(LEAST_LAG_S, 2 * health.quantile_ms(0.99) / 1000))
             first_mark += len(records) + 1
         patient = Arrivals(

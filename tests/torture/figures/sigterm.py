@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from tests.torture.canary import quantile
 from tests.torture.figure import Form
 from tests.torture.open_loop import Arrivals, OpenLoop, Record
-from tests.torture.report import Row, at_most, none_of
+from tests.torture.planted import inline_share
+from tests.torture.report import Row, at_least, at_most, none_of
 from tests.torture.subject import Subject
 
 ROUNDS = 50
@@ -34,12 +35,13 @@ def measure(form: Form) -> Iterator[Row]:
     flips_ms: list[float] = []
     ends_s: list[float] = []
     wrong: list[str] = []
+    threads = form.room("sigterm") / "threads.txt"
     num_rounds = form.count(ROUNDS, 3)
     for number in range(num_rounds):
         delay_s = DELAYS_S[number % len(DELAYS_S)]
         room = form.room(f"sigterm-{number}")
         settings = dict(workers=2 if number % 2 else 1, drain_delay_s=delay_s, shutdown_grace_s=GRACE_S)
-        with Subject(room, plants={"cost_s": COST_S}, **settings) as subject:
+        with Subject(room, plants={"cost_s": COST_S, "threads": str(threads)}, **settings) as subject:
             records, flip_s, end_s, code = _round(subject, form.seed + number)
             lost += [f"round {number}: {told}" for told in map(_lost, records) if told]
             flips_ms.append(flip_s * 1000)
@@ -50,6 +52,7 @@ def measure(form: Form) -> Iterator[Row]:
     yield at_most(2, "readiness flips within (slowest)", max(flips_ms), MAX_FLIP_MS, " ms")
     yield at_most(2, "exit within the grace + 2 s (slowest)", max(ends_s), GRACE_S + 2, " s")
     yield Row(2, "exit (median)", "", f"{quantile(sorted(ends_s), 0.5):.2f} s", is_met=True)
+    yield at_least(2, "batches computed on the event loop's thread", inline_share(threads), 10, " %")
     yield none_of(2, "exit codes other than 0, faults in the log", wrong)
 
 

@@ -12,7 +12,7 @@ def taught(*seconds: float, lane: str = "a") -> Brevity:
     """Batches of 1,000 flops took so long; brief is what ends in 2 s."""
     brevity = Brevity(2.0)
     for took in seconds:
-        brevity.note(lane, 1000, took, was_waited_for=False)
+        brevity.note(lane, 1000, took, waited_s=0.0)
     return brevity
 
 
@@ -38,11 +38,11 @@ def test_many_sequences_are_never_brief(sequences, is_brief):
 
 def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_are():
     brevity = taught(*[1.0] * WINDOW)
-    brevity.note("b", 1000, 1.0, was_waited_for=False)
-    brevity.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, was_waited_for=True)
+    brevity.note("b", 1000, 1.0, waited_s=0.0)
+    brevity.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, waited_s=2.0 * FAR_TOO_LONG + 0.1)
     for _ in range(WINDOW):
         assert not brevity.is_brief("a", 1, 1)
-        brevity.note("a", 1000, 1.0, was_waited_for=False)
+        brevity.note("a", 1000, 1.0, waited_s=0.0)
     assert brevity.is_brief("a", 1, 1)
     assert brevity.is_brief("b", 1, 1)
 
@@ -54,9 +54,17 @@ def test_a_lane_of_which_a_batch_failed_is_not_trusted_for_a_while():
     assert not brevity.is_brief("a", 1, 1)
 
 
+def test_a_lane_is_not_trusted_either_where_the_loop_waited_for_a_part_only():
+    brevity = taught(*[1.0] * WINDOW)
+    brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG)
+    assert brevity.is_brief("a", 1, 1)
+    brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG + 0.1)
+    assert not brevity.is_brief("a", 1, 1)
+
+
 def test_what_was_not_waited_for_may_take_as_long_as_it_likes():
     brevity = taught(*[1.0] * WINDOW)
-    brevity.note("a", 10**6, 1000.0, was_waited_for=False)
+    brevity.note("a", 10**6, 1000.0, waited_s=0.0)
     assert brevity.is_brief("a", 2000, 1)
 
 
@@ -66,13 +74,13 @@ def test_a_clock_that_measures_nothing_makes_nothing_brief():
 
 def test_nothing_is_brief_and_nothing_remembered_where_the_loop_is_to_wait_for_nothing():
     brevity = Brevity(0.0)
-    brevity.note("a", 1000, 1.0, was_waited_for=False)
+    brevity.note("a", 1000, 1.0, waited_s=0.0)
     assert not brevity.is_brief("a", 0, 1)
 
 
 def test_lanes_that_come_and_go_do_not_fill_the_memory():
     brevity = taught(1.0)
     for number in range(MAX_LANES):
-        brevity.note(number, 1000, 1.0, was_waited_for=False)
+        brevity.note(number, 1000, 1.0, waited_s=0.0)
     assert len(brevity._lanes) <= MAX_LANES
     assert brevity.is_brief(MAX_LANES - 1, 2000, 1)

@@ -10,6 +10,7 @@ import uvloop
 
 from service.batching.brevity import FAR_TOO_LONG, MAX_SEQUENCES
 from service.batching.runner import TURNS_TO_COME_IN
+from service.batching.speed import WINDOW
 from service.errors import DeadlineExceeded
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
@@ -88,6 +89,25 @@ def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_f
             engine.seconds = 1.0
             await ended(room.send("next"))
             assert engine.briefs == [False, True, False]
+
+    run(main)
+
+
+def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_does_again_in_its_thread():
+    """It failed on the loop, and the engine hands over a future that is not done."""
+
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, brief_s=2.0) as room:
+            for _ in range(WINDOW):
+                await ended(room.send("known"))
+            engine.seconds, engine.is_open = 2.0 * FAR_TOO_LONG + 0.1, False
+            (client,) = await room.send_running("stumbles")
+            engine.open()
+            assert result_of(await ended(client)) == ("answer", "stumbles")
+            engine.seconds = 1.0
+            await ended(room.send("next"))
+            assert engine.briefs[-3:] == [True, True, False]
 
     run(main)
 

@@ -1,0 +1,410 @@
+"""Faults on the path that most batches take: the event loop's own thread computes what likely ends within 15 ms.
+
+Law: every test reads from the file of passes (`faulty_service.py`) that the event loop's thread began the pass in question, or
+most of them; else it would prove nothing.
+"""
+
+import asyncio
+import concurrent.futures
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import httpx2
+import pytest
+
+from service.batching.speed import WINDOW
+from service.supervisor import EXIT_ENGINE_DOWN
+from tests.e2e.faulty_service import DEVICE, ENDS, RAISES, SLOW, SLOW_S, STUCK, STUMBLES, TIGHT, TOO_LARGE
+from tests.e2e.test_faults import FAULTY, Faulty
+from tests.integration.running import LAYERS, prepare
+from tests.torture import at_rest
+from tests.torture.health import Health
+from tests.torture.line import Cut, Line, Reply, Silence, attend
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+MATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
+BOTH = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
+# So that eight who ask at once share a batch; a full batch does not wait.
+IN_COMPANY = dict(max_wait_ms=100, max_batch_requests=len(MATES) + 1)
+LEAVER = 3.0
+CUT_OFF = "cut off"
+
+
+class Pass(NamedTuple):
+    pid: int
+    thread: str
+    marks: list[float]
+
+    @property
+    def is_inline(self) -> bool:
+        return self.thread == threading.main_thread().name
+
+
+def wire(mark: float) -> bytes:
+    return attend([[mark, *[0.25] * 15], [0.125] * 16])
+
+
+def bits(reply: Reply) -> bytes:
+    """What an answer says, without what is true of this one answer only."""
+    return reply.body.partition(b',"batch":')[0]
+
+
+async def _together(port: int, marks: list[float]) -> list[Reply | None]:
+    lines = [Line(port) for _ in marks]
+
+    async def answer(line: Line, mark: float) -> Reply | None:
+        try:
+            await line.send(wire(mark))
+            return await line.read(60)
+        except (Cut, OSError):
+            return None
+        finally:
+            line.close()
+
+    await asyncio.gather(*(line.send(b"") for line in lines))  # connected
+    return await asyncio.gather(*(answer(line, mark) for line, mark in zip(lines, marks, strict=True)))
+
+
+class Inline(Faulty):
+    """A service that says which thread began each pass."""
+
+    def __init__(self, directory, environment=None, **settings) -> None:
+        self.file = directory.parent / "passes.txt"
+        given = {"FAULTY_PASSES": str(self.file), **(environment or {})}
+        super().__init__(directory, program=(FAULTY,), environment=given, device="cpu", **settings)
+
+    @property
+    def port(self) -> int:
+        return int(self.line(event="serving", host="127.0.0.1")["port"])
+
+    def passes(self) -> list[Pass]:
+        """Those of requests, in order; a probe's mark is 0."""
+        words = [line.split() for line in self.file.read_text(encoding="ascii").splitlines()]
+        passes = [Pass(int(pid), thread, [float(mark) for mark in marks]) for pid, thread, *marks in words]
+        return [found for found in passes if found.marks != [0.0]]
+
+    def first(self, mark: float) -> Pass:
+        """The first pass with this mark."""
+        return next(found for found in self.passes() if mark in found.marks)
+
+    def together(self, *marks: float) -> list[Reply | None]:
+        """The answers to requests sent at once, each over a connection of its own; None: cut off."""
+        return asyncio.run(_together(self.port, list(marks)))
+
+    def trust(self) -> None:
+        """Returns when every process has computed two batches in a row inline."""
+
+        def is_trusted() -> bool:
+            self.together(*[0.5] * 8 * len(self.pids()))
+            last = [[found.is_inline for found in self.passes() if found.pid == pid][-2:] for pid in self.pids()]
+            return all(pair == [True, True] for pair in last)
+
+        self.until(is_trusted, 60)
+
+    def alone(self) -> dict[float, bytes]:
+        """The bits that each of the mates gets when nobody else asks."""
+        (replies,) = zip(*(self.together(mark) for mark in MATES), strict=True)
+        return {mark: bits(reply) for mark, reply in zip(MATES, replies, strict=True) if reply is not None}
+
+    def inline_share(self) -> float:
+        found = self.passes()
+        return sum(one.is_inline for one in found) / len(found)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    started: list[Inline] = []
+    prepare(tmp_path, LAYERS)
+
+    def start(**settings) -> Inline:
+        started.append(Inline(tmp_path / "layers", **settings))
+        started[-1].wait_ready()
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.end()
+
+
+def told(replies: Sequence[Reply | None]) -> list[object]:
+    """Status, or status and code, of each."""
+    return [
+        CUT_OFF if reply is None else 200 if reply.status == 200 else (reply.status, reply.json()["code"])
+        for reply in replies
+    ]
+
+
+def assert_mates_have_their_bits(service: Inline, alone: dict[float, bytes], mates: list[Reply | None]) -> None:
+    assert told(mates) == [200] * len(MATES)
+    assert {mark: bits(reply) for mark, reply in zip(MATES, mates, strict=True) if reply is not None} == alone
+    assert not service.find(event="worker_died")
+
+
+@BOTH
+def test_whatever_a_request_raises_inline_harms_no_mate_and_not_the_loop(serve, workers):
+    service = serve(workers=workers, **IN_COMPANY)
+    alone = service.alone()
+    for mark in (RAISES, *ENDS):
+        service.trust()
+        culprit, *mates = service.together(mark, *MATES)
+        assert service.first(mark).is_inline
+        assert told([culprit]) == [(500, "engine_failed")]
+        assert b"secret" not in culprit.body
+        assert_mates_have_their_bits(service, alone, mates)
+    if workers == 1:
+        assert all(len(service.first(mark).marks) > 1 for mark in (RAISES, *ENDS)), "it had company"
+    assert httpx2.get(f"{service.url}/healthz").status_code == 200
+
+
+@BOTH
+def test_a_batch_that_is_too_large_for_the_memory_inline_is_split_and_everybody_is_answered(serve, workers):
+    service = serve(workers=workers, **IN_COMPANY)
+    alone = service.alone()
+    service.trust()
+    tight, *mates = service.together(TIGHT, *MATES)
+    assert service.first(TIGHT).is_inline
+    assert told([tight]) == [200]
+    assert_mates_have_their_bits(service, alone, mates)
+    if workers == 1:
+        assert service.find(event="batch_split")
+    service.trust()
+    culprit, *mates = service.together(TOO_LARGE, *MATES)
+    assert service.first(TOO_LARGE).is_inline
+    assert told([culprit]) == [(413, "cost_limit")]
+    assert_mates_have_their_bits(service, alone, mates)
+
+
+def test_a_device_that_fails_inline_is_told_to_all_who_wait_and_its_process_is_replaced(serve):
+    service = serve(workers=1, heartbeat_s=0.2, **IN_COMPANY)
+    alone = service.alone()
+    service.trust()
+    (before,) = service.pids()
+    replies = service.together(DEVICE, *MATES)
+    assert service.first(DEVICE).is_inline
+    assert len(service.first(DEVICE).marks) == len(replies)
+    assert told(replies) == [(503, "engine_down")] * len(replies)
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply is not None)
+    assert service.line(event="worker_died", pid=before)["exit_code"] == EXIT_ENGINE_DOWN
+    service.wait_ready()
+    assert service.alone() == alone
+
+
+@pytest.mark.parametrize("mark", [SLOW, STUMBLES], ids=["slow", "slow and out of memory, on that thread only"])
+def test_after_a_pass_that_held_the_loop_for_long_its_lane_goes_to_the_thread_for_a_while(serve, mark):
+    service = serve(workers=1, **IN_COMPANY)
+    service.trust()
+    assert set(told(service.together(mark, *MATES))) == {200}
+    assert service.first(mark).is_inline
+    num_before = len(service.passes())
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        again = pool.submit(service.together, SLOW)
+        service.until(lambda: len(service.passes()) > num_before)
+        assert httpx2.get(f"{service.url}/healthz").status_code == 200
+        assert not again.done(), "the loop did not wait for this one"
+        assert told(again.result()) == [200]
+    for _ in range(WINDOW - 1):
+        service.together(*MATES)
+    assert [found.thread for found in service.passes()[num_before:][:WINDOW]] == ["compute_0"] * WINDOW
+    service.trust()
+
+
+@pytest.mark.slow
+def test_a_pass_that_never_ends_inline_costs_its_own_process_only(serve):
+    service = serve(workers=2, stuck_s=1, **IN_COMPANY)
+    alone = service.alone()
+    service.trust()
+
+    async def main() -> None:
+        lines = [Line(service.port) for _ in range(16)]
+        by_pid: dict[int, list[Line]] = {}
+        for number, line in enumerate(lines):
+            await line.ask(wire(2.0 + number / 64), 60)
+            by_pid.setdefault(service.first(2.0 + number / 64).pid, []).append(line)
+        victim = service.first(2.0).pid
+        doomed, (others,) = by_pid.pop(victim), by_pid.values()
+        assert len(doomed) > 1
+        await asyncio.gather(*(line.send(wire(STUCK if line is doomed[0] else 0.5)) for line in doomed))
+        ends = [asyncio.ensure_future(line.read(60)) for line in doomed]
+        while not all(end.done() for end in ends):
+            assert bits(await others[0].ask(wire(0.5), 60)) == alone[0.5], "the other process serves on"
+            await asyncio.sleep(0.01)
+        assert all(isinstance(end.exception(), Cut) for end in ends), "cut off, never answered wrongly"
+        died = service.line(event="worker_died")
+        assert (died["pid"], died["signal"]) == (victim, "SIGKILL")
+        for line in lines:
+            line.close()
+        await asyncio.sleep(0)  # a transport closes in a later turn
+
+    asyncio.run(main())
+    assert service.first(STUCK).is_inline
+    service.wait_ready()
+    assert service.alone() == alone
+    assert len(service.find(event="worker_died")) == 1
+
+
+def test_a_signal_while_a_pass_that_never_ends_holds_the_loop_ends_the_service_in_the_grace_and_two_seconds(serve):
+    service = serve(workers=1, shutdown_grace_s=1)
+    service.trust()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = pool.submit(service.together, STUCK)
+        service.until(lambda: STUCK in service.passes()[-1].marks)
+        assert service.first(STUCK).is_inline
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait(30)
+        assert told(asked.result()) == [CUT_OFF]
+    assert service.find(event="workers_killed")
+
+
+class Callers:
+    """So many, each over one connection and with the next request as soon as it has its answer, in a thread of their own until
+    `with` ends or the service says that this was the last; what they heard, and whose request had no answer.
+    """
+
+    def __init__(self, service: Inline, num: int) -> None:
+        self.statuses: list[int] = []
+        self.replies: dict[float, set[bytes]] = {mark: set() for mark in MATES}
+        self.lost: list[str] = []
+        self._is_over = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._all(service.port, num)))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join()
+
+    async def _all(self, port: int, num: int) -> None:
+        await asyncio.gather(*(self._one(Line(port), MATES[number % len(MATES)]) for number in range(num)))
+
+    async def _one(self, line: Line, mark: float) -> None:
+        is_last = False
+        while not (self._is_over or is_last):
+            try:
+                await line.send(wire(mark))
+                reply = await line.read(30)
+            except (Cut, Silence, OSError) as error:
+                self.lost.append(f"{type(error).__name__} {error}")
+                return
+            is_last = reply.closes
+            self.statuses.append(reply.status)
+            if reply.status == 200:
+                self.replies[mark].add(bits(reply))
+        line.close()
+
+
+BUSY = dict(environment={"FAULTY_FORWARD_S": "0.002"})
+
+
+def test_callers_who_leave_during_a_pass_inline_take_nothing_from_their_mates(serve):
+    service = serve(workers=1, **IN_COMPANY)
+    alone = service.alone()
+    service.trust()
+
+    async def main() -> None:
+        marks = [SLOW, *MATES[:3], *[LEAVER] * 4]
+        lines = [Line(service.port) for _ in marks]
+        await asyncio.gather(*(line.send(b"") for line in lines))
+        await asyncio.gather(*(line.send(wire(mark)) for line, mark in zip(lines, marks, strict=True)))
+        await asyncio.to_thread(service.until, lambda: SLOW in service.passes()[-1].marks)
+        for number, line in enumerate(lines[4:]):
+            leave(line, is_rude=number % 2 == 0)
+        replies = [await line.read(30) for line in lines[:4]]
+        assert told(replies) == [200] * 4
+        assert [bits(reply) for reply in replies[1:]] == [alone[mark] for mark in MATES[:3]]
+        for line in lines:
+            line.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert service.first(SLOW).is_inline
+    assert service.first(SLOW).marks.count(LEAVER) == 4
+    service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
+    assert set(told(service.together(*MATES))) == {200}
+
+
+def leave(line: Line, *, is_rude: bool) -> None:
+    """With a reset, or with a word of parting."""
+    assert line._writer is not None
+    if is_rude:
+        line._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line.close()
+
+
+@BOTH
+def test_callers_who_leave_at_any_moment_of_a_batch_inline_take_nothing_from_their_mates(serve, workers):
+    service, rng = serve(workers=workers, **BUSY), random.Random(6)
+    alone = service.alone()
+
+    async def leave_together() -> None:
+        lines = [Line(service.port) for _ in range(10)]
+        await asyncio.gather(*(line.send(b"") for line in lines))
+        await asyncio.gather(*(line.send(wire(LEAVER)) for line in lines))
+        for line in lines:
+            await asyncio.sleep(rng.uniform(0, 0.002))
+            leave(line, is_rude=rng.random() < 0.5)
+        await asyncio.sleep(0)
+
+    def are_enough() -> bool:
+        asyncio.run(leave_together())
+        return len([found for found in service.passes() if LEAVER in found.marks and found.is_inline]) >= 5
+
+    with Callers(service, 8 * workers) as stayers:
+        service.until(are_enough, 60)
+    assert stayers.lost == []
+    assert set(stayers.statuses) == {200}
+    assert stayers.replies == {mark: {alone[mark]} for mark in MATES}
+    service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
+    assert set(told(service.together(*MATES))) == {200}
+    assert not service.find(event="worker_died")
+
+
+@BOTH
+def test_a_signal_under_load_on_this_path_loses_no_accepted_request(serve, workers):
+    service = serve(workers=workers, shutdown_grace_s=10, **BUSY)
+    service.trust()
+    with Callers(service, 16 * workers) as callers:
+        service.until(lambda: len(callers.statuses) > 200 and service.passes()[-1].is_inline)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0, "by itself, in the grace"
+    assert callers.lost == []
+    assert set(callers.statuses) <= {200, 503}
+
+
+@pytest.mark.timed
+@BOTH
+def test_32_callers_of_small_requests_do_not_keep_a_health_check_waiting(serve, workers):
+    service = serve(workers=workers)
+    service.trust()
+    with Callers(service, 32) as callers, Health(service.port) as health:
+        time.sleep(5)
+    assert callers.lost == health.wrong == []
+    assert set(callers.statuses) == {200}
+    assert service.inline_share() > 0.5
+    assert health.quantile_ms(0.99) <= 100
+
+
+@pytest.mark.timed
+def test_a_pass_that_is_slow_inline_keeps_a_health_check_waiting_once(serve):
+    service = serve(workers=1, **IN_COMPANY)
+    service.trust()
+    lags: list[float] = []
+    with concurrent.futures.ThreadPoolExecutor() as pool, httpx2.Client(base_url=service.url, timeout=30) as client:
+        slow = [pool.submit(service.together, SLOW)]
+        while not slow[-1].done():
+            started = time.monotonic()
+            assert client.get("/healthz").status_code == 200
+            lags.append(time.monotonic() - started)
+            if slow[0].done() and len(slow) < 4:
+                slow.append(pool.submit(service.together, SLOW))
+    assert service.first(SLOW).is_inline
+    assert len(slow) == 4
+    assert [lag > SLOW_S / 2 for lag in lags].count(True) == 1
+    assert max(lags) < SLOW_S + 0.5
