@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 VARIABLE = "TORTURE_PLANTS"
+# The row that says that a figure took the path that most batches take, and the percent that show it on a busy machine.
+INLINE, LEAST_INLINE = "batches computed on the event loop's thread", 5.0
 _KEPT: list[object] = []
 _FILES: list[object] = []
 # Slowly and to an end: found by the check, and never so many that nothing can be opened any more.

@@ -20,7 +20,7 @@ from tests.torture.canary import quantile
 from tests.torture.figure import Form
 from tests.torture.health import Health
 from tests.torture.open_loop import Arrivals, OpenLoop, Record
-from tests.torture.planted import inline_share
+from tests.torture.planted import INLINE, LEAST_INLINE, inline_share
 from tests.torture.report import Row, at_least, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -76,7 +76,6 @@ def measure(form: Form) -> Iterator[Row]:
                 records = _run(subject, arrivals, loading)
             steps[times] = _step(times, records, seconds)
             yield steps[times].row()
-            yield at_least(3, f"{times:g} on the event loop's thread so far", inline_share(threads), 0, " %")
             late += _expired(executed, records, max(LEAST_LAG_S, 2 * health.quantile_ms(0.99) / 1000))
             first_mark += len(records) + 1
         patient = Arrivals(
@@ -93,6 +92,7 @@ def measure(form: Form) -> Iterator[Row]:
         ratio = unbounded.admitted_p99 / steps[0.8].admitted_p99
         yield at_most(3, "the same without a deadline: p99 of admitted, times that at 0.8x", ratio, 3)
         yield at_most(3, "the same without a deadline: refusals p99", unbounded.refused_p99, 50, " ms")
+        yield at_least(3, INLINE, inline_share(threads), LEAST_INLINE, " %")
         yield from at_rest.rows(3, subject, before)
 
 

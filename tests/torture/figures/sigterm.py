@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from tests.torture.canary import quantile
 from tests.torture.figure import Form
 from tests.torture.open_loop import Arrivals, OpenLoop, Record
-from tests.torture.planted import inline_share
+from tests.torture.planted import INLINE, LEAST_INLINE, inline_share
 from tests.torture.report import Row, at_least, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -52,7 +52,7 @@ def measure(form: Form) -> Iterator[Row]:
     yield at_most(2, "readiness flips within (slowest)", max(flips_ms), MAX_FLIP_MS, " ms")
     yield at_most(2, "exit within the grace + 2 s (slowest)", max(ends_s), GRACE_S + 2, " s")
     yield Row(2, "exit (median)", "", f"{quantile(sorted(ends_s), 0.5):.2f} s", is_met=True)
-    yield at_least(2, "batches computed on the event loop's thread", inline_share(threads), 10, " %")
+    yield at_least(2, INLINE, inline_share(threads), LEAST_INLINE, " %")
     yield none_of(2, "exit codes other than 0, faults in the log", wrong)
 
 

@@ -112,6 +112,21 @@ def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_d
     run(main)
 
 
+def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_long_the_loop_had_waited():
+    async def main():
+        engine = AtOnce(seconds=4.0)
+        async with room_with(engine, brief_s=8.0, max_compute_s=5.0) as room:
+            await ended(room.send("known"))
+            engine.is_open = False
+            (client,) = await room.send_running("stumbles")
+            room.clock.advance(4.9)
+            await turns()
+            engine.open()
+            assert result_of(await ended(client)) == ("answer", "stumbles")
+
+    run(main)
+
+
 def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
     async def main():
         async with Room(brief_s=2.0) as room:
