@@ -26,6 +26,7 @@ from service.api.openapi import announce_keys, write_openapi
 from service.api.rate import Limiter
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
+from service.attention.spec import LayerSpec
 from service.heartbeat import Board
 from service.limits import cors_origins, rate_limit
 from service.service import Service
@@ -54,12 +55,15 @@ def build(
     app.router.routes.extend(hot)
     telemetry.routes_known([route.path for route in hot])
 
-    def document() -> dict[str, Any]:
-        page = write_openapi(app, service.example_layer())
+    def document(examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
+        page = write_openapi(app, examples_for)
         return page if service.keys is None else announce_keys(page, access.needs_key)
 
     if settings.docs:
-        app.include_router(make_docs_router(app.title, document))
+        app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))
+    # FastAPI makes the routes of an included router when it is first matched, 10 ms each: here, and not while requests wait.
+    for route in app.router.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": ""})
     around = cross_origin(cors_origins(settings))
     spans = None if tracer is None else RequestSpans(tracer)
 

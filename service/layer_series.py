@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.samples import Sample
 
 from service.events import LayerTotals
-from service.series import PREFIX, Series
+from service.series import PREFIX, Children, Series
 
 # Where each field of LayerTotals is told: the series and, beside the layer, its label.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {
@@ -38,9 +38,11 @@ class LayerSeries:
             "layer_sequences": ("Sequences in forward passes",),
             "layer_batches": ("Forward passes",),
         }
-        self._sums = {name: make.counter(name, text, ("layer", *labels)) for name, (text, *labels) in texts.items()}
-        self._last_answer = make.gauge(
-            "layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",)
+        self._sums = {
+            name: Children(make.counter(name, text, ("layer", *labels))) for name, (text, *labels) in texts.items()
+        }
+        self._last_answer = Children(
+            make.gauge("layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",))
         )
 
     def worked(self, sums: Mapping[str, LayerTotals]) -> None:
@@ -48,9 +50,9 @@ class LayerSeries:
         for layer, done in sums.items():
             for field, (series, labels) in _SUMS.items():
                 if amount := getattr(done, field):
-                    self._sums[series].labels(layer=layer, **labels).inc(amount)
+                    self._sums[series][layer, *labels.values()].inc(amount)
             if done.last_answer_s:
-                self._last_answer.labels(layer).set(done.last_answer_s)
+                self._last_answer[layer,].set(done.last_answer_s)
 
     def totals(self, samples: Iterable[Sample]) -> dict[str, LayerTotals]:
         """What layers have done since the start, by the samples of all processes."""

@@ -14,6 +14,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from opentelemetry.trace import Tracer
 from service.api.key_file import KeyFile
 from service.api.reception import Reception
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
+from service.api.shared_work import Throttle
 from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.numerics import fingerprint
@@ -35,7 +37,7 @@ from service.errors import InvalidInput, NotReady, ServiceError
 from service.events import Capacity, LayerTotals
 from service.follower import Follower
 from service.heartbeat import Board
-from service.layers.catalog import Catalog
+from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, exchange_limits, queue_limits
 from service.memory import Memory
@@ -93,6 +95,8 @@ class Service:
         self._follower = Follower(self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge)
         self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
+        self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
+        self._rendered = Throttle(self._render, LoopClock())
         self.readiness = Readiness(board, self.batcher, self._shelf, self._follower, self._probes, telemetry)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -167,14 +171,14 @@ class Service:
         await self.batcher.stop()
         self._telemetry.sample(self.engine)  # what was done since the last heartbeat
         self._shelf.close()
+        self.rendering.shutdown(wait=False)
         await asyncio.to_thread(self.decoding.close)
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:
         return self.readiness.why_not()
 
-    def describe(self, name: str) -> LayerAnswer:
-        served = self.catalog.get(name)
+    def describe(self, served: ServedLayer) -> LayerAnswer:
         layer, spec, settings = served.stored, served.spec, self._settings
         return LayerAnswer(
             **{**spec.to_json(), "extra_keys": spec.extra_keys},
@@ -202,10 +206,14 @@ class Service:
         return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
+        """What has been counted by now; computed once for all that ask within a tenth of a second."""
+        return await self._rendered.get()
+
+    async def _render(self) -> bytes:
         self._telemetry.sample(self.engine)
         self._telemetry.tell_now()
         # In a thread: it reads the files of all processes.
-        return await asyncio.to_thread(self._telemetry.render)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
 
     @property
     def max_sequences(self) -> int:
@@ -215,7 +223,7 @@ class Service:
         """What each layer has done, over all processes."""
         self._telemetry.tell_tally()
         self._telemetry.tell_now()  # else the thread may read the files before the turn ends
-        return await asyncio.to_thread(self._telemetry.layer_totals)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))

@@ -27,6 +27,8 @@ _METHODS = ("GET", "POST", "PUT", "DELETE")
 NUM_REMEMBERED = 256
 # On every answer: answers are about the caller's own tensors, and what they are is what we say they are.
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+# A document may be kept, if the client asks each time whether it is still the same.
+_DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
 
 
 async def pass_on(_: Request, error: Exception) -> Response:
@@ -202,8 +204,9 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._trace.status = message["status"]
-            own = [(b"x-request-id", self._trace.request_id.encode("ascii")), *_FIXED_HEADERS]
-            message["headers"] = [*message["headers"], *own]
+            fixed = _DOCUMENT_HEADERS if self._trace.is_document else _FIXED_HEADERS
+            own = (b"x-request-id", self._trace.request_id.encode("ascii"))
+            message["headers"] = [*message["headers"], own, *fixed]
         elif message["type"] == "http.response.body":
             self._trace.bytes_out += len(message.get("body", b""))
             if self._is_head:

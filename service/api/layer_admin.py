@@ -18,6 +18,7 @@ from service.api.asgi import ClientGone, Receive
 from service.api.problems import announced
 from service.api.routes import LayerAnswer
 from service.api.trace import trace_of
+from service.layers.catalog import Catalog, ServedLayer
 
 R = TypeVar("R")
 
@@ -50,7 +51,10 @@ class AdminView(Protocol):
 
     async def drop_layer(self, name: str) -> None: ...
 
-    def describe(self, name: str) -> LayerAnswer: ...
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def describe(self, layer: ServedLayer) -> LayerAnswer: ...
 
 
 def make_admin_router(service: AdminView) -> APIRouter:
@@ -69,7 +73,9 @@ def make_admin_router(service: AdminView) -> APIRouter:
     async def put_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = ROUTE
         is_new = await _stayed(request.receive, service.put_layer(layer))
-        return JSONResponse(service.describe(layer).model_dump(), status_code=201 if is_new else 200)
+        return JSONResponse(
+            service.describe(service.catalog.get(layer)).model_dump(), status_code=201 if is_new else 200
+        )
 
     @router.delete(
         ROUTE,

@@ -7,16 +7,21 @@ them; statistics add up over the processes; what is not served (loading, shared 
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from typing import Any, Protocol
 
+import orjson
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service import __version__
 from service.api.problems import announced
+from service.api.shared_work import Throttle
 from service.api.trace import trace_of
 from service.attention.spec import LayerSpec
+from service.batching.clock import LoopClock
 from service.errors import LayerNotFound, NotReady
 from service.events import LayerTotals
 from service.layers.catalog import Catalog
@@ -68,6 +73,8 @@ class ModelMetadata(BaseModel):
 class ModelsView(Protocol):
     """What these routes ask of the running service (`service.py` fills it in)."""
 
+    rendering: Executor
+
     @property
     def catalog(self) -> Catalog: ...
 
@@ -85,6 +92,7 @@ def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def make_models_router(service: ModelsView) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
+    statistics = Throttle(lambda: _statistics(service), LoopClock())
 
     @router.get("/v2", summary="The server and its extensions", response_model=ServerMetadata)
     @router.get("/v2/", include_in_schema=False)
@@ -104,11 +112,9 @@ def make_models_router(service: ModelsView) -> APIRouter:
         return JSONResponse({"ready": True})
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
-    async def all_stats(request: Request) -> JSONResponse:
+    async def all_stats(request: Request) -> Response:
         trace_of(request.scope).route = "/v2/models/stats"
-        names = service.catalog.names()
-        totals = await service.layer_totals()
-        return JSONResponse({"model_stats": [_stats(name, totals.get(name)) for name in names]})
+        return _told(*(await statistics.get()).values())
 
     @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
     async def index(request: Request) -> JSONResponse:
@@ -116,11 +122,24 @@ def make_models_router(service: ModelsView) -> APIRouter:
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": name, **state} for name in service.catalog.names()])
 
-    _add_model_routes(router, service)
+    _add_model_routes(router, service, statistics)
     return router
 
 
-def _add_model_routes(router: APIRouter, service: ModelsView) -> None:
+async def _statistics(service: ModelsView) -> dict[str, bytes]:
+    """Of every model, as JSON."""
+    names = service.catalog.names()
+    totals = await service.layer_totals()
+    return await asyncio.get_running_loop().run_in_executor(
+        service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
+    )
+
+
+def _told(*stats: bytes) -> Response:
+    return Response(b'{"model_stats":[' + b",".join(stats) + b"]}", media_type="application/json")
+
+
+def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Throttle[dict[str, bytes]]) -> None:
     """Each of them with and without the version in the path."""
 
     async def metadata(request: Request) -> JSONResponse:
@@ -134,9 +153,10 @@ def _add_model_routes(router: APIRouter, service: ModelsView) -> None:
     async def config(request: Request) -> JSONResponse:
         return JSONResponse(_config(*_model(request, service), service.max_sequences))
 
-    async def stats(request: Request) -> JSONResponse:
+    async def stats(request: Request) -> Response:
         name, _ = _model(request, service)
-        return JSONResponse({"model_stats": [_stats(name, (await service.layer_totals()).get(name))]})
+        # It may have been unloaded meanwhile.
+        return _told((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
     routes = (
         ("", metadata, "A model's inputs and outputs", ModelMetadata),

@@ -6,6 +6,8 @@ about a layer tells what its bits depend on.
 
 from __future__ import annotations
 
+import weakref
+from concurrent.futures import Executor
 from typing import Protocol
 
 from fastapi import APIRouter, Request
@@ -13,9 +15,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service.api.problems import announced
+from service.api.shared_work import Memo
 from service.api.trace import trace_of
 from service.errors import NotReady
-from service.layers.catalog import Catalog
+from service.layers.catalog import Catalog, ServedLayer
 
 
 class LayerLimits(BaseModel):
@@ -76,10 +79,12 @@ class HealthAnswer(BaseModel):
 class ServiceView(Protocol):
     """What the GET side asks of the running service (`service.py` fills it in)."""
 
+    rendering: Executor
+
     @property
     def catalog(self) -> Catalog: ...
 
-    def describe(self, name: str) -> LayerAnswer: ...
+    def describe(self, layer: ServedLayer) -> LayerAnswer: ...
 
     def why_not_ready(self) -> str | None: ...
 
@@ -125,6 +130,12 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
 
 
 def _add_layers(router: APIRouter, service: ServiceView) -> None:
+    described: Memo[bytes] = Memo(service.rendering)
+
+    def describe_all(catalog: Catalog) -> bytes:
+        texts = (service.describe(layer).model_dump_json().encode() for layer in catalog.layers.values())
+        return b'{"layers":[' + b",".join(texts) + b"]}"
+
     @router.get(
         "/v1/layers",
         summary="What is served",
@@ -132,10 +143,12 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         responses=announced(_WORDS, 503),
         tags=["layers"],
     )
-    async def list_layers(request: Request) -> JSONResponse:
+    async def list_layers(request: Request) -> Response:
         trace_of(request.scope).route = "/v1/layers"
-        names = service.catalog.names()
-        return JSONResponse({"layers": [service.describe(name).model_dump() for name in names]})
+        catalog = service.catalog
+        # The reference is weak: a kept catalog would keep the tensors of layers that are gone.
+        content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
+        return Response(content, media_type="application/json")
 
     @router.get(
         "/v1/layers/{layer}",
@@ -146,4 +159,4 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
     )
     async def get_layer(request: Request, layer: str) -> JSONResponse:
         trace_of(request.scope).route = "/v1/layers/{layer}"
-        return JSONResponse(service.describe(service.catalog.get(layer).name).model_dump())
+        return JSONResponse(service.describe(service.catalog.get(layer)).model_dump())

@@ -41,6 +41,7 @@ class Trace:
     compute_s: float | None = None
     encode_s: float | None = None
     batch: BatchInfo | None = None
+    is_document: bool = False  # the answer is one of `docs.py`
 
 
 def start_trace(scope: Scope, now: float) -> Trace:

@@ -33,7 +33,7 @@ class ServedLayer:
             object.__setattr__(self, name, getattr(self.stored, name))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Catalog:
     """`layers` by name, in name order; `awaited` are names that should be served and that this process cannot load."""
 

@@ -32,6 +32,7 @@ NOT_YET: dict[str, str] = {
     "D2": "being mended",
     "D4": "being mended",
     "D5": "being mended",
+    "D6": "being mended",
     "D7": "being mended",
     "D8": "being mended",
 }

@@ -1,9 +1,22 @@
 """The GET side: layers, metrics, OpenAPI with examples that run, the page that works offline."""
 
+import asyncio
+import dataclasses
+import gc
 import re
+import sys
+import threading
+import time
+import weakref
 from typing import Any
 
-from tests.integration.running import LAYERS
+import pytest
+
+import service.app
+from service.layers.catalog import Catalog
+from service.service import Service
+from service.telemetry import Telemetry
+from tests.integration.running import LAYERS, Running
 
 
 def test_layers_tell_what_an_answer_depends_on(served):
@@ -136,3 +149,231 @@ def test_metrics_tell_what_happened(served):
         assert not any("readyz" in name or "healthz" in name for name in samples)
 
     served(story, probe_s=3600)
+
+
+DOCUMENTS = ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png")
+
+
+class Called:
+    """How often a function of the service was called, and whether ever on the thread of the event loop."""
+
+    def __init__(self, monkeypatch, owner, name: str, *, faults: int = 0) -> None:
+        self.times = 0
+        self.is_on_loop = False
+        real = getattr(owner, name)
+
+        def call(*args):
+            self.times += 1
+            self.is_on_loop |= threading.current_thread() is threading.main_thread()
+            if self.times <= faults:
+                raise RuntimeError("a secret reason")
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+async def get_many(service: Running, path: str, times: int = 50) -> set[bytes]:
+    answers = await asyncio.gather(*(service.client.get(path) for _ in range(times)))
+    assert {answer.status_code for answer in answers} == {200}
+    return {answer.content for answer in answers}
+
+
+def test_D5_the_document_is_made_once_a_catalog_however_many_ask(served, monkeypatch):
+    written = Called(monkeypatch, service.app, "write_openapi")
+
+    async def story(service):
+        assert len(await get_many(service, "/openapi.json")) == 1
+        first = await service.client.get("/openapi.json")
+        await service.client.head("/openapi.json")
+        assert (written.times, written.is_on_loop) == (1, False)
+        for name in ("zero", "cross"):  # the examples are of the first layer
+            assert (await service.client.delete(f"/v1/layers/{name}")).status_code == 204
+        (content,) = await get_many(service, "/openapi.json")
+        assert written.times == 2
+        assert b'"example":"small"' in content
+        again = await service.client.get("/openapi.json", headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (200, content)
+
+    served(story, admin=True)
+
+
+def test_a_document_that_could_not_be_made_is_made_at_the_next_ask(served, monkeypatch):
+    Called(monkeypatch, service.app, "write_openapi", faults=1)
+
+    async def story(service):
+        broken = await service.client.get("/openapi.json")
+        assert (broken.status_code, broken.json()["code"]) == (500, "engine_failed")
+        assert "secret" not in broken.text
+        assert broken.headers["cache-control"] == "no-store"
+        assert "etag" not in broken.headers
+        assert (await service.client.get("/openapi.json")).status_code == 200
+
+    served(story)
+
+
+@pytest.mark.parametrize(
+    ("known", "status"),
+    [
+        ("{tag}", 304),
+        ("W/{tag}", 304),
+        (' "other" ,{tag}', 304),
+        ('W/"a, b", W/{tag}, "c"', 304),
+        ("*", 304),
+        (" * ", 304),
+        ('"other"', 200),
+        ("{bare}", 200),
+        ('"{bare}', 200),
+        ('"x{bare}"', 200),
+        ("", 200),
+        ('""', 200),
+    ],
+)
+def test_a_client_that_has_a_document_is_told_so(served, known, status):
+    async def story(service):
+        for path in DOCUMENTS:
+            whole = await service.client.get(path)
+            tag = whole.headers["etag"]
+            assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
+            headers = {"if-none-match": known.format(tag=tag, bare=tag.strip('"'))}
+            for method in ("GET", "HEAD"):
+                answer = await service.client.request(method, path, headers=headers)
+                assert (answer.status_code, answer.headers["etag"]) == (status, tag)
+                assert answer.headers["cache-control"] == "no-cache"
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.content == (whole.content if (method, status) == ("GET", 200) else b"")
+                assert ("content-type" in answer.headers) == (status == 200)
+
+    served(story)
+
+
+def test_the_tags_of_a_list_may_come_in_several_fields(served):
+    async def story(service):
+        tag = (await service.client.get("/docs")).headers["etag"]
+        fields = [("if-none-match", '"other"'), ("if-none-match", tag)]
+        assert (await service.client.get("/docs", headers=fields)).status_code == 304
+
+    served(story)
+
+
+def test_only_documents_may_be_kept(served):
+    async def story(service):
+        for path in (
+            "/v1/layers",
+            "/v1/layers/small",
+            "/metrics",
+            "/healthz",
+            "/readyz",
+            "/v2",
+            "/v2/models/small",
+            "/docs/no",
+            "/no",
+        ):
+            answer = await service.client.get(path, headers={"if-none-match": "*"})
+            assert answer.status_code != 304
+            assert answer.headers["cache-control"] == "no-store"
+            assert "etag" not in answer.headers
+        for method in ("OPTIONS", "POST"):
+            answer = await service.client.request(method, "/openapi.json", headers={"if-none-match": "*"})
+            assert (answer.status_code, answer.headers["cache-control"]) in ((204, "no-store"), (405, "no-store"))
+        assert (await service.client.get("/openapi.json", headers={"accept-encoding": "gzip"})).status_code == 200
+
+    served(story)
+
+
+def test_a_document_is_the_same_bytes_whatever_coding_is_asked_for(served):
+    async def story(service):
+        for path in DOCUMENTS:
+            answers = [
+                await service.client.get(path, headers={"accept-encoding": coding}) for coding in ("gzip", "identity")
+            ]
+            assert not any("content-encoding" in answer.headers for answer in answers)
+            assert len({(answer.content, answer.headers["etag"]) for answer in answers}) == 1
+
+    served(story)
+
+
+def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(served, monkeypatch):
+    described = Called(monkeypatch, Service, "describe")
+
+    async def story(service):
+        assert len(await get_many(service, "/v1/layers")) == 1
+        assert (described.times, described.is_on_loop) == (len(LAYERS), False)
+        gone = weakref.ref(service.service.catalog.get("zero").resident)
+        assert (await service.client.delete("/v1/layers/zero")).status_code == 204
+        await service.until(lambda: gc.collect() is not None and gone() is None)
+        found = (await service.client.get("/v1/layers")).json()["layers"]
+        assert [layer["name"] for layer in found] == ["cross", "small"]
+
+    served(story, admin=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "computed"),
+    [("/metrics", "render"), ("/v2/models/stats", "layer_totals"), ("/v2/models/small/stats", "layer_totals")],
+)
+def test_numbers_are_added_up_once_for_all_that_ask_and_are_never_old(served, monkeypatch, path, computed):
+    calls = Called(monkeypatch, Telemetry, computed)
+
+    async def story(service):
+        for times in (1, 2):
+            assert (await service.attend({"query": [[0.5] * 16]})).status_code == 200
+            content = min(await get_many(service, path), key=len)
+            assert calls.times <= 2 * times, "a first one for who asked first, and one for all the others"
+            told = {b'attention_queue_seconds_count{layer="small"} %d.0' % times, b'"inference_count":%d,' % times}
+            assert [text for text in told if text in content], content
+        assert not calls.is_on_loop
+
+    served(story, probe_s=3600)
+
+
+NUM_LAYERS = 200
+GETS = (
+    *DOCUMENTS, "/v1/layers", "/v1/layers/small", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/small",
+    "/v2/models/stats", "/v2/models/small/ready", "/v2/models/small/config", "/v2/models/small/stats", "/healthz", "/readyz",
+    "/metrics", "/nothing", "/v1/layers/nobody", "/docs/nothing",
+)  # fmt: skip
+MAX_HOLD_S = 0.005
+
+
+@pytest.mark.timed
+def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
+    """D5: by the processor time of each of the loop's steps, with many layers that have all worked; the least of three rounds,
+    each with other layers, since the machine takes its time too.
+    """
+    held: list[float] = []
+    run = asyncio.Handle._run
+
+    def timed(handle):
+        started = time.thread_time()
+        run(handle)
+        held.append(time.thread_time() - started)
+
+    async def ask_everything(service, least):
+        monkeypatch.setattr(asyncio.Handle, "_run", timed)
+        for path in GETS:
+            for method in ("GET", "HEAD", "OPTIONS", "POST"):
+                held.clear()
+                await asyncio.gather(*(service.client.request(method, path) for _ in range(4)))
+                least[method, path] = min(max(held), least.get((method, path), 1.0))
+        monkeypatch.setattr(asyncio.Handle, "_run", run)
+
+    async def story(service):
+        small = service.service.catalog.get("small")
+        least: dict[tuple[str, str], float] = {}
+        for number in range(3):
+            names = [f"a{number}", "cross", "small", "zero", *(f"l{n:03}" for n in range(NUM_LAYERS))]
+            stored = {name: dataclasses.replace(small.stored, name=name) for name in names}
+            layers = {name: dataclasses.replace(small, stored=stored[name]) for name in names}
+            service.service._shelf.catalog = Catalog(layers)
+            service.service._telemetry.serving(names)
+            for name in names:
+                assert (await service.attend({"query": [[0.5] * 16]}, name)).status_code == 200
+            await ask_everything(service, least)
+        assert {asked: seconds for asked, seconds in least.items() if seconds > MAX_HOLD_S} == {}
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        served(story, probe_s=3600, heartbeat_s=60)
+    finally:
+        sys.setswitchinterval(interval)

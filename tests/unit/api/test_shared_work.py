@@ -1,0 +1,205 @@
+"""Shared work: one computation for all that ask; what fails is not kept; who asks after an event sees it."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from service.api.shared_work import PAUSE_S, Memo, Throttle
+from tests.doubles import ManualClock
+
+
+class Maker:
+    """What a Memo calls: held in its thread while the gate is closed; fails while there are faults left."""
+
+    def __init__(self, faults: int = 0) -> None:
+        self.gate = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.faults = faults
+
+    def __call__(self) -> int:
+        self.threads.append(threading.current_thread())
+        assert self.gate.wait(20)
+        if self.faults:
+            self.faults -= 1
+            raise ValueError("not this time")
+        return len(self.threads)
+
+
+class Renders:
+    """What a Throttle calls: says how many events there were when it began, once the test lets it end."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.begun = 0
+        self.ends: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        seen = self.events
+        if (error := await self.ends.get()) is not None:
+            raise error
+        return seen
+
+
+async def turns() -> None:
+    """Every task gets as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def ask(shared: Throttle[int], times: int = 1) -> list[asyncio.Task[int]]:
+    return [asyncio.ensure_future(shared.get()) for _ in range(times)]
+
+
+def test_requests_that_ask_at_once_share_one_value_made_in_a_thread():
+    async def main():
+        memo, make = Memo[int](ThreadPoolExecutor()), Maker()
+        asking = [asyncio.ensure_future(memo.get("a", make)) for _ in range(50)]
+        await turns()
+        make.gate.set()
+        assert set(await asyncio.gather(*asking)) == {1}
+        assert await memo.get("a", make) == 1
+        assert len(make.threads) == 1
+        assert make.threads[0] is not threading.main_thread()
+
+    asyncio.run(main())
+
+
+def test_another_key_makes_another_value_and_only_the_last_is_kept():
+    async def main():
+        memo, make = Memo[int](ThreadPoolExecutor()), Maker()
+        make.gate.set()
+        assert [await memo.get(key, make) for key in ("a", "a", None, None, "a")] == [1, 1, 2, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_a_key_that_changes_while_a_value_is_made_gets_its_own():
+    async def main():
+        memo, old, new = Memo[int](ThreadPoolExecutor()), Maker(), Maker()
+        new.gate.set()
+        asking = asyncio.ensure_future(memo.get("old", old))
+        await turns()
+        assert await memo.get("new", new) == 1
+        old.gate.set()
+        assert await asking == 1
+        assert await memo.get("new", new) == 1
+        assert (len(old.threads), len(new.threads)) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_failure_goes_to_all_that_wait_and_is_not_kept():
+    async def main():
+        memo, make = Memo[int](ThreadPoolExecutor()), Maker(faults=1)
+        asking = [asyncio.ensure_future(memo.get("a", make)) for _ in range(3)]
+        await turns()
+        make.gate.set()
+        assert {str(x) for x in await asyncio.gather(*asking, return_exceptions=True)} == {"not this time"}
+        assert await memo.get("a", make) == 2
+
+    asyncio.run(main())
+
+
+def test_a_request_that_leaves_takes_nothing_from_the_others():
+    async def main():
+        memo, make = Memo[int](ThreadPoolExecutor()), Maker()
+        first, second = (asyncio.ensure_future(memo.get("a", make)) for _ in range(2))
+        await turns()
+        first.cancel()
+        make.gate.set()
+        assert await second == 1
+        assert len(make.threads) == 1
+
+    asyncio.run(main())
+
+
+def test_a_first_request_is_rendered_for_at_once():
+    async def main():
+        renders = Renders()
+        shared = Throttle(renders, ManualClock())
+        (only,) = ask(shared)
+        await turns()
+        assert renders.begun == 1
+        renders.ends.put_nowait(None)
+        assert await only == 0
+
+    asyncio.run(main())
+
+
+def test_however_many_ask_there_is_one_rendering_and_then_a_pause():
+    async def main():
+        clock, renders = ManualClock(), Renders()
+        shared = Throttle(renders, clock)
+        asking = ask(shared, 50)
+        await turns()
+        renders.ends.put_nowait(None)
+        await asyncio.gather(*asking)
+        late = ask(shared, 50)
+        await turns()
+        clock.advance(PAUSE_S * 0.9)
+        await turns()
+        assert renders.begun == 1
+        clock.advance(PAUSE_S * 0.2)
+        renders.ends.put_nowait(None)
+        await asyncio.gather(*late)
+        assert renders.begun == 2
+        assert clock.num_calls == 0
+
+    asyncio.run(main())
+
+
+def test_a_request_never_gets_what_was_rendered_before_it_asked():
+    async def main():
+        clock, renders = ManualClock(), Renders()
+        shared = Throttle(renders, clock)
+        (first,) = ask(shared)
+        await turns()
+        renders.events = 7  # while the first is being rendered
+        (second,) = ask(shared)
+        await turns()
+        assert renders.begun == 1, "never two at once"
+        renders.ends.put_nowait(None)
+        assert await first == 0
+        clock.advance(PAUSE_S)
+        renders.ends.put_nowait(None)
+        assert await second == 7
+
+    asyncio.run(main())
+
+
+def test_a_rendering_that_fails_is_told_and_the_next_one_is_another():
+    async def main():
+        clock, renders = ManualClock(), Renders()
+        shared = Throttle(renders, clock)
+        asking = ask(shared, 3)
+        renders.ends.put_nowait(OSError("gone"))
+        assert {str(x) for x in await asyncio.gather(*asking, return_exceptions=True)} == {"gone"}
+        (again,) = ask(shared)
+        await turns()
+        clock.advance(PAUSE_S)
+        renders.ends.put_nowait(None)
+        assert await again == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it runs"])
+def test_a_scrape_that_leaves_keeps_no_other_from_its_answer(when):
+    async def main():
+        clock, renders = ManualClock(), Renders()
+        shared = Throttle(renders, clock)
+        leaving, staying = ask(shared, 2)
+        if when == "while it runs":
+            await turns()
+        else:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await turns()
+        renders.ends.put_nowait(None)
+        assert await staying == 0
+        assert renders.begun == 1
+
+    asyncio.run(main())
