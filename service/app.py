@@ -28,7 +28,7 @@ from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
 from service.heartbeat import Board
-from service.limits import cors_origins, rate_limit
+from service.limits import cors_origins, hosts, rate_limit
 from service.service import Service
 from service.settings import Settings
 from service.telemetry import Telemetry
@@ -106,5 +106,6 @@ def _access(settings: Settings, service: Service) -> Access:
     return Access(
         None if keys is None else lambda: keys.ring,
         None if rate is None else Limiter(rate, time.monotonic),
+        hosts(settings),
         is_metrics_open=settings.open_metrics,
     )

@@ -9,12 +9,13 @@ import math
 
 from service.api.body import BodyLimits
 from service.api.exchange import ExchangeLimits
+from service.api.hosts import Hosts
 from service.api.rate import Rate
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.engine import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.descriptors import kept_connections
-from service.settings import Settings
+from service.settings import Settings, is_loopback
 from service.transport.limits import TransportLimits
 from service.wire.request import RequestLimits
 
@@ -67,7 +68,19 @@ def rate_limit(settings: Settings) -> Rate | None:
 
 
 def cors_origins(settings: Settings) -> tuple[str, ...]:
-    return tuple(origin.strip() for origin in settings.cors_origins.split(",") if origin.strip())
+    return _listed(settings.cors_origins)
+
+
+def hosts(settings: Settings) -> Hosts | None:
+    """None: a request may name any host."""
+    names = _listed(settings.allowed_hosts)
+    if names:
+        return None if "*" in names else Hosts(names)
+    return Hosts() if settings.api_keys_file is None and is_loopback(settings.host) else None
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def exchange_limits(settings: Settings) -> ExchangeLimits:

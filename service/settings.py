@@ -7,8 +7,10 @@ receives small frozen values, never `Settings` itself. Each description is the R
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +35,28 @@ def _checked_origins(value: str) -> str:
     if origins != ["*"] and not all(map(_ORIGIN.fullmatch, origins)):
         raise ValueError("must be * or origins like https://app.example:8443, in lower case, without a path or a slash")
     return value
+
+
+_HOST_NAME = re.compile(r"\*|(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+
+
+def _checked_hosts(value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if not all(map(_is_host, names)) or (value and not names):
+        raise ValueError(
+            "must be * or hosts like api.example, *.example.com, 192.0.2.7 or [::1], without a scheme or a port"
+        )
+    return value
+
+
+def _is_host(name: str) -> bool:
+    if ":" not in name:
+        return _HOST_NAME.fullmatch(name) is not None
+    try:
+        ipaddress.IPv6Address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
 
 
 class Settings(BaseSettings):
@@ -75,6 +99,11 @@ class Settings(BaseSettings):
     )
     cors_origins: Annotated[str, AfterValidator(_checked_origins)] = Field(
         "", description="origins whose pages may read answers, `https://app.example, …` or `*`; unset: none"
+    )
+    allowed_hosts: Annotated[str, AfterValidator(_checked_hosts)] = Field(
+        "",
+        description="hosts that `Host` may name, `api.example, *.example.com, …` or `*`, probes of health apart; unset: any, but "
+        "on a loopback address without keys a browser's request must name a loopback host",
     )
     tls_cert_file: Path | None = Field(
         None, description="certificate chain (PEM), for HTTPS; it may hold the private key as well"
@@ -248,6 +277,15 @@ def child_environment(settings: Settings) -> dict[str, str]:
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
     return {**threads, **os.environ, **named}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a service that binds this address or name is reached from this machine only."""
+    try:
+        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0]
+        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+    except (OSError, ValueError):
+        return True  # binding it will fail, and say why
 
 
 def usable_cores() -> int:

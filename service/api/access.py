@@ -13,6 +13,7 @@ from collections.abc import Callable
 from starlette.routing import compile_path
 
 from service.api.asgi import CROWDED, KEY_DIGEST, Scope, fields_of
+from service.api.hosts import Hosts
 from service.api.keys import Key, KeyRing, Role
 from service.api.rate import Limiter
 from service.errors import Forbidden, NotReady, Unauthorized
@@ -29,23 +30,29 @@ _EVERYBODY = b""
 
 
 class Access:
-    """`keys` gives the keys in force (None: there is no keys file); `limiter` bounds each caller's rate (None: it does not)."""
+    """`keys` gives the keys in force (None: there is no keys file); `limiter` bounds each caller's rate (None: it does not);
+    `hosts` are those that a request may name (None: any).
+    """
 
     def __init__(
         self,
         keys: Callable[[], KeyRing] | None = None,
         limiter: Limiter | None = None,
+        hosts: Hosts | None = None,
         *,
         is_metrics_open: bool = False,
     ) -> None:
         self._keys = keys
         self._limiter = limiter
+        self._hosts = hosts
         self._open = OPEN | {METRICS} if is_metrics_open else OPEN
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
-        """Raises NotReady, Unauthorized, Forbidden or RateLimited."""
+        """Raises BadRequest, NotReady, Unauthorized, Forbidden or RateLimited."""
         path = scope["path"]
+        if self._hosts is not None:
+            self._hosts.check(scope, is_health=path in OPEN)
         if path in self._open:
             return
         if CROWDED in scope and path != METRICS:

@@ -15,6 +15,7 @@ import typer
 from service.descriptors import allow, kept_connections
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
+from service.settings import is_loopback as _is_loopback
 
 if TYPE_CHECKING:
     import socket
@@ -99,17 +100,6 @@ def tls_files(settings: Settings) -> Tls | None:
     if settings.tls_key_file is not None:
         raise SettingsError("ATTENTION_TLS_KEY_FILE: it needs ATTENTION_TLS_CERT_FILE")
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-    import socket
-
-    try:
-        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0]
-        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
-    except (OSError, ValueError):
-        return True  # binding it will fail, and say why
 
 
 def num_workers(settings: Settings) -> int:

@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
-        scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state)
+        scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
         cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_guest)
         if self._place.is_guest:
             cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours

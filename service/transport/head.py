@@ -35,6 +35,7 @@ _METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}"
 _BEGUN = re.compile(_METHOD + rb"(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"(" + _METHOD + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
 _GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:http)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
+_AUTHORITY = re.compile(rb"[^ ]+ (?i:http)://([^/? ]+)")
 _ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 
@@ -58,6 +59,8 @@ class Head(NamedTuple):
     length: int | None
     keeps_alive: bool
     expects_continue: bool
+    authority: bytes
+    """Of a target that is a whole URL; else empty."""
 
 
 def read_head(head: bytes, limits: TransportLimits) -> Head:
@@ -76,7 +79,7 @@ def _read_head(head: bytes, max_target_bytes: int, max_header_bytes: int, max_he
     lines = block.split(CRLF) if block else []
     if len(lines) > max_headers:
         raise HeadersTooLarge(f"a request may have {max_headers:,} header fields")
-    return _framed(request_line, [read_field(line) for line in lines])
+    return _framed(request_line, [read_field(line) for line in lines], _authority(line))
 
 
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_read_head)
@@ -150,7 +153,16 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip(BLANKS)
 
 
-def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]]) -> Head:
+def _authority(line: bytes) -> bytes:
+    """The host of a target that is a whole URL, which counts instead of Host (RFC 9112, section 3.2.2); else empty."""
+    found = _AUTHORITY.match(line)
+    if found is None:
+        return b""
+    _check_hosts([found[1]], is_needed=True)
+    return found[1]
+
+
+def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]], authority: bytes) -> Head:
     """Where the body ends and whether the connection goes on after the answer."""
     named = HeaderFields(fields)
     is_current = line.version == "1.1"
@@ -159,7 +171,7 @@ def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]]) -> Head:
     # Before HTTP/1.1 there is no waiting for a 100, and an expectation is nothing.
     expects = is_current and _expects_continue(named[b"expect"])
     keeps_alive = is_current and not _says_close(named[b"connection"])
-    return Head(line, fields, named, length, keeps_alive, expects)
+    return Head(line, fields, named, length, keeps_alive, expects, authority)
 
 
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:

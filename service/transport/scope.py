@@ -26,9 +26,19 @@ def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
 
 
 def request_scope(
-    common: dict[str, Any], line: RequestLine, fields: Fields, named: HeaderFields, state: dict[str, Any]
+    common: dict[str, Any],
+    line: RequestLine,
+    fields: Fields,
+    named: HeaderFields,
+    state: dict[str, Any],
+    authority: bytes = b"",
 ) -> dict[str, Any]:
-    """`fields` are copied, for an application may change what its scope says, and `named` is read by ourselves only."""
+    """`fields` are copied, for an application may change what its scope says, and `named` is read by ourselves only. An
+    `authority` takes the place of Host.
+    """
+    if authority:
+        fields = [*(field for field in fields if field[0] != b"host"), (b"host", authority)]
+        named = HeaderFields(fields)
     return {
         **common,
         "http_version": line.version,

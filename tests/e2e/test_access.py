@@ -74,6 +74,55 @@ def test_a_start_with_a_bad_keys_file_is_refused_with_one_line(serve, tmp_path, 
     assert line_for("a", Role.INFER)[:10] not in told
 
 
+def test_a_start_with_hosts_that_cannot_be_is_refused_with_one_line(serve):
+    code, told = refusal(serve(allowed_hosts="https://api.example"))
+    assert code == 1
+    assert told.startswith("attention-service: ATTENTION_ALLOWED_HOSTS: ")
+    assert len(told.splitlines()) == 1
+
+
+def status_of(port: int, head: str) -> int:
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+ORIGIN = "\nOrigin: http://evil.example"
+BY_DEFAULT = [
+    ("GET /v1/layers HTTP/1.1\nHost: evil.example", 200),
+    ("GET /v1/layers HTTP/1.1\nHost: evil.example" + ORIGIN, 400),
+    ("GET /v1/layers HTTP/1.1\nHost: evil.example\nsec-fetch-site: same-origin", 400),
+    ("GET /healthz HTTP/1.1\nHost: evil.example" + ORIGIN, 400),
+    ("GET /v1/layers HTTP/1.1\nHost: localhost" + ORIGIN, 200),
+    ("GET /v1/layers HTTP/1.1\nHost: [::1]:8000" + ORIGIN, 200),
+    ("GET http://evil.example/v1/layers HTTP/1.1\nHost: localhost" + ORIGIN, 400),
+    ("GET http://localhost:1/v1/layers HTTP/1.1\nHost: evil.example" + ORIGIN, 200),
+    ("GET http://localhost?x HTTP/1.1\nHost: localhost" + ORIGIN, 404),
+    ("OPTIONS * HTTP/1.1\nHost: evil.example" + ORIGIN, 400),
+    ("GET /v1/layers HTTP/1.0", 200),
+    ("GET /v1/layers HTTP/1.0" + ORIGIN, 400),
+]
+NAMED = [
+    ("GET /v1/layers HTTP/1.1\nHost: a.api.example:80", 200),
+    ("GET /v1/layers HTTP/1.1\nHost: 127.0.0.1", 400),
+    ("GET http://127.0.0.1/v1/layers HTTP/1.1\nHost: a.api.example", 400),
+    ("GET http://a.api.example/v1/layers HTTP/1.1\nHost: 127.0.0.1", 200),
+    ("GET /v1/layers HTTP/1.0", 400),
+    ("GET /readyz HTTP/1.1\nHost: 10.0.0.7:8000", 200),
+    ("GET /v2/health/ready HTTP/1.0", 200),
+    ("GET /readyz HTTP/1.1\nHost: 10.0.0.7:8000" + ORIGIN, 400),
+]
+
+
+@pytest.mark.parametrize(("settings", "cases"), [({}, BY_DEFAULT), ({"allowed_hosts": "*.api.example"}, NAMED)])
+def test_D9_a_request_names_a_host_that_is_allowed(serve, settings, cases):
+    service = serve(workers=1, **settings)
+    service.wait_ready()
+    port = service.line(event="serving", host="127.0.0.1")["port"]
+    assert [(head, status_of(port, head)) for head, _ in cases] == cases
+    assert not service.find(level="error")
+
+
 @pytest.mark.parametrize("arguments", [["--role", "root"], ["--name", "two\nlines"]])
 def test_a_key_that_cannot_be_made_is_one_line(arguments):
     command = [sys.executable, "-m", "service", "keys", "new", *arguments]

@@ -69,7 +69,7 @@ def without_id(answer) -> tuple:
 
 def refused(samples, code: str = "unauthorized") -> tuple[float, float]:
     """How often it stands in requests_total and in rejected_total."""
-    status = {"unauthorized": 401, "forbidden": 403, "rate_limited": 429}[code]
+    status = {"bad_request": 400, "unauthorized": 401, "forbidden": 403, "rate_limited": 429}[code]
     answered = sum(
         value for name, value in samples.items() if name.startswith("attention_requests") and f'"{status}"' in name
     )
@@ -429,3 +429,52 @@ def test_the_python_client_brings_its_key(served, keys):
                 assert refused.value.status == 401
 
     served(story, api_keys_file=keys)
+
+
+EVIL = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
+
+
+def test_D9_a_page_that_calls_a_loopback_address_under_its_own_name_is_refused_in_each_form(served):
+    async def story(service):
+        for path in ("/v1/layers", "/docs", "/nothing"):
+            answer = await service.client.get(path, headers=EVIL)
+            assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "evil" not in answer.text
+        for path in ("/v2/models/small", "/v2/health/live"):
+            answer = await service.client.get(path, headers=EVIL)
+            assert (answer.status_code, set(answer.json())) == (400, {"error"})
+        assert (await service.attend(X, headers=EVIL)).status_code == 400
+        samples = await metrics(service)
+        assert refused(samples, "bad_request") == (5, 5), "each once, and health not at all"
+        assert samples["attention_received_total"] == 5
+        assert (await service.attend(X, headers={"host": "evil.example"})).status_code == 200
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:1"):
+            assert (await service.attend(X, headers=EVIL | {"host": host})).status_code == 200
+
+    served(story)
+
+
+def test_a_page_of_an_allowed_origin_calls_a_loopback_host_and_no_other(served):
+    async def story(service):
+        headers = {"origin": APP, "host": "127.0.0.1:8000"}
+        assert (await service.client.options(ATTEND, headers=PREFLIGHT | headers)).status_code == 200
+        assert (await service.attend(X, headers=headers)).status_code == 200
+        answer = await service.attend(X, headers=headers | {"host": "evil.example"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (400, APP)
+
+    served(story, cors_origins=APP)
+
+
+def test_the_host_counts_before_the_key_and_the_rate(served, keys):
+    async def story(service):
+        for headers in ({}, BEARER):
+            answer = await service.client.get("/v1/layers", headers=headers | {"host": "other.example"})
+            assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+        assert (await service.client.get("/readyz", headers={"host": "10.0.0.7:8000"})).status_code == 200
+        named = {"host": "api.example:443"}
+        assert (await service.client.get("/v1/layers", headers=named)).status_code == 401
+        statuses = [(await service.client.get("/v1/layers", headers=named | BEARER)).status_code for _ in range(2)]
+        assert statuses == [200, 429]
+
+    served(story, api_keys_file=keys, allowed_hosts="api.example", rate_limit_per_s=0.001)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from service import settings
-from service.commands.serve import _is_loopback, num_workers
+from service.commands.serve import num_workers
 from service.limits import cors_origins, rate_limit
-from service.settings import SettingsError, child_environment, load_settings, usable_cores
+from service.settings import SettingsError, child_environment, is_loopback, load_settings, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,18 @@ def test_the_command_line_goes_before_the_environment(monkeypatch):
         ("CORS_ORIGINS", "*, https://app.example"),
         ("CORS_ORIGINS", "https://app.example https://b.example"),
         ("CORS_ORIGINS", "null"),
+        ("ALLOWED_HOSTS", "https://api.example"),
+        ("ALLOWED_HOSTS", "api.example:8000"),
+        ("ALLOWED_HOSTS", "10.0.0.1:80"),
+        ("ALLOWED_HOSTS", "[::1]:80"),
+        ("ALLOWED_HOSTS", "api.example/path"),
+        ("ALLOWED_HOSTS", "api.example b.example"),
+        ("ALLOWED_HOSTS", "a*.example"),
+        ("ALLOWED_HOSTS", "**"),
+        ("ALLOWED_HOSTS", "*."),
+        ("ALLOWED_HOSTS", "user@api.example"),
+        ("ALLOWED_HOSTS", " , "),
+        ("ALLOWED_HOSTS", "good.example, bad_one:"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(monkeypatch, name, value):
@@ -99,7 +111,7 @@ def test_a_burst_is_by_default_what_a_second_gives():
 
 
 @pytest.mark.parametrize(
-    ("host", "is_loopback"),
+    ("host", "is_local"),
     [
         ("127.0.0.1", True),
         ("127.8.8.8", True),
@@ -111,8 +123,8 @@ def test_a_burst_is_by_default_what_a_second_gives():
         ("no such host", True),
     ],
 )
-def test_A12_a_host_is_loopback_or_open_to_others(host, is_loopback):
-    assert _is_loopback(host) is is_loopback
+def test_A12_a_host_is_loopback_or_open_to_others(host, is_local):
+    assert is_loopback(host) is is_local
 
 
 def test_a_child_reads_the_same_settings(monkeypatch):

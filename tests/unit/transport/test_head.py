@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.api.asgi import fields_of
-from service.errors import HeadersTooLarge, Rejected, ServiceError, TargetTooLong
+from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.transport.head import END, check_begun, glimpse, read_head
 from service.transport.limits import TransportLimits
 from service.transport.scope import request_scope
@@ -78,6 +78,28 @@ def test_a_body_is_counted_or_chunked(fields, length):
 def test_a_target_is_a_path_or_leads_to_one(line, path, query):
     found = read_head(head(line=line), LIMITS).line
     assert (found.path, found.query) == (path, query)
+
+
+@pytest.mark.parametrize("authority", [b"evil.example", b"EVIL:80", b"[::2]:8000", b"a:"])
+@pytest.mark.parametrize("host", [b"Host: x", b"Host:", b"HOST: evil.example"])
+@pytest.mark.parametrize("rest", [b"", b"/v1/layers", b"?a"])
+def test_D9_a_whole_url_as_the_target_says_the_host_whatever_host_says(authority, host, rest):
+    raw = head(b"A: b", line=b"GET http://" + authority + rest + b" HTTP/1.1", host=host)
+    found = read_head(raw, LIMITS)
+    scope = request_scope({}, found.line, found.fields, found.named, {}, found.authority)
+    assert fields_of(scope)[b"host"] == (authority,)
+    assert sorted(scope["headers"]) == [(b"a", b"b"), (b"host", authority)]
+
+
+def test_a_whole_url_names_one_readable_host_and_needs_host_beside_it():
+    for authority in (b"a:b:c", b"a:80:80", b"[::1", b"a[b]"):
+        with pytest.raises(BadRequest):
+            read_head(head(line=b"GET http://" + authority + b"/ HTTP/1.1"), LIMITS)
+    with pytest.raises(BadRequest):
+        read_head(b"GET http://a/ HTTP/1.1\r\nA: b", LIMITS)
+    assert read_head(b"GET http://a/ HTTP/1.0\r\nA: b", LIMITS).authority == b"a"
+    for target in (b"/http://a/", b"/", b"/a?http://a/"):
+        assert read_head(head(line=b"GET " + target + b" HTTP/1.1"), LIMITS).authority == b""
 
 
 @pytest.mark.parametrize("host", [b"", b"a.b:80", b"[::1]:8000", b"127.0.0.1", b"a_b", b"a:"])
