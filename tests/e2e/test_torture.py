@@ -16,6 +16,7 @@ from tests.torture.figures import (
     bombs,
     checkpoints,
     disconnects,
+    documents,
     fuzz,
     half_close,
     isolation,
@@ -70,6 +71,7 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(slow_readers, id="slow-readers-D9"),
         pytest.param(new_worker, id="new-worker-D9"),
         pytest.param(unread_log, id="unread-log-D3"),
+        pytest.param(documents, id="documents-D5"),
     ],
 )
 def test_a_figure_with_times_misses_no_target(tmp_path, figure):

@@ -130,7 +130,7 @@ async def read_reply(reader: asyncio.StreamReader, *, is_head: bool = False) -> 
         if status != "100":
             break
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if status == "204" or is_head:
+    if status in ("204", "304") or is_head:
         return Reply(int(status), headers, b"")
     if headers.get("transfer-encoding") == "chunked":
         return Reply(int(status), headers, await _chunked(reader))
