@@ -48,7 +48,12 @@ class SupervisorBell:
         asyncio.get_running_loop().add_signal_handler(NEWS, heard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {NEWS})
 
+    @property
+    def is_orphaned(self) -> bool:
+        """The supervisor has ended first."""
+        return os.getppid() != self._supervisor
+
     def ring(self) -> None:
-        # One that was orphaned has another parent, who might take a signal amiss.
-        if os.getppid() == self._supervisor:
+        # Another parent might take a signal amiss.
+        if not self.is_orphaned:
             os.kill(self._supervisor, NEWS)

@@ -89,6 +89,8 @@ class Board:
         pid: int | None = None,
         now: Callable[[], float] = time.monotonic,
         bell: Bell = ALONE,
+        keep: Callable[[], bool] = lambda: False,
+        has_mates: bool = False,
     ) -> None:
         self.directory = directory
         self.expected_workers = expected_workers
@@ -96,6 +98,8 @@ class Board:
         self._pid = os.getpid() if pid is None else pid
         self._now = now
         self.bell = bell  # how the others learn that there is news in the directory
+        self.keep = keep  # makes again what is missing of the directory, and says whether anything was; raises OSError
+        self.has_mates = has_mates  # others served already when this process was started
 
     def write(
         self,

@@ -43,7 +43,7 @@ class Metrics:
 
     def __init__(self, shared: Shared | None = None) -> None:
         is_replacement = shared is not None and shared.counters.exists()
-        unanswered = _left_unanswered(shared) if shared is not None and is_replacement else 0
+        unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
         self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
         self._make_request_series(self._series)
@@ -278,6 +278,10 @@ class Metrics:
     def render(self) -> bytes:
         """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
         return self._series.render(self._served)
+
+    def keep(self) -> bool:
+        """Makes this process's files again where they are lost; whether they were. Raises OSError where there is no space."""
+        return self._series.keep()
 
     def close(self) -> None:
         """The end of the process; what it counted stays."""

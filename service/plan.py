@@ -12,6 +12,7 @@ from pathlib import Path
 # What a worker is told on its command line; the supervisor fills it in.
 TOLD = (
     "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--pulse", "{pulse}", "--run-dir", "{run_dir}",
+    "--mates", "{mates}",
 )  # fmt: skip
 
 
@@ -19,8 +20,8 @@ TOLD = (
 class Plan:
     """What to run. Elements of `command` that equal one of TOLD's in braces are filled in.
 
-    `slot` counts from 0 and outlives the process in it; `lifeline` and `pulse` are numbers of open descriptors; `silence_s` is
-    how long a process may give no sign of life.
+    `slot` counts from 0 and outlives the process in it; `lifeline` and `pulse` are numbers of open descriptors; `mates` is how
+    many other processes give signs of life; `silence_s` is how long a process may give none.
     """
 
     command: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Processes: what the supervisor asks of the operating system: a port, a run directory, streams, children, signals.
+"""Processes: what the supervisor asks of the operating system: a port, streams, children, signals.
 
 Must not know: when a process is started, replaced or ended (`supervisor.py`), what it does, torch, settings.
 Laws: nothing here polls; a child begins with no signal ignored and only NEWS blocked, which would end it before it can listen,
@@ -21,20 +21,17 @@ import signal
 import socket
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
 
 from service.bell import NEWS
 from service.errors import ServiceError
 from service.line_writer import FINISH_S, LineWriter, log_line
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
-IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
 STDOUT, STDERR = 1, 2
 _log = LineWriter(STDOUT)
 
@@ -70,57 +67,15 @@ def reserve_port(host: str, port: int) -> socket.socket:
     return reserved
 
 
-class RunDirectory:
-    """`attention-<pid>-…` with `metrics/` and `heartbeats/`, made for one supervisor and removed at its end.
-
-    Without a `parent` in memory where Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
-    which writes the new file out first. One that a killed supervisor left behind is never read again.
-    """
-
-    def __init__(self, parent: Path | None) -> None:
-        try:
-            if parent is not None:
-                parent.mkdir(parents=True, exist_ok=True)
-            elif os.access(IN_MEMORY, os.W_OK):
-                parent = IN_MEMORY
-            self.path = Path(tempfile.mkdtemp(prefix=f"attention-{os.getpid()}-", dir=parent))
-            self.metrics = self.path / "metrics"
-            self.heartbeats = self.path / "heartbeats"
-            self.metrics.mkdir()
-            self.heartbeats.mkdir()
-        except OSError as error:
-            where = "the temporary directory" if parent is None else str(parent)
-            raise StartError(f"cannot make a run directory in {where}: {error.strerror}") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        import shutil  # noqa: PLC0415 (memory: only at the end)
-
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def bury(self, slot: int, pid: int) -> bool:
-        """Forgets a dead process, in metrics and heartbeats; says whether it had become ready."""
-        from service.heartbeat import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
-
-        last = read_heartbeat(self.heartbeats, pid)
-        with contextlib.suppress(OSError):
-            remove_heartbeat(self.heartbeats, pid)  # first: from here on readiness says no
-        # Imported at the first death: prometheus_client costs the supervisor 12 MB, and most never need it.
-        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
-
-        with contextlib.suppress(OSError):
-            mark_process_dead(slot, str(self.metrics))  # type: ignore[no-untyped-call]
-        return last is not None and last.state in {State.READY, State.DRAINING}
-
-
 def say_once(run_dir: Path, message: str) -> None:
     """One line on stderr, from whichever process of the service comes first: they mostly refuse for the same reason."""
-    with contextlib.suppress(FileExistsError), (run_dir / "refusal").open("x"):
-        say(message)
+    try:
+        (run_dir / "refusal").open("x").close()
+    except FileExistsError:
+        return
+    except OSError:  # no place for it: rather twice than never
+        pass
+    say(message)
 
 
 def say(message: str) -> None:

@@ -32,7 +32,11 @@ class Log(Protocol):
 
     def ready(self, *, is_ready: bool, num_ready: int) -> None: ...
 
-    def beat_failed(self, error: OSError) -> None: ...
+    def beats_failed(self, reason: str) -> None: ...
+
+    def beats_again(self) -> None: ...
+
+    def run_directory_made_again(self) -> None: ...
 
 
 class Readiness:
@@ -48,6 +52,7 @@ class Readiness:
         self._probes = probes
         self._log = log
         self._reason: str | None = LOADING
+        self._unwritten: str | None = None  # why the last beat did not reach the others
         self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_listening = False
         self._known: set[int] | None = None  # processes that have been ready, once all were
@@ -60,7 +65,7 @@ class Readiness:
 
     async def may_listen(self) -> None:
         """Returns when the port may be opened: the kernel would send a process that loads what others could take."""
-        if any(beat.state is State.READY for beat in self._board.fresh()):
+        if self._board.has_mates or any(beat.state is State.READY for beat in self._board.fresh()):
             await self._has_begun.wait()
 
     def when_joined(self, tell: Callable[[], object]) -> None:
@@ -91,7 +96,7 @@ class Readiness:
 
     def why_not(self) -> str | None:
         """This process's own reason first, then that of the others."""
-        return self._own_reason() or self._board.why_not_ready()
+        return self._own_reason() or self._unwritten or self._board.why_not_ready()
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:
@@ -110,17 +115,27 @@ class Readiness:
     def tell(self) -> None:
         """One beat: the board and the log hear the state as it is now."""
         reason = self._own_reason()
+        before, self._unwritten = self._unwritten, self._why_not_written(reason)
+        if self._unwritten is not None and self._unwritten != before:
+            self._log.beats_failed(self._unwritten)
+        elif self._unwritten is None and before is not None:
+            self._log.beats_again()
+        ready = {beat.pid for beat in self._board.fresh() if beat.state is State.READY}
+        self._log.ready(is_ready=reason is None and self._unwritten is None, num_ready=len(ready))
+        if self._tell_joined is not None:
+            self._look_for_joined(ready, self._tell_joined)
+
+    def _why_not_written(self, reason: str | None) -> str | None:
+        """Tries to tell the others; the next beat tries again."""
         try:
+            if self._board.keep():
+                self._log.run_directory_made_again()
             state = self._state(reason)
             trouble, file_changed = self._shelf.objection or (None, False)
             self._board.write(state, reason, roll=self._follower.version, trouble=trouble, file_changed=file_changed)
         except OSError as error:
-            # A full or vanished run directory: late heartbeats make readiness say no, the next beat tries again.
-            self._log.beat_failed(error)
-        ready = [beat for beat in self._board.fresh() if beat.state is State.READY]
-        self._log.ready(is_ready=reason is None, num_ready=len(ready))
-        if self._tell_joined is not None:
-            self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
+            return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
+        return None
 
     def _look_for_joined(self, ready: set[int], tell: Callable[[], object]) -> None:
         if self._known is None:

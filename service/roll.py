@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import fcntl
 import json
 import os
@@ -86,6 +87,7 @@ class RollBook:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "roll"
         self._lock = directory / "roll.lock"
+        self._held: int | None = None  # the lock's descriptor while it is ours
 
     def read(self) -> Roll | None:
         """40 µs on tmpfs, so it is read on the event loop."""
@@ -98,12 +100,17 @@ class RollBook:
         return roll if shared_file.create(self._path, _text(roll)) else self.read() or roll
 
     def write(self, roll: Roll) -> None:
-        """For the holder of the lock; raises OSError where the run directory is gone or full."""
+        """For the holder of the lock; raises OSError where the run directory is gone or full, or the lock with it."""
+        if self._held is not None and not os.path.samestat(os.fstat(self._held), self._lock.stat()):
+            raise FileNotFoundError(errno.ENOENT, "the lock was removed, and another process may hold a new one")
         shared_file.replace(self._path, _text(roll))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether the lock was free; it is held until the end of the block. It never waits."""
+        """Whether the lock was free; it is held until the end of the block, or until its file is removed. It never waits."""
+        if self._held is not None:  # also where its file was removed meanwhile: the holder is still at work
+            yield False
+            return
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -114,8 +121,12 @@ class RollBook:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 yield False
-            else:
+                return
+            self._held = descriptor
+            try:
                 yield True
+            finally:
+                self._held = None
         finally:
             os.close(descriptor)
 

@@ -7,8 +7,10 @@ Laws: labels are bounded by whoever makes a series; a process shows what all hav
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import prometheus_client
@@ -92,6 +94,10 @@ class Series:
         if self._values is not None:
             self._values.write()
 
+    def keep(self) -> bool:
+        """Makes this process's files again where they are lost; whether they were. Raises OSError."""
+        return self._values is not None and self._values.keep()
+
     def close(self) -> None:
         """The end of the process; what it counted stays."""
         if self._values is not None:
@@ -108,11 +114,41 @@ class Series:
         return generate_latest(shown)
 
     def _all_processes(self) -> CollectorRegistry:
-        if self._shared is None:
+        if self._shared is None or self._values is None or not self._values.is_shared:
             return self._registry
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._shared.directory))  # type: ignore[no-untyped-call]
+        registry.register(_AllProcesses(self._shared.directory, self._registry))
         return registry
+
+
+class _AllProcesses(Collector):
+    """What can be read of the files in a directory; where they change faster than they are read, what this process has."""
+
+    def __init__(self, directory: Path, own: CollectorRegistry) -> None:
+        self._directory = directory
+        self._own = own
+
+    def collect(self) -> Iterable[Metric]:
+        files = [str(path) for path in self._directory.glob("*.db")]
+        for _ in range(2):
+            try:
+                return _merged(files)
+            except Exception:  # noqa: BLE001 (one was removed meanwhile, cut or overwritten: the others are shown)
+                files = [file for file in files if _is_whole(file)]
+        return self._own.collect()
+
+
+def _merged(files: list[str]) -> Iterable[Metric]:
+    merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    return merged
+
+
+def _is_whole(file: str) -> bool:
+    try:
+        _merged([file])
+    except Exception:  # noqa: BLE001 (whatever it breaks)
+        return False
+    return True
 
 
 class _Shown(Collector):
@@ -131,15 +167,17 @@ class _Shown(Collector):
 
 def left_in(shared: Shared) -> dict[str, float]:
     """What the last process of this slot has counted, by sample, over all labels; files that cannot be read are removed."""
+    files = list(shared.directory.glob(f"*_{shared.slot}.db"))
     sums: dict[str, float] = {}
     try:
-        for family in MultiProcessCollector.merge([str(shared.counters)]):  # type: ignore[no-untyped-call]
+        for family in _merged([str(file) for file in files]):
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         if not all(map(math.isfinite, sums.values())):
             raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one way out for whatever is wrong)
     except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
-        for file in shared.directory.glob(f"*_{shared.slot}.db"):
-            file.unlink()
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
         return {}
     return sums

@@ -6,8 +6,8 @@ Laws: the first SIGTERM or SIGINT makes readiness say no at once; service goes o
 listener closes, idle kept-alive connections may speak once more for LINGER_S (and hear `connection: close`), and what
 was accepted is answered within `grace_s`; whoever is not then hears so from `settle` and is cut off ANSWER_S later. A
 second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
-supervisor died) is an end without delay. No traceback in any of these. A process that joins later gets its share of the connections: ours
-end with their next answer (`rebalance`), never between two requests.
+supervisor died) is an end without delay. No traceback in any of these. A process that joins later gets its share of the
+connections: ours end with their next answer (`rebalance`), never between two requests.
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ class Service:
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._shelf = Shelf(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         book = RollBook(board.directory)
-        self._follower = Follower(self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge)
+        self._follower = Follower(
+            self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge, has_mates=board.has_mates
+        )
         self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
@@ -232,6 +234,10 @@ class Service:
     async def _live(self) -> None:
         try:
             await self._load()
+        except NotReady as error:
+            self._telemetry.roll_not_found(error.message)
+            self.readiness.give_up(error.message)
+            self._leave(EXIT_FAILED, error.message)
         except ServiceError as error:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)

@@ -3,11 +3,13 @@
 Lives here: what prometheus_client asks of a value, over its own files (`MmapedDict`). Its own class writes a file at every
 change, and looks for a fork first: with ten changes a request that was a tenth of the loop's time.
 Laws: one slot's files have one writer, the event loop's thread; a value goes on where the slot's last process left it; what
-was changed is in the files at the end of the turn, so a process that is killed takes no more than a turn with it.
+was changed is in the files at the end of the turn, so a process that is killed takes no more than a turn with it; files that are
+lost or find no space keep nobody from counting: they are made again with what this process has counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -15,18 +17,11 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from service.errors import ServiceError
 from service.turn import Turn
 
 # What the library names a process's files after, and space in each for the series of some hundred layers.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
 RESERVED_BYTES = 2**19
-
-
-class MetricsError(ServiceError):
-    """The metrics of this process have no place; the message is one line."""
-
-    code = "no_metrics"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,16 +41,19 @@ class Shared:
 
 
 class SharedValues:
-    """The values of one process; makes one for each sample that the library asks for. Raises MetricsError."""
+    """The values of one process; makes one for each sample that the library asks for. Without files they are its own alone."""
 
     _multiprocess = True  # prometheus_client's word for values in files
 
     def __init__(self, shared: Shared) -> None:
-        _reserve(shared)
         self._shared = shared
         self._files: dict[str, MmapedDict] = {}
+        self._places: dict[Path, tuple[int, int] | None] = {}
+        self._values: list[_Value] = []
         self._changed: list[_Value] = []
         self._turn = Turn(self.write)
+        with contextlib.suppress(OSError):  # `keep` tries again, and says why not
+            self._open()
 
     def __call__(
         self,
@@ -69,10 +67,11 @@ class SharedValues:
         **_: object,
     ) -> _Value:
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
-        file = self._files.get(kind)
-        if file is None:
-            file = self._files[kind] = MmapedDict(str(self._shared.file(kind)))  # type: ignore[no-untyped-call]
-        return _Value(self, file, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
+        assert kind in KINDS, f"{kind} has no file. This is a bug."
+        value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
+        value.go_on_in(self._files.get(kind))
+        self._values.append(value)
+        return value
 
     def changed(self, value: _Value) -> None:
         self._changed.append(value)
@@ -84,37 +83,90 @@ class SharedValues:
         for value in changed:
             value.write()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the files are where others look for them, and whole; any thread may ask."""
+        return bool(self._places) and all(_place(path) == place for path, place in self._places.items())
+
+    def keep(self) -> bool:
+        """Makes the files again where one is lost, with all numbers; whether one was. Raises OSError where there is no space."""
+        if self.is_shared:
+            return False
+        self._close()
+        self._remove()
+        self._open()
+        for value in self._values:
+            value.move_to(self._files[value.kind])
+        return True
+
     def close(self) -> None:
         """The end of the process: nothing that was told is lost."""
         self.write()
-        for file in self._files.values():
+        self._close()
+
+    def _open(self) -> None:
+        """Reserves the space for the files, which are written to as memory; raises OSError where there is none.
+
+        A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
+        """
+        paths = {kind: self._shared.file(kind) for kind in KINDS}
+        try:
+            for path in paths.values():
+                with path.open("ab") as file:
+                    os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+            for kind, path in paths.items():
+                self._files[kind] = MmapedDict(str(path))  # type: ignore[no-untyped-call]
+        except OSError:
+            self._close()
+            with contextlib.suppress(OSError):
+                self._remove()  # others have a use for the space
+            raise
+        self._places = {path: _place(path) for path in paths.values()}
+
+    def _close(self) -> None:
+        files, self._files, self._places = self._files, {}, {}
+        for value in self._values:
+            value.move_to(None)
+        for file in files.values():
             file.close()  # type: ignore[no-untyped-call]
 
-
-def _reserve(shared: Shared) -> None:
-    """Space for this process's files, which it writes to as to its memory; raises MetricsError where there is none.
-
-    A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
-    """
-    try:
+    def _remove(self) -> None:
         for kind in KINDS:
-            with shared.file(kind).open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-    except OSError as error:
-        raise MetricsError(f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}") from None
+            self._shared.file(kind).unlink(missing_ok=True)
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that has its name; None where it is gone or cut."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found.st_size >= RESERVED_BYTES else None
 
 
 class _Value:
     """One sample. prometheus_client calls `inc`, `set` and `get`; exemplars it does not keep in files either."""
 
-    __slots__ = ("_file", "_is_changed", "_key", "_value", "_values")
+    __slots__ = ("_file", "_is_changed", "_key", "_value", "_values", "kind")
 
-    def __init__(self, values: SharedValues, file: MmapedDict, key: str) -> None:
+    def __init__(self, values: SharedValues, kind: str, key: str) -> None:
+        self.kind = kind
         self._values = values
-        self._file = file
+        self._file: MmapedDict | None = None
         self._key = key
-        self._value: float = file.read_value(key)[0]  # type: ignore[no-untyped-call]
+        self._value = 0.0
         self._is_changed = False
+
+    def go_on_in(self, file: MmapedDict | None) -> None:
+        """With what the slot's last process left there."""
+        self._file = file
+        if file is not None:
+            self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
+
+    def move_to(self, file: MmapedDict | None) -> None:
+        """With its own number."""
+        self._file = file
+        self.write()
 
     def inc(self, amount: float) -> None:
         self.set(self._value + amount)
@@ -136,4 +188,5 @@ class _Value:
 
     def write(self) -> None:
         self._is_changed = False
-        self._file.write_value(self._key, self._value, 0.0)  # type: ignore[no-untyped-call]
+        if self._file is not None:
+            self._file.write_value(self._key, self._value, 0.0)  # type: ignore[no-untyped-call]

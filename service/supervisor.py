@@ -26,16 +26,9 @@ from typing import NoReturn, Protocol
 
 from service.bell import NEWS
 from service.plan import Plan
-from service.processes import (
-    Posix,
-    RunDirectory,
-    StartError,
-    reserve_port,
-    say,
-    unblocked_streams,
-    write_log_line,
-)
+from service.processes import Posix, StartError, reserve_port, say, unblocked_streams, write_log_line
 from service.pulse import LOOKS, WHERE, look_interval_s
+from service.run_directory import RunDirectory
 from service.slot import Slot
 
 EXIT_FAILED = 1
@@ -147,7 +140,9 @@ class Supervisor:
                 self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        values = {**self._values, "{slot}": str(slot.index)}
+        self._hear()
+        mates = sum(other.looks_since_sign is not None for other in self._slots if other is not slot)
+        values = {**self._values, "{slot}": str(slot.index), "{mates}": str(mates)}
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:
@@ -231,7 +226,7 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
     """
     system = Posix()
     try:
-        with reserve_port(plan.host, plan.port) as reserved, RunDirectory(plan.run_dir) as run:
+        with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
             port = reserved.getsockname()[1]
             descriptors = {"{lifeline}": str(system.lifeline), "{pulse}": str(system.pulse)}
             values = {"{port}": str(port), "{run_dir}": str(run.path), **descriptors}

@@ -156,8 +156,17 @@ class Telemetry:
     def life_ended(self, error: BaseException) -> None:
         self._log.critical("life_ended", exc_info=error)
 
-    def beat_failed(self, error: OSError) -> None:
-        self._log.error("heartbeat_not_written", reason=error.strerror)
+    def beats_failed(self, reason: str) -> None:
+        self._log.error("heartbeat_not_written", reason=reason)
+
+    def beats_again(self) -> None:
+        self._log.info("heartbeat_written_again")
+
+    def run_directory_made_again(self) -> None:
+        self._log.warning("run_directory_made_again", effect="counters of processes that have ended begin anew")
+
+    def roll_not_found(self, reason: str) -> None:
+        self._log.error("roll_not_found", reason=reason)
 
     def ready(self, *, is_ready: bool, num_ready: int) -> None:
         self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)

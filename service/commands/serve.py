@@ -6,6 +6,7 @@ that a process needs nothing but its settings and its layer directory; what keep
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from service.bell import Bell
     from service.heartbeat import Board
+    from service.metrics import Metrics
+    from service.run_directory import RunDirectory
     from service.server import Drain
     from service.service import Service
     from service.tls import Tls
@@ -117,6 +120,7 @@ def worker(
     lifeline: Annotated[int, typer.Option()],
     pulse: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
+    mates: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """One process of the service (started by `serve`)."""
     from service.logs import configure_logs
@@ -126,10 +130,10 @@ def worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
     configure_logs(settings.log_level)
-    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir))
+    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir, mates))
 
 
-def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path) -> int:
+def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path, mates: int) -> int:
     import time
 
     from service.bell import SupervisorBell
@@ -137,6 +141,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     from service.metrics import Metrics
     from service.processes import say_once, unbuffer_streams
     from service.pulse import Pulse
+    from service.run_directory import RunDirectory
     from service.server import Server
     from service.shared_values import Shared
     from service.supervisor import EXIT_REFUSED
@@ -149,7 +154,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     unbuffer_streams()
     bell = SupervisorBell()
     allow(kept_connections(settings.max_connections))
-    listener = _listener(settings, port, run_dir)
+    listener = _listener(settings, port, has_mates=mates > 0)
     import torch  # only a worker may, and only now
 
     from service.app import build
@@ -159,9 +164,12 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     # Of this thread, which computes as well, whatever OMP_NUM_THREADS says.
     torch.set_num_threads(settings.compute_threads)
     export = _trace_export(settings)
-    board = _board(settings, run_dir, bell)
+    run = RunDirectory(run_dir)
+    with contextlib.suppress(OSError):  # the first heartbeat says why
+        run.keep()
+    metrics = Metrics(Shared(run.metrics, slot))
+    board = _board(settings, run, metrics, bell, has_mates=mates > 0)
     try:
-        metrics = Metrics(Shared(run_dir / "metrics", slot))
         telemetry = Telemetry(metrics, time.monotonic)
         edge, service = build(settings, telemetry, board, leave, tracer=None if export is None else export.tracer)
     except ServiceError as error:
@@ -184,26 +192,31 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     finally:
         metrics.close()
         finish_logs()
+        if bell.is_orphaned:
+            run.leave()
         if export is not None:
             export.close()
 
 
-def _listener(settings: Settings, port: int, run_dir: Path) -> socket.socket:
+def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socket:
     from service.transport.listener import BACKLOG, listen
 
     found = listen(settings.host, port)
-    if not any((run_dir / "heartbeats").glob("*.json")):
+    if not has_mates:
         # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
         # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
         found.listen(BACKLOG)
     return found
 
 
-def _board(settings: Settings, run_dir: Path, bell: Bell) -> Board:
+def _board(settings: Settings, run: RunDirectory, metrics: Metrics, bell: Bell, *, has_mates: bool) -> Board:
     from service.heartbeat import Board
 
+    def keep() -> bool:
+        return any([run.keep(), metrics.keep()])
+
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
-    return Board(run_dir / "heartbeats", num_workers(settings), late_s, bell=bell)
+    return Board(run.heartbeats, num_workers(settings), late_s, bell=bell, keep=keep, has_mates=has_mates)
 
 
 def _drain(settings: Settings, service: Service) -> Drain:

@@ -29,7 +29,7 @@ ALLOWED = {
 BESIDE = GROUND | {
     "bell", "descriptors", "heartbeat", "heat_map", "layer_series", "roll", "series", "shared_file", "shared_values", "tls",
 }  # fmt: skip
-STARTING = {"plan", "processes", "pulse", "slot", "supervisor"}
+STARTING = {"plan", "processes", "pulse", "run_directory", "slot", "supervisor"}
 PROCESS = {
     "changes", "follower", "limits", "probes", "readiness", "server", "service", "shelf", "tally", "telemetry", "trace_export",
     "tracing",

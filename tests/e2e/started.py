@@ -15,11 +15,11 @@ X = {"query": [[0.5] * 16, [0.25] * 16]}
 class Started:
     """`serve` over a directory of small layers, with its log lines as they come."""
 
-    def __init__(self, directory, *, program=("-m", "service"), environment=None, **settings) -> None:
+    def __init__(self, directory, *, program=("-m", "service"), before=(), environment=None, **settings) -> None:
         given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
         named = {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, program), "serve", "--port", "0", "--layers-dir", str(directory)],
+            [*before, sys.executable, *map(str, program), "serve", "--port", "0", "--layers-dir", str(directory)],
             env={**given, **named, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -125,7 +125,7 @@ def test_a_process_without_a_free_descriptor_stays_and_is_ready_again(service, p
         assert client.get("/healthz").status_code == 200
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (0, hard))
         try:
-            wait_until(lambda: len(service.find(event="heartbeat_not_written")) > 5)
+            service.line(event="heartbeat_not_written")
             busy = cpu_s(worker)
             with silent(port, 10):
                 service.line(event="connections_not_taken")

@@ -255,7 +255,7 @@ def test_a_worker_that_falls_over_at_once_is_started_again_more_and_more_slowly(
         assert service.ends(5) == 0
 
 
-def test_a_second_run_with_a_killed_supervisors_directory_starts_clean(tmp_path):
+def test_a_second_run_removes_a_killed_supervisors_directory_and_starts_clean(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
         service.process.kill()
@@ -263,6 +263,7 @@ def test_a_second_run_with_a_killed_supervisors_directory_starts_clean(tmp_path)
     assert len(left_behind) == 1
     with FakeService(tmp_path) as service:
         service.await_ready()
+        assert not left_behind[0].exists()
         service.process.send_signal(signal.SIGTERM)
         assert service.ends() == 0
-    assert list((tmp_path / "run").iterdir()) == left_behind
+    assert list((tmp_path / "run").iterdir()) == []

@@ -1,5 +1,5 @@
-"""Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, bombs, checkpoints, layer race.
-"""Small forms of the figures whose outcome no busy machine changes: fuzz, isolation, disconnects, checkpoints, log flood.
+"""Small forms of the figures whose outcome no busy machine changes; those with times run only where they are asked for.
+
 
 `make torture` runs them in full, with those that have times in them.
 """
@@ -21,14 +21,18 @@ from tests.torture.figures import (
     half_close,
     isolation,
     large_bodies,
-    new_worker,
+    large_text,
     layer_race,
     log_flood,
+    new_worker,
+    one_key,
     overload,
+    run_directory,
     sigterm,
     slow_readers,
     trickle,
     unread_log,
+    whales,
 )
 from tests.torture.line import attend
 from tests.torture.subject import Subject
@@ -49,6 +53,7 @@ def form(directory, share) -> Form:
         pytest.param(checkpoints, 0.02, id="checkpoints-F1-F3-F5-F6-F7-F15"),
         pytest.param(layer_race, 0.02, id="layer-race-D1"),
         pytest.param(log_flood, 0.02, id="log-flood-D9"),
+        pytest.param(run_directory, 0.01, id="run-directory-D4"),
     ],
 )
 def test_a_small_form_misses_no_target(tmp_path, figure, share):
@@ -72,6 +77,9 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(new_worker, id="new-worker-D9"),
         pytest.param(unread_log, id="unread-log-D3"),
         pytest.param(documents, id="documents-D5"),
+        pytest.param(large_text, id="large-text-D2"),
+        pytest.param(whales, id="whales-D7"),
+        pytest.param(one_key, id="one-key-D8"),
     ],
 )
 def test_a_figure_with_times_misses_no_target(tmp_path, figure):

@@ -373,7 +373,7 @@ SWAPS = {
     "none": lambda file, old: file.unlink(),
     "half-of-one": lambda file, old: file.write_bytes(old[:500]),
     "a-directory": lambda file, old: (file.unlink(), file.mkdir()),
-    "a-pipe": lambda file, old: (file.unlink(), os.mkfifo(file)),
+    "a-pipe": lambda file, old: [file.unlink(), os.mkfifo(file)],  # type: ignore[func-returns-value]
     "a-loop-of-links": lambda file, old: (file.unlink(), file.symlink_to(file)),
 }
 
@@ -389,7 +389,8 @@ def test_a_file_that_is_swapped_while_a_change_is_prepared_is_a_409_and_nothing_
         store.save(small_layer("small", scale=0.25))
         release = hold(both[slow])
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: RollBook(tmp_path / "heartbeats").read().phase is not Phase.SETTLED)
+        book = RollBook(tmp_path / "heartbeats")
+        await one.until(lambda: (book.read() or Roll(0, Phase.SETTLED, {})).phase is not Phase.SETTLED)
         SWAPS[swap](file, old)
         release()
         answer = await changing
@@ -412,7 +413,8 @@ class SlowFiles:
     """Each reading of a layer's file waits, in the threads that read, until the test lets it go on."""
 
     def __init__(self, monkeypatch):
-        self.begun, self.goes_on = queue.Queue(), threading.Event()
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.goes_on = threading.Event()
         self.slow = None
         load = Store.load
 

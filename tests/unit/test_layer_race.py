@@ -26,9 +26,9 @@ from service.changes import Changes
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.follower import Follower
 from service.heartbeat import Board
-from service.processes import IN_MEMORY
 from service.readiness import Readiness
 from service.roll import Phase, Roll, RollBook
+from service.run_directory import IN_MEMORY
 from service.shelf import Shelf
 from tests.doubles import ManualClock, turns
 

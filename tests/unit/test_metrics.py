@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from service.errors import Failed, LayerError, Refused, Rejected, codes_of
 from service.events import Answered, BatchDone, Build, Capacity
 from service.metrics import Metrics, is_counted
 from service.series import TIME_BUCKETS
-from service.shared_values import RESERVED_BYTES, MetricsError, Shared
+from service.shared_values import KINDS, RESERVED_BYTES
 
 ROUTE = "/v1/layers/{layer}/attend"
 
@@ -370,11 +369,85 @@ def test_every_file_of_a_process_has_its_space_before_it_is_written_to(tmp_path)
     assert all(file.st_blocks * 512 >= file.st_size == RESERVED_BYTES for file in files)
 
 
-def test_without_space_there_are_no_metrics_and_one_line(tmp_path):
-    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, most))
-    try:
-        with pytest.raises(MetricsError, match=r"^the run directory \(ATTENTION_RUN_DIR\) cannot be written: "):
-            Metrics(Shared(tmp_path, 0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+WITHOUT_SPACE = """
+import resource
+metrics.close()
+limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, most))
+metrics = Metrics(Shared(Path(sys.argv[1]), 7))
+metrics.received()
+assert b"attention_received_total 1.0" in metrics.render(), "for itself alone"
+try:
+    metrics.keep()
+except OSError as error:
+    assert error.strerror == "File too large"
+else:
+    raise AssertionError("there is no space")
+assert not list(Path(sys.argv[1]).glob("*_7.db")), "nothing half made takes space from others"
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+assert metrics.keep()
+assert not metrics.keep()
+metrics.received()
+"""
+
+
+def test_without_space_a_process_counts_for_itself_until_there_is_some(tmp_path):
+    run_worker(tmp_path, 0, "metrics.received()")
+    assert samples(run_worker(tmp_path, 1, WITHOUT_SPACE))["attention_received_total", ()] == 3
+
+
+LOSSES = """
+import os, shutil
+directory = Path(sys.argv[1])
+away = directory.parent / "away"
+counters, gauges = directory / "counter_0.db", directory / "gauge_livesum_0.db"
+busy(metrics)
+shown = lambda: sorted(line for line in metrics.render().splitlines() if not line.startswith(b"#"))
+whole = shown()
+for loss in (
+    lambda: shutil.rmtree(directory),
+    lambda: directory.rename(away),
+    lambda: [path.unlink() for path in directory.iterdir()],
+    lambda: counters.unlink(),
+    lambda: gauges.rename(away / "gauges"),
+    lambda: os.truncate(counters, 0),
+    lambda: (gauges.unlink(), gauges.write_bytes(b"x")),
+):
+    loss()
+    assert shown() == whole, "what this process has"
+    directory.mkdir(exist_ok=True)
+    assert metrics.keep()
+    assert not metrics.keep()
+    assert shown() == whole
+metrics.received()
+"""
+
+
+def test_files_that_are_lost_are_made_again_with_all_that_this_process_has_counted(tmp_path):
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    run_worker(directory, 0, LOSSES)
+    assert samples(run_worker(directory, 1, ""))["attention_received_total", ()] == 421, "for all to read"
+
+
+BESIDE_DAMAGED = """
+metrics.received()
+damages = [b"", b"x", bytes([255]) * 4096, bytes([255, 255, 255, 127] * 1024), (b'@' + bytes(3)) * 1024]
+for name in ("counter_9.db", "histogram_9.db", "gauge_livesum_9.db", "gauge.db", "nonsense.db"):
+    for text in damages:
+        Path(sys.argv[1], name).write_bytes(text)
+        assert b"attention_received_total 1.0" in metrics.render(), (name, text[:9])
+"""
+
+
+def test_files_that_cannot_be_read_hide_no_other(tmp_path):
+    run_worker(tmp_path, 0, BESIDE_DAMAGED)
+
+
+@pytest.mark.parametrize("size", [0, 100, RESERVED_BYTES // 2])
+def test_a_slot_whose_files_were_cut_is_usable(tmp_path, size):
+    run_worker(tmp_path, 0, "busy(metrics)")
+    for kind in KINDS:
+        os.truncate(tmp_path / f"{kind}_0.db", size)
+        found = samples(run_worker(tmp_path, 0, "metrics.received()"))
+        assert found["attention_received_total", ()] >= 1

@@ -1,4 +1,4 @@
-"""Ports and run directories: what the supervisor asks of the operating system before it starts anybody."""
+"""Ports, children and signals: what the supervisor asks of the operating system."""
 
 import contextlib
 import os
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.heartbeat import Board, State
-from service.processes import Relay, RunDirectory, StartError, reserve_port, say_once, unblock
+from service.processes import Relay, StartError, reserve_port, say_once, unblock
 
 
 def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
@@ -47,45 +46,14 @@ def test_an_address_that_is_not_ours_is_one_line(host):
     assert "\n" not in refusal.value.message
 
 
-def test_a_run_directory_is_the_supervisors_own_and_gone_after_use(tmp_path):
-    parent = tmp_path / "made" / "on demand"
-    with RunDirectory(parent) as first, RunDirectory(parent) as second:
-        assert first.path.name.startswith(f"attention-{os.getpid()}-")
-        assert first.path != second.path
-        assert first.metrics.is_dir()
-        assert first.heartbeats.is_dir()
-    assert list(parent.iterdir()) == []
-
-
-def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StartError) as refusal:
-        RunDirectory(tmp_path / "file")
-    assert refusal.value.message == f"cannot make a run directory in {tmp_path / 'file'}: File exists"
-
-
-@pytest.mark.parametrize(
-    ("state", "has_served"),
-    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
-)
-def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state, has_served):
-    with RunDirectory(tmp_path) as run:
-        Board(run.heartbeats, 1, 5.0, pid=77).write(state)
-        for name in ("gauge_livesum_3.db", "gauge_livemin_3.db", "counter_3.db", "gauge_livesum_4.db"):
-            (run.metrics / name).write_bytes(b"")
-        assert run.bury(3, 77) is has_served
-        assert list(run.heartbeats.iterdir()) == []
-        assert sorted(path.name for path in run.metrics.iterdir()) == ["counter_3.db", "gauge_livesum_4.db"]
-
-
-def test_burying_someone_who_never_reported_raises_nothing(tmp_path):
-    with RunDirectory(tmp_path) as run:
-        assert run.bury(0, 77) is False
-
-
 def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
     for _ in range(3):
         say_once(tmp_path, "the layer directory is empty")
+    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
+
+
+def test_what_a_process_has_to_say_is_said_where_the_run_directory_is_gone_too(tmp_path, capsys):
+    say_once(tmp_path / "gone", "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 

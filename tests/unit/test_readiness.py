@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +18,19 @@ from service.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 class Log:
     def __init__(self) -> None:
         self.told: list[tuple[bool, int]] = []
-        self.failures: list[OSError] = []
+        self.events: list[str] = []
 
     def ready(self, *, is_ready: bool, num_ready: int) -> None:
         self.told.append((is_ready, num_ready))
 
-    def beat_failed(self, error: OSError) -> None:
-        self.failures.append(error)
+    def beats_failed(self, reason: str) -> None:
+        self.events.append(reason)
+
+    def beats_again(self) -> None:
+        self.events.append("again")
+
+    def run_directory_made_again(self) -> None:
+        self.events.append("made again")
 
 
 def room(**facts: object) -> Any:
@@ -33,9 +41,9 @@ def room(**facts: object) -> Any:
 class Process:
     """Readiness over rooms that say what the test wants."""
 
-    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1) -> None:
+    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_mates: bool = False) -> None:
         self.log = Log()
-        self.board = Board(directory, workers, 60.0)
+        self.board = Board(directory, workers, 60.0, has_mates=has_mates)
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
         self.shelf = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
@@ -108,18 +116,62 @@ def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
     assert process.told() is State.STARTING
 
 
-def test_a_run_directory_that_cannot_be_written_is_told_and_not_the_end(tmp_path):
+def test_a_run_directory_that_cannot_be_written_is_told_once_and_not_the_end(tmp_path):
     process = Process(tmp_path / "later")
+    why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
     process.readiness.listens()
-    assert [type(error) for error in process.log.failures] == [FileNotFoundError]
-    (tmp_path / "later").mkdir()
     process.readiness.follows()
+    assert process.log.events == [why]
+    assert process.readiness.why_not() == why
+    assert process.log.told[-1] == (False, 0)
+    (tmp_path / "later").mkdir()
+    for _ in range(2):
+        process.readiness.tell()
+    assert process.log.events == [why, "again"]
+    assert process.readiness.why_not() is None
     assert process.told() is State.READY
+
+
+def test_a_new_reason_is_told_too(process):
+    def refuse(code: int) -> Any:
+        def keep() -> bool:
+            raise OSError(code, os.strerror(code))
+
+        return keep
+
+    for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
+        process.board.keep = refuse(code)
+        process.readiness.tell()
+    assert [told.rpartition(": ")[2] for told in process.log.events] == [
+        "No space left on device",
+        "Read-only file system",
+    ]
+
+
+def test_every_beat_makes_again_what_is_missing_and_says_so(process):
+    missing = [False, True, False]
+    process.board.keep = missing.pop
+    for _ in range(3):
+        process.readiness.tell()
+    assert process.log.events == ["made again"]
 
 
 def test_the_port_waits_for_the_layers_while_another_process_answers(process):
     async def wait() -> None:
         process.board.fresh = lambda: [room(state=State.READY)]
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        assert not opening.done()
+        process.readiness.follows()
+        await opening
+
+    asyncio.run(wait())
+
+
+def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp_path):
+    process = Process(tmp_path, has_mates=True)
+
+    async def wait() -> None:
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()

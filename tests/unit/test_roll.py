@@ -103,6 +103,24 @@ def test_only_one_holds_the_lock_and_it_is_free_afterwards(book, tmp_path):
         assert again
 
 
+def test_a_lock_that_was_removed_gives_no_right_to_write_and_is_not_had_twice(book, tmp_path):
+    book.begin(OLD)
+    with book.locked():
+        book.write(Roll(2, Phase.SETTLED, NEW))
+        (tmp_path / "roll.lock").unlink()
+        with pytest.raises(OSError, match="No such file"):
+            book.write(Roll(3, Phase.SETTLED, OLD))
+        with book.locked() as again:
+            assert not again
+        with RollBook(tmp_path).locked() as other:
+            assert other
+            with pytest.raises(OSError, match="another process may hold"):
+                book.write(Roll(3, Phase.SETTLED, OLD))
+    with book.locked() as later:
+        assert later
+        book.write(Roll(3, Phase.SETTLED, OLD))
+
+
 def test_the_lock_goes_with_its_holders_life(book, tmp_path):
     context = multiprocessing.get_context("spawn")
     holder = context.Process(target=_die_with_the_lock, args=(tmp_path,))

@@ -82,7 +82,7 @@ class FakeSystem:
 class Outcome:
     def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0, line_s=0.0):
         plan = Plan(
-            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}"),
+            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--mates", "{mates}"),
             environment={"A": "b"},
             host="127.0.0.1",
             port=0,
@@ -125,8 +125,8 @@ def test_it_never_imports_torch_nor_the_libraries_a_worker_needs():
 def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
     outcome = Outcome(FakeSystem())
     assert [command for _, command, _ in outcome.system.spawned] == [
-        ["worker", "--port", "8123", "--slot", "0", "--name={slot}"],
-        ["worker", "--port", "8123", "--slot", "1", "--name={slot}"],
+        ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--mates", "0"],
+        ["worker", "--port", "8123", "--slot", "1", "--name={slot}", "--mates", "0"],
     ]
     assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
 
@@ -226,6 +226,12 @@ def test_a_worker_that_lived_ten_seconds_starts_the_counting_anew():
 def test_a_crash_of_one_slot_does_not_slow_another():
     outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1003, 1), ("exit", 1002, 1)))
     assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.2, 0.1]
+
+
+def test_a_replacement_is_told_how_many_others_give_signs_of_life():
+    script = [("sign", 0), ("sign", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
+    spawned = Outcome(FakeSystem(*script), workers=3).system.spawned[3:]
+    assert [(command[4], command[-1]) for _, command, _ in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
 
 
 def test_a_system_that_starts_no_process_is_asked_again_later():
