@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.line import HANG_S, HOST, Cut, post, read_reply
+from tests.torture.line import HANG_S, HOST, Cut, Line, Silence, post, read_reply
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
@@ -28,6 +28,8 @@ CLIENTS = 400
 # So that most clients end their sending, or leave, while they are queued.
 COST_S = 0.02
 NUM_LINES = 24
+# Others who keep the engine at work, so that who leaves was queued.
+NUM_BUSY = 4
 # A reset is looked for every 50 ms; a FIN is news at once.
 CHECK_S = 0.05
 LEAST_NEWS_S = 0.01
@@ -138,7 +140,17 @@ async def _leave_all(subject: Subject, form: Form, num: int) -> tuple[dict[int, 
             with contextlib.suppress(OSError):
                 found[mark] = await _leave(subject.port, mark, rng, resets=found is reset)
 
+    async def keep_busy() -> None:
+        with contextlib.closing(Line(subject.port)) as line:
+            while True:
+                with contextlib.suppress(Silence, Cut):
+                    await line.ask(_request(1))
+
+    busy = [asyncio.ensure_future(keep_busy()) for _ in range(NUM_BUSY)]
     await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+    for task in busy:
+        task.cancel()
+    await asyncio.wait(busy)
     return ended, reset
 
 
