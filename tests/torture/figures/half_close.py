@@ -28,7 +28,7 @@ CLIENTS = 400
 # So that most clients end their sending, or leave, while they are queued.
 COST_S = 0.02
 NUM_LINES = 24
-# Others who keep the engine at work, so that who leaves was queued.
+# Other requests keep the engine at work, so that a client that leaves was queued.
 NUM_BUSY = 4
 # A reset is looked for every 50 ms; a FIN is news at once.
 CHECK_S = 0.05
