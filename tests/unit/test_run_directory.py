@@ -92,7 +92,7 @@ def left_over(parent, name="attention-1-abcdefgh.run"):
     return run.path
 
 
-@pytest.mark.parametrize("pid", [1, os.getpid(), 4_194_305])
+@pytest.mark.parametrize("pid", [1, os.getpid(), 4_194_305], ids=["first", "own", "none"])
 def test_a_start_removes_what_nobody_holds_whatever_runs_by_its_number(tmp_path, pid):
     left_over(tmp_path, f"attention-{pid}-abcdefgh.run")
     with RunDirectory.make(tmp_path, 1) as run:
