@@ -10,7 +10,6 @@ that was written in part (a full disk) is finished before the next one.
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import select
 import threading
@@ -37,7 +36,7 @@ class LineWriter:
 
     def __init__(self, descriptor: int) -> None:
         self.num_dropped = 0
-        self._num_reported = 0
+        self._num_unreported = 0
         self._descriptor = descriptor
         self._waiting: collections.deque[bytes] = collections.deque()
         self._waiting_bytes = 0
@@ -45,28 +44,30 @@ class LineWriter:
 
     def write(self, text: str) -> None:
         """Writes whole lines, at most PIPE_BUF bytes of them: a pipe takes all or nothing of that."""
-        data = text.encode()
+        rest = text.encode()
         with self._lock:
-            if self._waiting:
+            if self._waiting or self._num_unreported:
                 self.flush()
-            if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
-                self.num_dropped += text.count("\n")
+            if not self._waiting:
+                rest = self._put(rest)
+            if not rest:
                 return
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-            if len(self._waiting) == 1:  # else what is before it has just found no room
-                self.flush()
+            if self._waiting_bytes + len(rest) <= MAX_WAITING_BYTES:
+                self._waiting.append(rest)
+                self._waiting_bytes += len(rest)
+            else:
+                num_lines = text.count("\n")
+                self.num_dropped += num_lines
+                self._num_unreported += num_lines
 
     def flush(self) -> None:
         """Writes what waits, as far as there is room."""
         with self._lock:
             while data := self._next():
-                num_written = 0
-                with contextlib.suppress(OSError):  # no room, no space, no reader: it waits
-                    num_written = os.write(self._descriptor, data)
-                self._waiting_bytes -= num_written
-                if num_written < len(data):
-                    self._waiting.appendleft(data[num_written:])
+                rest = self._put(data)
+                self._waiting_bytes -= len(data) - len(rest)
+                if rest:
+                    self._waiting.appendleft(rest)
                     return
 
     def finish(self) -> None:
@@ -79,13 +80,19 @@ class LineWriter:
             if self._waiting_bytes >= before:
                 return  # room is not what it lacks
 
+    def _put(self, data: bytes) -> bytes:
+        """Writes what there is room for and returns the rest: there is no room, no space or no reader."""
+        try:
+            return data[os.write(self._descriptor, data) :]
+        except OSError:
+            return data
+
     def _next(self) -> bytes:
         if self._waiting:
             return self._waiting.popleft()
-        num_unreported = self.num_dropped - self._num_reported
-        if not num_unreported:
+        if not self._num_unreported:
             return b""
-        self._num_reported += num_unreported
-        report = log_line("warning", "log_lines_dropped", lines=num_unreported).encode()
+        num_lines, self._num_unreported = self._num_unreported, 0
+        report = log_line("warning", "log_lines_dropped", lines=num_lines).encode()
         self._waiting_bytes += len(report)
         return report

@@ -86,16 +86,16 @@ def say(message: str) -> None:
 
 
 def unblock(descriptor: int) -> bool:
-    """What is written to a standard stream from now on does not wait for a reader; False where that cannot be had (a socket).
+    """Lets a write to this stream fail where it would wait for a reader; returns False where only a Relay can do that.
 
-    O_NONBLOCK belongs to the open file, which a shell, a terminal and other programs share with us. So the stream is opened
-    once more, which leaves theirs as it is. A file and a device like /dev/null have no reader to wait for.
+    O_NONBLOCK belongs to the open file, which a shell and other programs share with us. So a pipe is opened once more, which
+    leaves theirs as it is. A file and a device like /dev/null have no reader. A terminal would take a part of a line.
     """
-    kind = os.fstat(descriptor).st_mode
-    if not (stat.S_ISFIFO(kind) or os.isatty(descriptor)):
-        return not stat.S_ISSOCK(kind)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISFIFO(mode):
+        return not (stat.S_ISSOCK(mode) or os.isatty(descriptor))
     try:
-        own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # another user's pipe (after sudo), no /proc
         return False
     os.dup2(own, descriptor)
@@ -104,17 +104,14 @@ def unblock(descriptor: int) -> bool:
 
 
 def unbuffer_streams() -> None:
-    """What finds no room on Python's own streams is lost at once.
-
-    In a buffer it would be tried again when the process exits, and make another exit code of every one (120).
-    """
+    """Lets Python's own streams keep nothing that found no room; tried again at the exit, it would make its code 120."""
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
         raw = io.FileIO(descriptor, "wb", closefd=False)
         setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True))
 
 
 class Relay:
-    """Puts a pipe of our own, which does not block, in the place of a stream; a thread copies it and may wait."""
+    """Replaces a stream by a pipe that does not block; a thread copies the pipe to the stream and may wait."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -130,19 +127,19 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := os.read(self._source, 2**16):
                 while data:
-                    select.select([], [self._target], [])  # whoever gave it to us may have made it non-blocking
+                    select.select([], [self._target], [])  # it may be non-blocking as it was given to us
                     data = data[os.write(self._target, data) :]
-        os.close(self._source)  # nobody reads any more: from here on a write fails
+        os.close(self._source)  # the reader is gone: from here on each write to the pipe fails
 
     def close(self) -> None:
-        """When the children have ended: what they wrote last goes out, if it finds a reader in time."""
+        """Puts the stream back after the last child; what is still in the pipe has FINISH_S to find a reader."""
         os.dup2(self._target, self._descriptor)
         self._thread.join(FINISH_S)
 
 
 @contextlib.contextmanager
 def unblocked_streams() -> Iterator[None]:
-    """As `unblock`, both streams, whatever they are; a log line that still waits at the end gets its chance."""
+    """Unblocks stdout and stderr of this process and of those it starts; what waits at the end has FINISH_S to go out."""
     relays = [Relay(descriptor) for descriptor in (STDOUT, STDERR) if not unblock(descriptor)]
     unbuffer_streams()
     try:
@@ -197,7 +194,7 @@ class Posix:
 
     def wait(self, timeout_s: float | None) -> int | None:
         """The next signal; None when `timeout_s` passed first."""
-        _log.flush()  # lines that found no room get another chance at every wait
+        _log.flush()  # lines that found no room are tried again at every wait
         is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
         return os.read(self._signalled, 1)[0] if is_signalled else None
 
@@ -214,5 +211,5 @@ class Posix:
 
 
 def write_log_line(level: str, event: str, **fields: object) -> None:
-    """One line on stdout; it does not wait for a reader."""
+    """Writes one line to stdout, without waiting for a reader."""
     _log.write(log_line(level, event, **fields))
