@@ -120,10 +120,10 @@ class Readiness:
             self._log.beats_failed(self._unwritten)
         elif self._unwritten is None and before is not None:
             self._log.beats_again()
-        ready = {beat.pid for beat in self._board.fresh() if beat.state is State.READY}
+        ready = [beat for beat in self._board.fresh() if beat.state is State.READY]
         self._log.ready(is_ready=reason is None and self._unwritten is None, num_ready=len(ready))
         if self._tell_joined is not None:
-            self._look_for_joined(ready, self._tell_joined)
+            self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
 
     def _why_not_written(self, reason: str | None) -> str | None:
         """Tries to tell the others; the next beat tries again."""
