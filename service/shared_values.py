@@ -12,16 +12,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.turn import Turn
 
-# What the library names a process's files after, and space in each for the series of some hundred layers.
+# What the library names a process's files after, and space in each for the series of some fifty layers; more is reserved at need.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
 RESERVED_BYTES = 2**19
+# What an entry of a file takes beside its key, at most.
+_ENTRY_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,8 +71,9 @@ class SharedValues:
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         assert kind in KINDS, f"{kind} has no file. This is a bug."
         value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
-        value.go_on_in(self._files.get(kind))
         self._values.append(value)
+        with contextlib.suppress(OSError):  # no space for one series more: this process alone knows it
+            value.go_on_in(self._files.get(kind))
         return value
 
     def changed(self, value: _Value) -> None:
@@ -95,8 +98,9 @@ class SharedValues:
         self._close()
         self._remove()
         self._open()
-        for value in self._values:
-            value.move_to(self._files[value.kind])
+        with self._or_without_files():
+            for value in self._values:
+                value.move_to(self._files[value.kind])
         return True
 
     def close(self) -> None:
@@ -105,23 +109,26 @@ class SharedValues:
         self._close()
 
     def _open(self) -> None:
-        """Reserves the space for the files, which are written to as memory; raises OSError where there is none.
-
-        A page of a file that finds no space when it is first written to is a SIGBUS, which ends the process at any request.
-        """
+        """Reserves the space for the files; raises OSError where there is none."""
         paths = {kind: self._shared.file(kind) for kind in KINDS}
-        try:
+        with self._or_without_files():
             for path in paths.values():
                 with path.open("ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
             for kind, path in paths.items():
-                self._files[kind] = MmapedDict(str(path))  # type: ignore[no-untyped-call]
+                self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
+        self._places = {path: _place(path) for path in paths.values()}
+
+    @contextlib.contextmanager
+    def _or_without_files(self) -> Iterator[None]:
+        """Where the block fails there are none, and others have the space."""
+        try:
+            yield
         except OSError:
             self._close()
             with contextlib.suppress(OSError):
-                self._remove()  # others have a use for the space
+                self._remove()
             raise
-        self._places = {path: _place(path) for path in paths.values()}
 
     def _close(self) -> None:
         files, self._files, self._places = self._files, {}, {}
@@ -133,6 +140,15 @@ class SharedValues:
     def _remove(self) -> None:
         for kind in KINDS:
             self._shared.file(kind).unlink(missing_ok=True)
+
+
+class _File(MmapedDict):
+    """The library's, which is written to as memory: a page without space is a SIGBUS, so space is reserved before it grows."""
+
+    def _init_value(self, key: str) -> None:
+        if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
+            os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
 def _place(path: Path) -> tuple[int, int] | None:
@@ -158,13 +174,13 @@ class _Value:
         self._is_changed = False
 
     def go_on_in(self, file: MmapedDict | None) -> None:
-        """With what the slot's last process left there."""
-        self._file = file
+        """With what the slot's last process left there; raises OSError where there is no space."""
         if file is not None:
             self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
+        self._file = file
 
     def move_to(self, file: MmapedDict | None) -> None:
-        """With its own number."""
+        """With its own number; raises OSError where there is no space."""
         self._file = file
         self.write()
 

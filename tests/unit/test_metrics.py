@@ -396,6 +396,35 @@ def test_without_space_a_process_counts_for_itself_until_there_is_some(tmp_path)
     assert samples(run_worker(tmp_path, 1, WITHOUT_SPACE))["attention_received_total", ()] == 3
 
 
+MANY_LAYERS = """
+import resource
+limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, most))
+for layer in range(200):
+    metrics.layer_loaded(f"layer-{layer}", 0.5)
+assert not metrics.keep()
+assert b'layer_load_seconds{layer="layer-199"} 0.5' in metrics.render()
+Path(sys.argv[1], "counter_0.db").unlink()
+try:
+    metrics.keep()
+except OSError:
+    assert b'queue_seconds_sum{layer="layer-199"} 0.0' in metrics.render(), "this process has them all"
+else:
+    raise AssertionError("there is no space for all of them")
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+assert metrics.keep()
+"""
+
+
+def test_series_that_find_no_space_later_end_no_process_and_are_there_when_there_is(tmp_path):
+    run_worker(tmp_path, 0, MANY_LAYERS)
+    found = samples(run_worker(tmp_path, 1, ""))
+    assert found["attention_queue_seconds_sum", (("layer", "layer-199"),)] == 0
+    files = [path.stat() for path in tmp_path.iterdir()]
+    assert all(file.st_blocks * 512 >= file.st_size for file in files)
+    assert max(file.st_size for file in files) > RESERVED_BYTES
+
+
 LOSSES = """
 import os, shutil
 directory = Path(sys.argv[1])
