@@ -254,7 +254,7 @@ def test_light_requests_heavy_ones_and_those_that_run_alone_wait_in_lanes_of_the
     async def story(service):
         submit = service.service.batcher.submit
 
-        async def noted(call, lane, cost, deadline):
+        async def noted(call, lane, cost, deadline, caller=None):
             lanes.append(lane)
             return await submit(call, lane, cost, deadline)
 
