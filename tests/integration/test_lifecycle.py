@@ -49,7 +49,7 @@ def test_f13_lenient_the_others_are_served(tmp_path):
         async with running(tmp_path, strict_layers=False) as service:
             assert (await service.attend({"query": X})).status_code == 200
             assert (await service.attend({"query": X}, "broken")).status_code == 404
-            assert (await service.samples())['attention_layer_load_failures_total{reason="layer_not_loaded"}'] == 1
+            assert (await service.samples())['attention_layer_load_failures_total{reason="layer_error"}'] == 1
 
     asyncio.run(main())
 
