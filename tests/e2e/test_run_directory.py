@@ -248,7 +248,7 @@ def place_a_file(run_dir: Path) -> None:
 
 def place_a_link(run_dir: Path) -> None:
     elsewhere = run_dir.parent / "elsewhere"
-    elsewhere.mkdir(mode=0o777)
+    elsewhere.mkdir(mode=0o777, exist_ok=True)  # a second try, where a heartbeat came in between
     remove(run_dir)
     run_dir.symlink_to(elsewhere)
 
