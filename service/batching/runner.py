@@ -104,7 +104,8 @@ class Runner(Generic[P, R]):
         future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
         # Also for a pass that failed, and that the engine's thread does again.
         waited_s = compute_s = self._clock.now() - started_at
-        was_at_once = future.done()
+        # A long batch may have stopped before this thread came to look.
+        was_at_once = future.done() and stopped(future) is None
         if not was_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:

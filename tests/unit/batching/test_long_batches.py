@@ -9,7 +9,7 @@ import pytest
 from service.batching.policy import MAX_FLOPS_BETWEEN
 from service.batching.speed import BATCH_OVERHEAD_FLOPS
 from service.errors import CostLimit, DeadlineExceeded, EngineDown, EngineFailed
-from tests.doubles import run, turns
+from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 LONG = cost_of(flops=50 * BATCH_OVERHEAD_FLOPS)
@@ -79,6 +79,26 @@ def test_the_time_of_a_long_batch_is_that_of_its_steps():
             room.engine.release()
             await ended(long)
             assert [event.compute_s for event in room.heard.batches[-2:]] == [5.0, 3.0]
+
+    run(main)
+
+
+def test_a_batch_that_has_stopped_before_the_loop_looks_goes_on_as_any_other():
+    """A busy machine may keep the loop's thread waiting for longer than a step takes."""
+
+    class StopsAtOnce(GateEngine):
+        def run(self, batch, **hints):
+            future = super().run(batch, **hints)
+            self.stop()
+            return future
+
+    async def main():
+        async with Room(engine=StopsAtOnce()) as room:
+            client = room.send("whale", cost=LONG)
+            await turns()
+            assert room.engine.in_hand == ["whale"]
+            room.engine.release()
+            assert result_of(await ended(client)) == ("answer", "whale")
 
     run(main)
 
