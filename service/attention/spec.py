@@ -7,7 +7,6 @@ Laws: no torch here, so that a spec is cheap to read; a spec that exists is cons
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from service.errors import LayerError
@@ -17,6 +16,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 MAX_WIDTH = 2**15
 # Many times what they have; each head of each sequence is a product of its own.
 MAX_HEADS = 2**12
+MAX_SCALE = 3.4e38  # kernels take it as a float32, and raise above that
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class LayerSpec:
             raise LayerError(f"the layer has {found}, expected at most {MAX_WIDTH} and {MAX_HEADS}")
         if self.num_heads % self.num_kv_heads:
             raise LayerError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
-        if not isinstance(self.scale, float) or not math.isfinite(self.scale) or self.scale <= 0:
-            raise LayerError("scale must be a finite number above 0")
+        if not isinstance(self.scale, float) or not 0 < self.scale <= MAX_SCALE:
+            raise LayerError("scale must be a finite number above 0, in float32 as well")
         known = PROJECTIONS if self.has_output else PROJECTIONS[:3]
         if len(set(self.biases)) != len(self.biases) or not set(self.biases) <= set(known):
             raise LayerError(f"biases must be among {', '.join(known)}, each once")

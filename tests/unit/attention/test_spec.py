@@ -36,6 +36,7 @@ def test_json_brings_back_the_same_spec(spec):
         ("value_head_width", 0),
         ("scale", 0.0),
         ("scale", -1.0),
+        ("scale", 1e300),
         ("scale", float("inf")),
         ("scale", float("nan")),
         ("scale", 1),
