@@ -36,6 +36,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # What a device says whose context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every later
 # call of this process fails as well. torch says it as AcceleratorError, libraries below it as a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
+_CLOSED = "the engine is closed"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,6 +87,8 @@ class Engine:
 
     def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[Resident]:
         """Puts a layer on the device and checks it, step by step; batches that come meanwhile go between the steps."""
+        if self._is_closed:
+            raise EngineDown(_CLOSED)
         resident, done = Resident(spec, tensors), Future[Resident]()
         self._second.submit(int)  # so that its thread is there before it is needed
         self._residents.add(resident)
@@ -149,7 +152,7 @@ class Engine:
         try:
             return (self._second if self._is_stopped else self._thread).submit(work, *args, **kwargs)
         except RuntimeError as error:  # the pool is shut down
-            raise EngineDown("the engine is closed") from error
+            raise EngineDown(_CLOSED) from error
 
     def _in_turn(self, work: Callable[[], R]) -> R:
         with self._turn:
