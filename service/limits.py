@@ -98,8 +98,8 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
         # A body of the largest size must find room in an empty house, compressed and decompressed.
-        # They are decoded as fast as they come or refused, so half of what may wait for the engine is enough.
-        intake_bytes=max(settings.queue_bytes // 2, 4 * settings.max_body_bytes),
+        # They are decoded as fast as they come or refused, so a quarter of what may wait for the engine is enough.
+        intake_bytes=max(settings.queue_bytes // 4, 4 * settings.max_body_bytes),
         # And so must the largest answer: as many weights as a request may have, an output as large as its body.
         # Of a layer that makes much more of a row than it takes, an answer may be too large for that: a 413.
         answer_bytes=max(settings.queue_bytes, 4 * (settings.max_weights_bytes + settings.max_body_bytes)),

@@ -1,4 +1,4 @@
-"""Memory: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do.
+"""Memory: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do or it is much.
 
 Left to itself glibc does neither well: it gives back and maps anew what every batch needs, page by page, and after a storm of
 large bodies a process stays four times as large as it needs to be for the rest of its life. Laws: a trim is made only where
@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable
 
 GROWTH_BYTES = 4 * 2**20
+# While there is work, a trim costs a few milliseconds and what is mapped anew: only behind a storm of large bodies.
+BUSY_GROWTH_BYTES = 64 * 2**20
 # What `mallopt` calls them (malloc.h), in bytes: how much may be free at the heap's end, and from which size on a block is a
 # mapping of its own, at most what glibc takes.
 _MALLOPT = {-1: 64 * 2**20, -3: 32 * 2**20}
@@ -44,16 +46,17 @@ def trim() -> None:
 
 
 class Memory:
-    """One for each process; `give_back` is called off the event loop, while nothing is computed."""
+    """One for each process; `give_back` is called off the event loop."""
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = 0
+        self._least = {False: 0, True: 0}  # with work and without: what is in use then is another
 
-    def give_back(self) -> None:
+    def give_back(self, *, is_busy: bool = False) -> None:
         now = self._resident()
-        if now > self._least + GROWTH_BYTES:
+        if now > self._least[is_busy] + (BUSY_GROWTH_BYTES if is_busy else GROWTH_BYTES):
             self._trim()
-            now = self._least = self._resident()
-        self._least = min(self._least, now)
+            now = self._least[is_busy] = self._resident()
+        for state, least in self._least.items():
+            self._least[state] = min(least, now)

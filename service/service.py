@@ -245,8 +245,8 @@ class Service:
             if self._shelf.catalog is not None:
                 await self._probes.ask(self._shelf.catalog)
             self._beat()
-            if not (self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes):
-                await asyncio.to_thread(self._memory.give_back)
+            is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes)
+            await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
             self.look()
             await self.batcher.ended_within(self._settings.heartbeat_s)
         # Nothing can be computed here any more: the supervisor replaces this process.

@@ -180,7 +180,7 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(
         256 * MIB,
         ge=1024,
-        description="decoded tensors that may wait in a process, half as much again of bodies on their way to that, "
+        description="decoded tensors that may wait in a process, a quarter as much of bodies on their way to that, "
         "and as much of answers until they are sent (bytes)",
     )
     queue_cells: int = Field(

@@ -133,7 +133,8 @@ class Cycle(RequestResponseCycle):
             on_response=owner.on_response_complete,
         )
         self._goes_on = owner.goes_on
-        self._failure: ServiceError | None = None
+        self._has_failed = False  # the body is read no further
+        self._failure: ServiceError | None = None  # why, until it is told
         self._tell_gone: Callable[[], object] | None = None
         self._tell_come: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
@@ -151,7 +152,7 @@ class Cycle(RequestResponseCycle):
 
     def fail(self, failure: ServiceError) -> None:
         """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
-        self._failure = failure
+        self._failure, self._has_failed = failure, True
         self.keep_alive = False
         self.message_event.set()
 
@@ -197,17 +198,17 @@ class Cycle(RequestResponseCycle):
             try:
                 self._tell_come(num_bytes)
             except ServiceError as error:
-                self._failure, self._tell_come = error, None
+                self._failure, self._has_failed, self._tell_come = error.with_traceback(None), True, None
                 self._take_pieces()
                 self.message_event.set()
-        return self._failure is None
+        return not self._has_failed
 
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces, self._num_bytes = self._pieces, [], 0
         return pieces
 
     def take_body(self) -> list[Piece] | None:
-        if self.more_body or self.disconnected or self._failure is not None:
+        if self.more_body or self.disconnected or self._has_failed:
             return None
         self.message_event.clear()
         self.flow.resume_reading()
@@ -222,10 +223,15 @@ class Cycle(RequestResponseCycle):
             self.flow.resume_reading()
             await self.message_event.wait()
             self.message_event.clear()
-        if self.disconnected or self.response_complete:
+        if self.disconnected or self.response_complete or (self._has_failed and self._failure is None):
             return {"type": "http.disconnect"}
         if self._failure is not None:
-            raise self._failure
+            # Not kept: its frames hold what has been read of the body, and this stays until the rest of it is dropped.
+            failure, self._failure = self._failure, None
+            try:
+                raise failure
+            finally:
+                del failure
         pieces = self._take_pieces()
         body = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
         return {"type": "http.request", "body": body, "more_body": self.more_body}

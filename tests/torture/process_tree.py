@@ -22,6 +22,11 @@ def peak_bytes(pid: int) -> int:
     return _status_kib(pid, "VmHWM:") * 1024
 
 
+def file_bytes(pid: int) -> int:
+    """Of what is resident, the pages of files: processes of one program share them."""
+    return _status_kib(pid, "RssFile:") * 1024
+
+
 def num_descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from service.memory import GROWTH_BYTES, Memory, resident_bytes
+from service.memory import BUSY_GROWTH_BYTES, GROWTH_BYTES, Memory, resident_bytes
 
 MIB = 2**20
 
@@ -42,6 +42,29 @@ def test_what_is_kept_goes_back_once_and_what_is_in_use_is_the_new_measure():
     process.kept = GROWTH_BYTES
     process.memory.give_back()
     assert process.num_trims == 3, "too little to look for"
+
+
+def test_while_there_is_work_only_much_goes_back():
+    process = Process()
+    process.memory.give_back()
+    process.memory.give_back(is_busy=True)
+    process.kept = BUSY_GROWTH_BYTES
+    process.memory.give_back(is_busy=True)
+    assert process.num_trims == 2
+    process.kept += MIB
+    for _ in range(5):
+        process.memory.give_back(is_busy=True)
+    assert (process.num_trims, process.kept) == (3, 0)
+
+
+def test_what_is_in_use_while_there_is_work_is_no_measure_for_later():
+    process = Process()
+    process.memory.give_back()
+    process.used += 500 * MIB
+    process.memory.give_back(is_busy=True)
+    process.used, process.kept = process.used - 500 * MIB, 500 * MIB
+    process.memory.give_back()
+    assert process.kept == 0
 
 
 def test_a_measure_falls_with_what_is_used():

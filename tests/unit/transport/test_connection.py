@@ -1,6 +1,7 @@
 """One connection: one answer for each request, in order; deadlines, early bytes, and an end that the client survives."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -181,6 +182,35 @@ async def test_a_body_that_finds_no_room_is_let_go_and_whoever_receives_it_hears
         await room.send(raw[start:stop])
     assert held == [200]
     assert room.connection.cycle._pieces == []
+    await room.lose()
+
+
+@on_the_loop
+async def test_what_was_read_of_a_refused_body_is_not_kept_while_the_rest_is_dropped():
+    """The error's frames hold it."""
+    room = Room()
+    counted, refusals = [], []
+
+    def come(num_bytes):
+        counted.append(num_bytes)
+        if len(counted) == 1:
+            return
+        refusal = QueueFull("no room")
+        refusals.append(weakref.ref(refusal))
+        raise refusal
+
+    async def application(scope, receive, send):
+        caller_of(scope, receive).when_come(come)
+        with contextlib.suppress(QueueFull):
+            await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await asyncio.Event().wait()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(raw[:-500])
+    await room.send(raw[-500:])
+    assert [refusal() for refusal in refusals] == [None]
     await room.lose()
 
 
