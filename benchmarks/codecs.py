@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +24,16 @@ import torch
 import uvloop
 from safetensors.torch import load, save
 
+from service.api.json_parser import JsonParser
 from service.attention.call import Answer
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.errors import ServiceError
 from service.wire.answer import AnswerFacts
-from service.wire.decoding_thread import DecodingThread
 from service.wire.inference_answer import write_inference
-from service.wire.inference_request import WantedAnswer, WantedOutput, parse_inference
-from service.wire.json_document import parse
+from service.wire.inference_request import WantedAnswer, WantedOutput, split_inference
+from service.wire.inference_request import read_inference as parse_inference
+from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.pattern import Patterns
 from service.wire.request import CheckedRequest, RequestLimits, check_request
 from service.wire.safetensors_answer import write_safetensors
@@ -47,7 +47,7 @@ RNG = np.random.default_rng(0)
 
 
 class Row(NamedTuple):
-    """One codec in one direction: what it does, to how many bytes, by us (perhaps a coroutine) and by the bare library."""
+    """One codec in one direction: what it does, to how many bytes, by us and by the bare library."""
 
     name: str
     num_bytes: int
@@ -56,21 +56,19 @@ class Row(NamedTuple):
     repeats: int = REPEATS
 
 
-async def medians_s(row: Row) -> tuple[float, float]:
+def medians_s(row: Row) -> tuple[float, float]:
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(row.repeats):
         for work, taken in zip((row.ours, row.bare), times, strict=True):
             start = time.perf_counter()
-            result = work()
-            if inspect.isawaitable(result):
-                await result
+            work()
             taken.append(time.perf_counter() - start)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-async def decode(body: bytes, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
-    document = await parse(body, max_depth=MAX_DEPTH)
-    return (await decode_tensor(document["query"], param="/query", kind=kind)).tensor
+def decode(body: bytes, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
+    document = parse(body, max_depth=MAX_DEPTH)
+    return decode_tensor(document["query"], param="/query", kind=kind).tensor
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -139,18 +137,19 @@ SPEC = LayerSpec(
     value_head_width=64, scale=0.125, biases=("query", "key", "value", "output"),
 )  # fmt: skip
 LIMITS = RequestLimits(*(2**62,) * 5)
-PATTERNS = Patterns(LIMITS, MAX_DEPTH)
+PATTERNS = Patterns(LIMITS, MAX_DEPTH, MAX_TEXT_NUMBERS)
 FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
 
 
-async def read_safetensors(body: bytes) -> CheckedRequest:
+def read_safetensors(body: bytes) -> CheckedRequest:
     """All that happens to a body whose header came before: joined, parsed, checked, costed."""
-    return await PATTERNS.read(bytearray().join([body]), "layer", "digest", SPEC)
+    return PATTERNS.read(bytearray().join([body]), "layer", "digest", SPEC)
 
 
-async def read_inference(body: bytes, json_length: bytes) -> CheckedRequest:
-    found = await parse_inference(bytearray().join([body]), json_length, max_depth=MAX_DEPTH)
-    return await check_request(found.attend, "layer", SPEC, LIMITS, found.mask_params)
+def read_inference(body: bytes, json_length: bytes) -> CheckedRequest:
+    text, rest = split_inference(bytearray().join([body]), json_length)
+    found = parse_inference(parse(text, max_depth=MAX_DEPTH), rest)
+    return check_request(found.attend, "layer", SPEC, LIMITS, found.mask_params)
 
 
 def inference_body(array: np.ndarray) -> tuple[bytes, bytes]:
@@ -189,57 +188,35 @@ def binary_rows() -> Iterator[Row]:
         )
 
 
-async def codec_figures() -> None:
+def codec_figures() -> None:
     print(f"{'codec':<34}{'bytes':>12}{'ours MB/s':>12}{'bare MB/s':>12}{'ours µs':>10}{'ratio':>8}")
     for row in (*json_rows(), *base64_rows(), *binary_rows()):
-        ours_s, bare_s = await medians_s(row)
+        ours_s, bare_s = medians_s(row)
         speeds = f"{row.num_bytes / ours_s / 1e6:>12.0f}{row.num_bytes / bare_s / 1e6:>12.0f}"
         print(f"{row.name:<34}{row.num_bytes:>12,}{speeds}{ours_s * 1e6:>10.0f}{ours_s / bare_s:>8.2f}")
 
 
-def large_bodies() -> Iterator[tuple[str, bytes, TensorKind]]:
+def large_bodies() -> Iterator[tuple[str, bytes]]:
     def filled(element: bytes) -> bytes:
         return b'{"query":[' + element * (LARGE_BYTES // len(element) - 8) + b"0]}"
 
-    values = floats(2800, 512)
-    yield "nested lists", in_body(dumps(values)), TensorKind.FLOAT
+    values = floats(1400, 512)
+    yield "nested lists", in_body(dumps(values))
     data = pybase64.b64encode(np.resize(values, (6, 512, 1000)).tobytes())
     head = b'{"query":{"dtype":"float32","shape":[6,512,1000],"data":"'
-    yield "base64", head + data + b'"}}', TensorKind.FLOAT
-    yield "base64 with escaped slashes", head + data.replace(b"/", b"\\/") + b'"}}', TensorKind.FLOAT
-    yield "zeros", filled(b"0,"), TensorKind.FLOAT
-    yield "booleans", filled(b"true,"), TensorKind.BOOL
-    yield '"-inf"', filled(b'"-inf",'), TensorKind.BIAS
-    yield "null (refused)", filled(b"null,"), TensorKind.FLOAT
-    yield "strings (refused)", filled(b'"1.5",'), TensorKind.FLOAT
-    yield "1e999 (refused)", filled(b"1e999,"), TensorKind.FLOAT
-    yield "integers beyond 64 bits", filled(b"1234567890123456789012345,"), TensorKind.FLOAT
-    yield "objects (refused)", filled(b"{},"), TensorKind.FLOAT
-    yield "brackets (refused)", b'{"query":' + b"[" * LARGE_BYTES, TensorKind.FLOAT
-    yield "keys (refused)", b"{" + b'"a":0,' * (LARGE_BYTES // 6) + b"}", TensorKind.FLOAT
+    yield "base64", head + data + b'"}}'
+    yield "base64 with escaped slashes", head + data.replace(b"/", b"\\/") + b'"}}'
+    yield "zeros (refused)", filled(b"0,")
+    yield "integers beyond 64 bits", b'{"query":[' + b"1234567890123456789012345," * 600_000 + b"0]}"
+    yield "objects (refused)", filled(b"{},")
+    yield "brackets (refused)", b'{"query":' + b"[" * LARGE_BYTES
+    yield "keys (refused)", b"{" + b'"a":0,' * (LARGE_BYTES // 6) + b"}"
 
 
-class Stops(NamedTuple):
-    """Of one body: how long it took, the longest time without a turn of the loop, and a small request's decode beside it."""
-
-    total_s: float
-    longest_s: float
-    small_s: float
-
-
-SMALL = in_body(b'{"dtype":"float32","shape":[16,512],"data":"' + pybase64.b64encode(floats(16, 512).tobytes()) + b'"}')
-
-
-async def timed(body: bytes, kind: TensorKind, thread: DecodingThread | None) -> float:
-    start = time.perf_counter()
-    with contextlib.suppress(ServiceError):
-        await (thread.run(lambda: decode(body, kind)) if thread else decode(body, kind))
-    return time.perf_counter() - start
-
-
-async def stops(body: bytes, kind: TensorKind, thread: DecodingThread | None) -> Stops:
+async def longest_stop_s(body: bytes) -> tuple[float, float]:
+    """Seconds that a body takes in all, and the longest time without a tick of the loop."""
+    parser = JsonParser(MAX_DEPTH, MAX_TEXT_NUMBERS)
     longest, last, is_over = 0.0, time.perf_counter(), False
-    small: list[float] = []
 
     async def watch() -> None:
         nonlocal longest, last
@@ -248,55 +225,29 @@ async def stops(body: bytes, kind: TensorKind, thread: DecodingThread | None) ->
             longest, last = max(longest, now - last), now
             await asyncio.sleep(0)
 
-    async def small_requests() -> None:
-        """Each needs the loop twice, as a request needs it to be read and to be answered."""
-        while not is_over:
-            start = time.perf_counter()
-            await asyncio.sleep(0)
-            await decode(SMALL)
-            await asyncio.sleep(0)
-            small.append(time.perf_counter() - start)
-            await asyncio.sleep(0.002)
-
+    with contextlib.suppress(ServiceError):
+        await parser.parse(body)  # starts the process
+    last = start = time.perf_counter()
     watcher = asyncio.create_task(watch())
     await asyncio.sleep(0)
-    total = await timed(body, kind, thread)
-    await asyncio.sleep(0)
-    is_over = True
+    with contextlib.suppress(ServiceError):
+        await parser.parse(body)
+    total, is_over = time.perf_counter() - start, True
     await watcher
-    is_over = False
-    others = asyncio.create_task(small_requests())
-    while len(small) < 5:
-        await timed(body, kind, thread)
-        await asyncio.sleep(0)
-    is_over = True
-    await others
-    return Stops(total, longest, statistics.median(small))
-
-
-def run_stops(body: bytes, kind: TensorKind, *, is_off_loop: bool) -> Stops:
-    loop = uvloop.new_event_loop()
-    thread = DecodingThread() if is_off_loop else None
-    try:
-        runs = [loop.run_until_complete(stops(body, kind, thread)) for _ in range(3)]
-    finally:
-        if thread:
-            thread.close()
-        loop.close()
-    return Stops(*(statistics.median(column) for column in zip(*runs, strict=True)))
+    parser.close()
+    return total, longest
 
 
 def large_figures() -> None:
-    print(f"\n{'16 MiB, ms':<34}{'on the loop: total, longest stop, small':>42}{'in the thread: the same':>32}")
-    for name, body, kind in large_bodies():
-        columns = ""
-        for is_off_loop, width in ((False, 14), (True, 11)):
-            columns += "".join(f"{s * 1e3:>{width}.2f}" for s in run_stops(body, kind, is_off_loop=is_off_loop))
-        print(f"{name:<34}{columns}")
+    print(f"\n{'16 MiB in the helper process, ms':<34}{'total':>12}{'longest stop':>14}")
+    for name, body in large_bodies():
+        runs = [uvloop.run(longest_stop_s(body)) for _ in range(3)]
+        total, longest = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"{name:<34}{total * 1e3:>12.2f}{longest * 1e3:>14.2f}")
 
 
 if __name__ == "__main__":
     gc.freeze()  # as the service does at start-up
     torch.set_num_threads(1)
-    uvloop.run(codec_figures())
+    codec_figures()
     large_figures()

@@ -94,6 +94,7 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
             max_table_bytes=settings.max_table_bytes,
         ),
         max_json_depth=settings.max_json_depth,
+        max_text_numbers=settings.max_text_numbers,
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,

@@ -49,7 +49,6 @@ from service.shelf import Shelf
 from service.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.telemetry import Telemetry
 from service.tracing import BatchSpans
-from service.wire.decoding_thread import DecodingThread
 
 # How long the end of a process waits for a forward pass that nobody waits for any more.
 CLOSE_S = 1.0
@@ -82,10 +81,9 @@ class Service:
         self.batcher: Batcher[Work, Answer] = Batcher(
             self.engine, batch_limits(settings), limits, LoopClock(), observer
         )
-        self.decoding = DecodingThread()
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self.reception = Reception(
-            lambda: self.catalog, self.batcher, self.decoding, bodies, exchange_limits(settings), time.monotonic
+            lambda: self.catalog, self.batcher, bodies, exchange_limits(settings), time.monotonic
         )
         self._memory = Memory()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
@@ -174,7 +172,7 @@ class Service:
         self._telemetry.sample(self.engine)  # what was done since the last heartbeat
         self._shelf.close()
         self.rendering.shutdown(wait=False)
-        await asyncio.to_thread(self.decoding.close)
+        await asyncio.to_thread(self.reception.end)
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:

@@ -130,7 +130,10 @@ class Settings(BaseSettings):
         16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
     )
     decode_off_loop_bytes: int = Field(
-        MIB, ge=1, description="bodies of this size and more are decoded off the event loop (bytes)"
+        MIB, ge=1, description="bodies of this size and more are checked off the event loop (bytes)"
+    )
+    max_text_numbers: Positive = Field(
+        2**20, description="numbers written as text in a request; tensors in base64 and safetensors may have more"
     )
     max_json_depth: int = Field(32, ge=8, le=128, description="nesting of a JSON body")
     max_sequences: int = Field(1024, ge=1, le=65536, description="sequences in one request")

@@ -19,11 +19,10 @@ from service.api.reply import Piece, send_reply
 from service.attention.call import Answer
 from service.header_fields import HeaderFields
 from service.wire.answer import AnswerFacts, write_json
-from service.wire.json_document import parse
 from service.wire.pattern import Patterns
 from service.wire.request import CheckedRequest, check_request
 from service.wire.safetensors_answer import write_safetensors
-from service.wire.schemas import AttendRequest, checked_request
+from service.wire.schemas import checked_request
 
 ROUTE = "/v1/layers/{layer}/attend"
 BODY_CODINGS = (b"gzip", b"zstd")
@@ -35,7 +34,8 @@ class Attend:
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
-        self._patterns = Patterns(reception.limits.request, reception.limits.max_json_depth)
+        limits = reception.limits
+        self._patterns = Patterns(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._reception.open(scope, receive) as exchange:
@@ -51,9 +51,12 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
 
     async def decode() -> CheckedRequest:
         if came == SAFETENSORS:
-            return await patterns.read(joined(parts), layer.name, layer.digest, layer.spec)
-        document = await _document(parts, limits.max_json_depth)
-        return await check_request(document, layer.name, layer.spec, limits.request)
+            return await exchange.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
+        # From here on the document alone holds what it needs of the text.
+        document = await exchange.parsed(_text(parts))
+        return await exchange.checked(
+            lambda: check_request(checked_request(document), layer.name, layer.spec, limits.request)
+        )
 
     with exchange.watched():
         request = await exchange.decoded(decode)
@@ -64,11 +67,11 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     exchange.sent()
 
 
-async def _document(parts: list[Part], max_depth: int) -> AttendRequest:
-    """Empties `parts`: from here on the document alone holds what it needs of the text."""
+def _text(parts: list[Part]) -> bytes:
+    """Empties `parts`."""
     text = b"".join(parts)
     parts.clear()
-    return checked_request(await parse(text, max_depth=max_depth))
+    return text
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:

@@ -46,7 +46,7 @@ QUEUED_TEXT_BYTES = 32 * 1024
 class ExchangeLimits:
     """What one request may be, and what one batch may hold.
 
-    Bodies of `off_loop_bytes` and more are decoded in the decoding thread; all bodies that are not tensors yet hold at most
+    Bodies of `off_loop_bytes` and more are checked in a thread; all bodies that are not tensors yet hold at most
     `intake_bytes`, all answers that are waited for or being sent `answer_bytes`; with `take_offers` answers are compressed for
     whoever can read them so, else only for who asks.
     """
@@ -54,6 +54,7 @@ class ExchangeLimits:
     body: BodyLimits
     request: RequestLimits
     max_json_depth: int
+    max_text_numbers: int
     timeout_s: float
     max_shared: BatchLimits
     off_loop_bytes: int
@@ -89,7 +90,9 @@ class House(Protocol):
 
     def left(self, exchange: Exchange) -> None: ...
 
-    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R: ...
+    async def parse(self, text: bytes) -> dict[str, Any]: ...
+
+    async def run_off_loop(self, work: Callable[[], R]) -> R: ...
 
 
 class Exchange:
@@ -153,7 +156,8 @@ class Exchange:
         if self._house.bodies.num_bytes and announced <= self.limits.body.max_bytes:  # else it is refused for its size
             self.shorten(self.fields.make(_asked_timeout_s))
             self._check_bodies(announced)
-        parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share)
+        run_off_loop = self._house.run_off_loop
+        parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share, run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._house.now()
         self._trace.receive_s = self._complete - self._trace.started
@@ -173,21 +177,30 @@ class Exchange:
         """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
         return Watch(self._caller)
 
-    async def decoded(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """What `work` makes of the body, on the loop or, where that is large, in the decoding thread."""
+    async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """What `decode` makes of the body, after the large ones that came before."""
         num_bytes = self._trace.bytes_in
         if not self._waits_its_turn(num_bytes):
-            result = await work()
+            result = await decode()
         else:
             try:
                 async with asyncio.timeout(self._left_s()), self._house.bodies.turn(num_bytes):
-                    is_small = num_bytes < self.limits.off_loop_bytes
-                    result = await (work() if is_small else self._house.decode_off_loop(work))
+                    result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
         self._share.release()
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
+
+    async def parsed(self, text: bytes) -> dict[str, Any]:
+        """The JSON object in `text`, parsed here or, where that takes long, by the helper process."""
+        return await self._house.parse(text)
+
+    async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
+        """The request that `check` returns; what takes long is done in a thread."""
+        is_large = self._trace.bytes_in >= self.limits.off_loop_bytes
+        request = await self._house.run_off_loop(check) if is_large else check()
+        return request if request.count_masked_rows is None else await self._house.run_off_loop(request.counted)
 
     def check_lane(self, layer: ServedLayer) -> None:
         """Raises QueueFull where a request of about this size would be refused anyway: decoding it helps nobody.

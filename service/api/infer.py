@@ -16,7 +16,7 @@ from service.api.reply import Headers, send_reply
 from service.errors import BadRequest
 from service.header_fields import HeaderFields
 from service.wire.inference_answer import write_inference
-from service.wire.inference_request import WantedAnswer, parse_inference
+from service.wire.inference_request import WantedAnswer, read_inference, split_inference
 from service.wire.request import CheckedRequest, check_request
 
 ROUTES = ("/v2/models/{layer}/infer", "/v2/models/{layer}/versions/{version}/infer")
@@ -42,10 +42,10 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     exchange.check_lane(layer)
 
     async def decode() -> tuple[WantedAnswer, CheckedRequest]:
-        body = joined(parts)
-        found = await parse_inference(body, json_length, max_depth=limits.max_json_depth)
-        checked = await check_request(
-            found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params
+        text, rest = split_inference(joined(parts), json_length)
+        found = read_inference(await exchange.parsed(text), rest)
+        checked = await exchange.checked(
+            lambda: check_request(found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params)
         )
         return found.wanted, checked
 
@@ -54,7 +54,7 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
         exchange.shorten(wanted.timeout_s)
         outcome = await exchange.ask(layer, request)
     facts = exchange.facts(layer, request, outcome)
-    length, pieces = await write_inference(outcome.result, facts, wanted)
+    length, pieces = write_inference(outcome.result, facts, wanted)
     await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)
     exchange.sent()
 

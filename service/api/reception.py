@@ -6,12 +6,15 @@ come in goes on to its answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from service.api.allowance import Allowance
 from service.api.asgi import Receive, Scope
 from service.api.exchange import Exchange, ExchangeLimits
+from service.api.json_parser import JsonParser
 from service.api.trace import trace_of
 from service.attention.call import Answer
 from service.attention.resident import Work
@@ -19,7 +22,6 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.errors import Draining
 from service.layers.catalog import Catalog
-from service.wire.decoding_thread import DecodingThread
 
 R = TypeVar("R")
 
@@ -31,7 +33,6 @@ class Reception:
         self,
         catalog: Callable[[], Catalog],
         batcher: Batcher[Work, Answer],
-        decoding: DecodingThread,
         bodies: DecodingQueue,
         limits: ExchangeLimits,
         now: Callable[[], float],
@@ -40,7 +41,8 @@ class Reception:
         self.bodies = bodies
         self.limits = limits
         self._catalog = catalog
-        self._decoding = decoding
+        self._parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
         self.intake = Allowance(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = Allowance(limits.answer_bytes, "answers are being computed and sent")
@@ -71,6 +73,14 @@ class Reception:
         for exchange in list(self._open):
             exchange.settle()
 
-    async def decode_off_loop(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """`work` in the decoding thread, after what came before it."""
-        return await self._decoding.run(work)
+    async def parse(self, text: bytes) -> dict[str, Any]:
+        return await self._parser.parse(text)
+
+    async def run_off_loop(self, work: Callable[[], R]) -> R:
+        """What `work` returns, run in the one thread for checks and decompression, after what came before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def end(self) -> None:
+        """Ends the thread and the helper process, when nobody is left who waits for them."""
+        self._parser.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -88,8 +88,8 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
 
     stored = Store(directory).load(layer)
     plenty = RequestLimits(*(2**62,) * 5)
-    document = await parse(orjson.dumps(body), max_depth=32)
-    request = await check_request(checked_request(document), layer, stored.spec, plenty)
+    document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
+    request = check_request(checked_request(document), layer, stored.spec, plenty).counted()
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
         resident = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))

@@ -17,27 +17,23 @@ from service.wire.answer import AnswerFacts, named_tensors
 from service.wire.dtypes import BY_TORCH
 from service.wire.inference_request import WantedAnswer
 from service.wire.inference_schemas import VERSION
-from service.wire.pace import Pace
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, bytes_of
 
 
-async def write_inference(
+def write_inference(
     answer: Answer, facts: AnswerFacts, wanted: WantedAnswer
 ) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
     """The length of the JSON where bytes follow it (None where none do), and the pieces of the body.
 
-    The length of the JSON goes before it, so JSON that bytes follow is made whole, with others on the loop in between.
+    The length of the JSON goes before it, so JSON that bytes follow is made whole.
     """
     tensors = named_tensors(answer)
     pieces = _json(facts, wanted, tensors)
     blobs = [bytes_of(tensors[output.name]) for output in wanted.outputs if output.is_binary]
     if not blobs:
         return None, pieces
-    head, pace = [], Pace()
-    for piece in pieces:
-        head.append(piece)
-        await pace.give_way()
+    head = list(pieces)
     return sum(map(len, head)), [*head, *blobs]
 
 

@@ -17,17 +17,13 @@ from pydantic import ValidationError
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.dtypes import BY_INFERENCE, FLOATS, WHOLES
 from service.wire.inference_schemas import (
-    MAX_ID,
     WITHOUT_MEANING,
     InferInput,
     InferOutput,
     InferParameters,
     InferRequest,
 )
-from service.wire.json_document import parse
-from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.pace import Pace
 from service.wire.schemas import AttendRequest, checked_request, translated
 from service.wire.tensors import MAX_VALUES, RawTensor
 
@@ -74,20 +70,24 @@ class InferenceRequest:
     wanted: WantedAnswer
 
 
-async def parse_inference(body: bytearray, json_length: bytes | None, *, max_depth: int) -> InferenceRequest:
-    """The request in `body`, of which `json_length` bytes (the header's text) are JSON, all of them where it is None.
-
-    Raises BadBinary where bytes and announcements do not match, and what JSON, fields and tensors are refused for.
-    """
+def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, memoryview]:
+    """The JSON of a body and what follows it; `json_length` is the header's text, None where all is JSON. Raises BadBinary."""
     head = _json_bytes(json_length, len(body))
-    request = _checked(await parse(bytes(body[:head]), max_depth=max_depth))
+    rest = memoryview(body)[head:]
+    # Tensors are views, and would keep the JSON alive as long as they are.
+    return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
+
+
+def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceRequest:
+    """The request of a body's parsed JSON and of the bytes behind it.
+
+    Raises BadBinary where bytes and announcements do not match, and what fields and tensors are refused for.
+    """
+    request = _checked(document)
     _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
     tensors = {}
-    rest = memoryview(body)[head:]
-    if head > len(rest):  # tensors are views, and would keep the JSON alive as long as they are
-        rest = memoryview(bytearray(rest))
     for entry in request.inputs:
-        tensors[entry.name], rest = await _tensor(entry, rest)
+        tensors[entry.name], rest = _tensor(entry, rest)
     if len(rest):
         raise BadBinary(f"{len(rest)} bytes behind the JSON belong to no input")
     outputs = _wanted_outputs(request)
@@ -123,9 +123,6 @@ def _checked(document: dict[str, Any]) -> InferRequest:
     if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
         known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
         raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
-    if isinstance(identity := document.get("id"), LongString):
-        # Long in escapes need not be long in characters; what is cut here is still too long for the model.
-        document["id"] = identity.beginning(MAX_ID + 1)
     try:
         return InferRequest.model_validate(document)
     except ValidationError as error:
@@ -139,7 +136,7 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
         raise InvalidInput(f"an {what} is there twice", param=param)
 
 
-async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
+def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
     """The tensor as `/v1` takes it, and the bytes that are left for the inputs behind it."""
     name, shape = entry.name, entry.shape
     if entry.datatype not in INPUTS[name]:
@@ -153,7 +150,7 @@ async def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryvi
     dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:
-        return await _listed_tensor(entry, dtype.name), rest
+        return _listed_tensor(entry, dtype.name), rest
     expected = math.prod(shape) * dtype.item_bytes
     if size != expected:
         raise BadBinary(f"binary_data_size of {name} is not the {expected} bytes that its shape and datatype take")
@@ -175,13 +172,13 @@ def _binary_size(entry: InferInput) -> int | None:
     return size
 
 
-async def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
+def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     """Values in the JSON, row-major: nested as the shape says, or flat."""
     if entry.datatype in _WITHOUT_JSON:
         raise BadDtype(
             f"{entry.datatype} has no JSON form: send {entry.name} with binary_data_size", param=f"/{entry.name}"
         )
-    numbers = await nested_numbers(entry.data, Pace()) if isinstance(entry.data, list) else entry.data
+    numbers = nested_numbers(entry.data) if isinstance(entry.data, list) else entry.data
     if not isinstance(numbers, NumberList):
         raise InvalidInput(f"the data of {entry.name} must be a list", param=f"/{entry.name}")
     shape, count = tuple(entry.shape), math.prod(entry.shape)

@@ -1,158 +1,311 @@
-"""A JSON body as plain Python objects, with its large arrays decoded and its long strings set aside.
+"""JSON bodies as plain Python objects, with nested lists of numbers as NumPy arrays.
 
-Knows nothing of fields. Large arrays and long strings are cut out and read by themselves (`skeleton.py`,
-`array_text.py`, `number_text.py`, `long_string.py`); Python's strict parser reads what remains, and here the pieces
-are put back.
-
-Laws: what is taken and what it means is Python's strict `json` plus: UTF-8 without BOM, no duplicate keys, no NaN or
-Infinity, a limit on depth, an object at the top; no step holds the event loop for long, whatever the body, and a small
-body takes one step; everything wrong with the syntax anywhere in the body is raised here, before anybody looks at what
-the fields mean.
+simdjson parses; Python's `json` parses again what simdjson refuses, because only it names the place of a fault and takes
+integers of any size. Invariants: the module knows no fields; what is accepted is strict JSON in UTF-8 without a byte order mark,
+no duplicate keys, a limited depth, an object at the top; errors of syntax come before every other error; nothing here waits,
+and `parse_s` estimates the time, so that the caller can choose where to parse.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import math
-import re
-from collections.abc import Iterator
-from typing import TypeAlias, Union, cast
+from typing import Literal, NoReturn, TypeAlias, Union, cast
 
 import numpy as np
+import simdjson
 
-from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
-from service.wire.long_string import LongString
-from service.wire.number_list import NumberList
-from service.wire.pace import Pace
-from service.wire.skeleton import MAX_TEXT_NUMBERS, MIN_ARRAY_BYTES, Skeleton
-from service.wire.strict_json import parse_small, strict_loads
+from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite
+from service.wire.number_list import NumberList, nested_numbers
 
-Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, LongString, None]
-_Path: TypeAlias = "tuple[_Path, str | int] | None"  # from the innermost key outwards
+Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, None]
 
-_CHUNK_BYTES = 1024 * 1024
-_MIN_ARRAY_BYTES = 16 * 1024  # from here on NumPy is the faster way to see that all bytes are ASCII
-_ITEMS_A_SLICE = 1000
-_FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+MAX_TEXT_NUMBERS = 2**20
+"""As text a number takes several times the memory and the time that it takes as a tensor."""
+MAX_MEMBERS = 32_768
+"""Members of objects, and entries of lists that hold objects."""
+MAX_CHARACTERS = 2**20
+"""Of names and of strings up to LONG_STRING."""
+LONG_STRING = 1024
+# simdjson looks at one member after another to find one.
+_FEW_MEMBERS = 64
+# Flat lists up to this length stay lists: most are a shape, or a selection of heads.
+_SHORT = 64
+# Seconds for a byte, a comma (a number of Python's slower parser), a list, a member, an object; two cores, 2026.
+_BYTE_S, _COMMA_S, _LIST_S, _MEMBER_S, _OBJECT_S = 1.2e-9, 6e-8, 4e-7, 6e-7, 4e-6
+_COUNTED_BYTES = 4 * 2**20
+_KINDS: tuple[tuple[Literal["i", "u", "d"], type[np.generic]], ...] = (
+    ("i", np.int64),
+    ("u", np.uint64),
+    ("d", np.float64),
+)
+# What simdjson's methods raise where elements are no numbers, or none of the asked kind.
+_OTHER_KIND = (ValueError, TypeError, RuntimeError)
 
 
-async def parse(body: bytes, *, max_depth: int) -> dict[str, Json]:
-    """The object that `body` is; arrays of more than 512 bytes come as NumberList, strings of more than 1024 as
-    LongString.
-
-    Raises BadJson, JsonTooDeep, DuplicateKey for what does not parse; then CostLimit for more than MAX_TEXT_NUMBERS in its
-    arrays, NonFinite for a number beyond float64 and InvalidInput where the body is no object. More than 256 KiB besides
-    the cut pieces are InvalidInput whatever follows them.
+class _NotForSimdjsonError(Exception):
+    """The body is malformed, or has what simdjson does not take: integers beyond 64 bits, halves of surrogate pairs, objects of
+    many members, NUL in names.
     """
-    if len(body) < MIN_ARRAY_BYTES and (small := parse_small(body, max_depth=max_depth)) is not None:
-        return cast("dict[str, Json]", small)
+
+
+class _Pairs(list[tuple[str, object]]):
+    """An object of Python's parser: its members in order, duplicates included."""
+
+
+def parse(body: bytes, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
+    """The object in `body`; nested lists of numbers come as NumberList, short flat ones as list.
+
+    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
+    for one beyond float64, InvalidInput for too many members and for a body that is no object.
+    """
     if not body:
         raise BadJson("the body is empty")
     if body.startswith(codecs.BOM_UTF8):
         raise BadJson("the body starts with a byte order mark")
-    pace = Pace()
-    skeleton = Skeleton(body, max_depth=max_depth, pace=pace)
+    limits = max_depth, max_numbers
     try:
-        await skeleton.cut()
-    except (ServiceError, UnicodeDecodeError):
-        await _check_utf8(body, 0, len(body), pace)  # told before anything else that may be wrong
-        raise
-    at = 0
-    for start, end in (*skeleton.ascii_spans, (len(body), len(body))):
-        await _check_utf8(body, at, start, pace)
-        at = end
-    parsed = strict_loads(skeleton.text, locate=skeleton.locate)
-    await pace.give_way()
-    document = await _Assembly(skeleton, max_depth, pace).run(cast("Json", parsed))
+        document = _by_simdjson(body, *limits)
+    except _NotForSimdjsonError:
+        document = _by_python(body, *limits)
     if not isinstance(document, dict):
         raise InvalidInput("the body must be a JSON object")
     return document
 
 
-async def _check_utf8(body: bytes, at: int, stop: int, pace: Pace) -> None:
-    if _is_ascii(body, at, stop):
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(at, stop, _CHUNK_BYTES):
-        end = min(start + _CHUNK_BYTES, stop)
-        try:
-            decoder.decode(body[start:end], final=end == stop)
-        except UnicodeDecodeError:
-            raise BadJson("the body is not valid UTF-8") from None
-        await pace.give_way()
+def parse_s(body: bytes) -> float:
+    """About the most seconds that `parse` takes; infinite where already counting would take long."""
+    if len(body) > _COUNTED_BYTES:
+        return math.inf
+    objects_s = body.count(b":") * _MEMBER_S + body.count(b"{") * _OBJECT_S
+    return len(body) * _BYTE_S + body.count(b",") * _COMMA_S + body.count(b"[") * _LIST_S + objects_s
 
 
-def _is_ascii(body: bytes, start: int, end: int) -> bool:
-    if end - start < _MIN_ARRAY_BYTES:
-        return body[start:end].isascii()
-    return bool(np.minimum.reduce(np.frombuffer(body, dtype=np.int8, count=end - start, offset=start)) >= 0)
+def _by_simdjson(body: bytes, max_depth: int, max_numbers: int) -> Json:
+    try:
+        root = simdjson.Parser().parse(body)
+    except UnicodeDecodeError:
+        raise BadJson("the body is not valid UTF-8") from None
+    except (ValueError, RuntimeError) as error:
+        is_deep = str(error).startswith("DEPTH_ERROR")
+    else:
+        reader = _Reader(max_depth, max_numbers)
+        document = reader.value(root, 0)
+        if reader.num_lists != body.count(b"["):
+            # A list hides between numbers, which simdjson flattens without a word; or a string has a bracket.
+            reader = _Reader(max_depth, max_numbers, takes_arrays=False)
+            document = reader.value(root, 0)
+        reader.check()
+        return document
+    if is_deep:
+        raise JsonTooDeep("the body is nested too deep")
+    raise _NotForSimdjsonError
 
 
-class _Assembly:
-    """Puts the pieces back and checks what only the whole tells: duplicate keys, depth, numbers beyond float64."""
+def _by_python(body: bytes, max_depth: int, max_numbers: int) -> Json:
+    if body.count(b",") > max_numbers:  # as Python's objects it would take hundreds of MiB
+        raise BadJson("the body is not valid JSON")
+    reader = _Reader(max_depth, max_numbers)
+    document = reader.value(_decoded(body), 0)
+    reader.check()
+    if (path := _path_to_infinity(document)) is not None:
+        raise NonFinite("a number of the body is beyond the range of float64", param=_pointer(path))
+    return document
 
-    def __init__(self, skeleton: Skeleton, max_depth: int, pace: Pace) -> None:
-        self._skeleton = skeleton
+
+def _decoded(body: bytes) -> object:
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadJson("the body is not valid UTF-8") from None
+    try:
+        return _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        offset = error.pos if text.isascii() else len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        raise BadJson(f"the body is not valid JSON (byte {offset})") from None
+    except ValueError:  # Python converts no integers of more than 4,300 digits
+        raise BadJson("the body has an integer of more than 4300 digits") from None
+    except RecursionError:
+        raise JsonTooDeep("the body is nested too deep") from None
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise BadJson("the body is not valid JSON: NaN and Infinity are not numbers of JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
+
+
+def _path_to_infinity(document: Json) -> tuple[str | int, ...] | None:
+    """The way to a number that Python reads as infinite (1e999), outside of large lists of numbers."""
+    if isinstance(document, float) and math.isinf(document):
+        return ()
+    entries = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    for name, entry in entries:
+        if (rest := _path_to_infinity(entry)) is not None:
+            return name, *rest
+    return None
+
+
+def _pointer(path: tuple[str | int, ...]) -> str | None:
+    """A JSON pointer along field names like ours; None where it would echo a caller's own words."""
+    if any(isinstance(name, str) and not (name.isidentifier() and name.isascii() and name.islower()) for name in path):
+        return None
+    return "".join(f"/{name}" for name in path)
+
+
+class _Reader:
+    """Converts the elements of one document, of either parser, and counts what is limited."""
+
+    def __init__(self, max_depth: int, max_numbers: int, *, takes_arrays: bool = True) -> None:
         self._max_depth = max_depth
-        self._pace = pace
+        self._max_numbers = max_numbers
+        self._takes_arrays = takes_arrays
         self._num_members = 0
-        self._num_pieces = 0
-        self._beyond: NonFinite | None = None
+        self._num_characters = 0
+        self._num_numbers = 0
+        self.num_lists = 0
 
-    async def run(self, parsed: Json) -> Json:
-        root: list[Json] = [parsed]
-        for _ in self._visit(root):
-            await self._pace.give_way()
-        # Every string before a colon is a key, so a key that is missing now was there twice.
-        if self._num_members != self._skeleton.num_keys:
-            raise DuplicateKey("an object of the body has the same key twice")
-        if self._num_pieces != self._skeleton.num_pieces:  # no value has gone missing in a way nobody has thought of
-            raise BadJson("the body is not valid JSON")
-        if self._skeleton.num_numbers > MAX_TEXT_NUMBERS:
+    def check(self) -> None:
+        """Raises for what is wrong with a whole document whose syntax is right."""
+        if self._num_numbers > self._max_numbers:
             raise CostLimit(
-                f"the body has more than {MAX_TEXT_NUMBERS:,} numbers written as text; base64 data and safetensors may have more"
+                f"the body has more than {self._max_numbers:,} numbers written as text; "
+                "tensors in base64 or safetensors may have more"
             )
-        if self._beyond is not None:
-            raise self._beyond
-        return root[0]
 
-    def _visit(self, root: list[Json]) -> Iterator[None]:
-        """Visit everything, with a stop now and then."""
-        stack: list[tuple[list[Json] | dict[str, Json], int, _Path]] = [(root, 0, None)]
-        num_visited = 0
-        while stack:
-            container, depth, path = stack.pop()
-            self._num_members += len(container) if isinstance(container, dict) else 0
-            for key, item in enumerate(container) if isinstance(container, list) else container.items():
-                num_visited += 1
-                if num_visited % _ITEMS_A_SLICE == 0:
-                    yield
-                if isinstance(item, float):
-                    if math.isinf(item):
-                        self._beyond = NonFinite(
-                            "a number of the body is beyond the range of float64", param=_pointer((path, key))
-                        )
-                elif isinstance(item, str):
-                    self._put_back(container, key, item, depth)
-                elif isinstance(item, list | dict):
-                    stack.append((item, depth + 1, path if container is root else (path, key)))
+    def value(self, found: object, depth: int) -> Json:
+        """`depth` counts the lists and objects around it."""
+        if isinstance(found, simdjson.Object):
+            names = list(found.keys())
+            if len(names) > _FEW_MEMBERS or any("\0" in name for name in names):  # where its own strings end
+                raise _NotForSimdjsonError
+            return self._object([(name, found[name]) for name in names], depth)
+        if isinstance(found, _Pairs):
+            return self._object(found, depth)
+        if isinstance(found, simdjson.Array | list):
+            return self._list(found, depth)
+        if isinstance(found, str):
+            self._keep(found)
+        return found  # type: ignore[return-value]  # a scalar of JSON
 
-    def _put_back(self, container: list[Json] | dict[str, Json], key: str | int, string: str, depth: int) -> None:
-        piece = self._skeleton.piece(string)
-        if piece is None:
-            return
-        self._num_pieces += 1
-        if isinstance(piece, NumberList) and depth + piece.depth > self._max_depth:
-            raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
-        container[key] = piece  # type: ignore[index]  # the key comes from this very container
+    def _object(self, pairs: list[tuple[str, object]], depth: int) -> dict[str, Json]:
+        self._check_depth(depth + 1)
+        self._count(len(pairs))
+        found = {}
+        for name, member in pairs:
+            self._keep(name)
+            found[name] = self.value(member, depth + 1)
+        if len(found) != len(pairs):
+            raise DuplicateKey("an object of the body has the same key twice")
+        return found
 
+    def _list(self, entries: simdjson.Array | list[object], depth: int) -> Json:
+        self._check_depth(depth + 1)
+        if not len(entries):
+            self.num_lists += 1
+            return []
+        first = entries[0]
+        if isinstance(first, simdjson.Object | _Pairs):
+            return self._mixed(entries, depth)
+        if self._takes_arrays and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
+            numbers = self._array(entries, first, depth)
+            if numbers is not None:
+                return numbers
+        nested = self._nested(entries, depth)
+        return self._mixed(entries, depth) if nested is None else nested
 
-def _pointer(path: _Path) -> str | None:
-    """A JSON pointer along field names as ours are, and None where a caller's own words would come in."""
-    tokens: list[str] = []
-    while path is not None:
-        path, key = path
-        if isinstance(key, str) and not _FIELD_NAME.fullmatch(key):
+    def _mixed(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
+        """A list that holds objects."""
+        self.num_lists += 1
+        self._count(len(entries))
+        return [self.value(entry, depth + 1) for entry in entries]
+
+    def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
+        """The fast way: numbers go from simdjson's memory into NumPy's. None where they are not regular, or no numbers."""
+        shape, rows = [len(array)], [array]
+        num_lists = 1
+        while isinstance(first, simdjson.Array):
+            width, inner = len(first), []
+            if not width:
+                return None
+            for row in rows:
+                for entry in row:
+                    if not isinstance(entry, simdjson.Array) or len(entry) != width:
+                        return None
+                    inner.append(entry)
+            num_lists += len(inner)
+            self._check_depth(depth + 1 + len(shape))
+            shape.append(width)
+            rows, first = inner, first[0]
+        if type(first) not in (int, float):
             return None
-        tokens.append(str(key))
-    return "".join(f"/{token}" for token in reversed(tokens))
+        if shape[0] <= _SHORT and len(shape) == 1:
+            return None
+        count = math.prod(shape)
+        if self._num_numbers + count > self._max_numbers:  # the values of a request that is refused are worth no memory
+            self._num_numbers += count
+            self.num_lists += num_lists
+            return []
+        numbers = _numbers_of(array, tuple(shape), is_whole=isinstance(first, int))
+        if numbers is not None:
+            self._num_numbers += count
+            self.num_lists += num_lists
+        return numbers
+
+    def _nested(self, entries: simdjson.Array | list[object], depth: int) -> Json:
+        """The exact way, over Python's lists: a NumberList, or a short flat list as it is; None where it holds objects."""
+        whole = cast("list[object]", entries.as_list() if isinstance(entries, simdjson.Array) else entries)
+        level, num_lists, num_values = [whole], 0, 0
+        while level:
+            num_lists += len(level)
+            inner: list[list[object]] = []
+            for row in level:
+                kinds = set(map(type, row))
+                if not kinds.isdisjoint({dict, _Pairs}):
+                    return None
+                if list in kinds:
+                    inner += [entry for entry in row if type(entry) is list]
+            num_values += sum(map(len, level)) - len(inner)
+            depth += 1
+            self._check_depth(depth)
+            level = inner
+        self.num_lists += num_lists
+        self._num_numbers += num_values
+        if num_lists == 1 and len(whole) <= _SHORT:
+            for entry in whole:
+                if isinstance(entry, str):
+                    self._keep(entry)
+            return whole  # type: ignore[return-value]  # scalars of JSON
+        return nested_numbers(whole) if self._num_numbers <= self._max_numbers else []
+
+    def _check_depth(self, depth: int) -> None:
+        if depth > self._max_depth:
+            raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
+
+    def _count(self, num_members: int) -> None:
+        self._num_members += num_members
+        if self._num_members > MAX_MEMBERS:
+            raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries beside its numbers")
+
+    def _keep(self, text: str) -> None:
+        if len(text) <= LONG_STRING:
+            self._num_characters += len(text)
+        if self._num_characters > MAX_CHARACTERS:
+            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} characters in names and short strings")
+
+
+def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
+    """`is_whole`: the first number has neither fraction nor exponent, so all of them may."""
+    for kind, dtype in _KINDS if is_whole else _KINDS[-1:]:
+        try:
+            values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype)
+        except _OTHER_KIND:
+            continue
+        if len(values) != math.prod(shape):
+            return None
+        return NumberList(values.astype(np.float64, copy=False), shape, kind != "d")
+    return None

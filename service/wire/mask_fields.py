@@ -37,29 +37,29 @@ def values_of(field: MaskField, values_param: str) -> tuple[object, TensorField]
             return None
 
 
-async def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:
+def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:
     """One mask of a request with these sizes; `param` points to it, `values_param` to its values.
 
     Raises BadMask, CausalAlignRequired, NonFinite and what tensors raise.
     """
     match field:
         case AttendMask():
-            return masks.attend(await _values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
+            return masks.attend(_values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
         case IgnoreMask():
-            return masks.ignore(await _values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
+            return masks.ignore(_values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
         case BiasMask():
-            return masks.bias(await _values(field.values, TensorKind.BIAS, sizes, is_batch, values_param))
+            return masks.bias(_values(field.values, TensorKind.BIAS, sizes, is_batch, values_param))
         case LengthsMask():
-            return masks.lengths(await _lengths(field.values, sizes, is_batch, values_param))
+            return masks.lengths(_lengths(field.values, sizes, is_batch, values_param))
         case CausalMask():
             return masks.causal(sizes, _offset(field, sizes, param))
         case WindowMask():
             return masks.window(sizes, _offset(field, sizes, param), field.left, field.right)
 
 
-async def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
+def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
     """[B|1, N|1, L|1, S|1] of a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
-    tensor = (await decode_tensor(value, param=param, kind=kind)).tensor
+    tensor = decode_tensor(value, param=param, kind=kind).tensor
     b, n, queries, keys = sizes
     full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
     allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if is_batch else full
@@ -78,13 +78,13 @@ def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool, param: str)
     return f"{words_of(param)} must be {rows} (any axis may be 1), got {list(tensor.shape)}"
 
 
-async def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
+def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
     """int64 [B|1, L|1] from a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
     if isinstance(value, int) and not isinstance(value, bool):
         # Held to what int64 carries: anything beyond is out of range below anyway.
         tensor = torch.tensor(max(-1, min(value, sizes.keys + 1)))
     else:
-        tensor = (await decode_tensor(value, param=param, kind=TensorKind.INT)).tensor.to(torch.int64)
+        tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor.to(torch.int64)
     b, queries = sizes.sequences, sizes.queries
     shapes = ((b,), (b, queries)) if is_batch else ((), (queries,))
     if tuple(tensor.shape) not in shapes:

@@ -1,30 +1,26 @@
-"""NumberList: a list of numbers from a JSON text, flat, with its shape and with what was odd about it.
+"""NumberList: nested lists of numbers as one flat array, with its shape and what is odd about it.
 
-Knows neither fields nor dtypes: booleans and `"-inf"` are read and remembered, and whoever knows the field decides.
-Laws: what is accepted, and every value, is what Python's strict `json` gives (simdjson is only the fast way there); a
-syntax error is raised at once, anything that merely is not a number becomes a `Fault`, the first one in the order of
-the text; a list that is not regular has the fault of its shape and no other.
+Invariants: the module knows neither fields nor dtypes; booleans and `"-inf"` are converted and reported, and the caller
+decides whether its field takes them; anything else that is not a number becomes a `Fault`, the first one in the order of
+the text; a list that is not regular reports its shape and nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from service.wire.pace import Pace
-
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
 BEYOND_FLOAT64 = "a number beyond the range of float64"
-EMPTY_LIST = "an empty list"
-TOO_MANY = "more numbers than a request may have as text"
 OTHER_SHAPE = "a list or a number of another shape"
 
-_ITEMS_A_SLICE = 4096
 _NAMES: dict[type, str] = {bool: "a boolean", type(None): "null", dict: "an object"}
 
 
@@ -37,112 +33,91 @@ class Fault:
 
     @property
     def is_shape(self) -> bool:
-        return self.what in {EMPTY_LIST, OTHER_SHAPE}
+        return self.what == OTHER_SHAPE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberList:
     """`values` (flat, C order) of a regular nested list of this `shape`; both mean nothing where there is a `fault`.
 
-    `first_boolean` and `first_minus_inf` are flat positions: true and false stand as 1 and 0, the string "-inf" as
-    -inf. `is_whole` says that every number was written without fraction and exponent. `depth` counts nested brackets.
+    `first_boolean` and `first_minus_inf` are flat positions: true and false are stored as 1 and 0, the string "-inf" as
+    -inf. `is_whole` is true if every number is written without fraction and exponent.
     """
 
     values: Float64s
     shape: tuple[int, ...]
-    depth: int
     is_whole: bool = True
     first_boolean: int | None = None
     first_minus_inf: int | None = None
     fault: Fault | None = None
 
 
-async def nested_numbers(nested: list[object], pace: Pace) -> NumberList:
-    """The same for a list that is parsed already."""
+def nested_numbers(nested: Sequence[object]) -> NumberList:
+    """The NumberList of Python's nested lists."""
     shape: list[int] = []
     probe: object = nested
     while isinstance(probe, list):
         shape.append(len(probe))
         probe = probe[0] if probe else None
-    depth = len(shape)
-    level: list[object] = [nested]
-    for axis in range(depth + 1):
-        expected = shape[axis] if axis < depth else None
-        inner: list[object] = []
+    level: Sequence[object] = [nested]
+    for axis, size in enumerate(shape):
         for position, item in enumerate(level):
-            if (len(item) if isinstance(item, list) else None) != expected:
-                fault = Fault(_index(position, tuple(shape[:axis])), OTHER_SHAPE)
-                return NumberList(np.empty(0), (), depth, fault=fault)
-            if isinstance(item, list):
-                inner.extend(item)
-            if position % _ITEMS_A_SLICE == _ITEMS_A_SLICE - 1:
-                await pace.give_way()
-        level = inner if axis < depth else level
-    taker = NumberTaker(tuple(shape))
-    for start in range(0, len(level), _ITEMS_A_SLICE):
-        if taker.fault is None:
-            taker.take(level[start : start + _ITEMS_A_SLICE])
-            await pace.give_way()
-    return taker.finish(depth)
+            if not isinstance(item, list) or len(item) != size:
+                return _faulty(_index(position, tuple(shape[:axis])), OTHER_SHAPE)
+        level = list(itertools.chain.from_iterable(level))  # type: ignore[arg-type]  # all are lists
+    return _flat_numbers(level, tuple(shape))
+
+
+def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList:
+    kinds = set(map(type, items))
+    if list in kinds:  # all lists of this depth are empty, or some items are no lists
+        return _faulty(_index(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
+    first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
+    first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None
+    values = _floats(items) if kinds <= {int, float, bool, str} else None
+    if values is not None:
+        return NumberList(values, shape, float not in kinds, first_boolean, first_minus_inf)
+    position = next(i for i, item in enumerate(items) if not _is_number(item))
+    fault = Fault(_index(position, shape), _described(items[position]))
+    return NumberList(
+        np.empty(0), shape, True, _before(first_boolean, position), _before(first_minus_inf, position), fault
+    )
+
+
+def _floats(items: Sequence[object]) -> Float64s | None:
+    """None where one is another string than "-inf", or beyond float64."""
+    numbers = [-math.inf if item == "-inf" else item for item in items] if "-inf" in items else items
+    if str in set(map(type, numbers)):  # which NumPy would read as a number
+        return None
+    try:
+        values = np.array(numbers, dtype=np.float64)
+    except OverflowError:
+        return None
+    return values if np.count_nonzero(~np.isfinite(values)) == items.count("-inf") else None
+
+
+def _before(found: int | None, position: int) -> int | None:
+    return found if found is not None and found < position else None
+
+
+def _faulty(index: tuple[int, ...], what: str) -> NumberList:
+    return NumberList(np.empty(0), (), fault=Fault(index, what))
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()
 
 
-class NumberTaker:
-    """Fills the values of one array, in order, from parsed items."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.values: Float64s = np.empty(math.prod(shape) if shape else 0, dtype=np.float64)
-        self.filled = 0
-        self.is_whole = True
-        self.first_boolean: int | None = None
-        self.first_minus_inf: int | None = None
-        self.fault: Fault | None = None
-
-    def finish(self, depth: int) -> NumberList:
-        assert self.fault or self.filled == len(self.values), "a regular list is full. This is a bug."
-        return NumberList(
-            self.values, self.shape, depth, self.is_whole, self.first_boolean, self.first_minus_inf, self.fault
-        )
-
-    def put(self, values: Float64s) -> None:
-        self.values[self.filled : self.filled + len(values)] = values
-        self.filled += len(values)
-
-    def take(self, items: list[object]) -> None:
-        """Numbers, booleans and "-inf", up to the first item that is none of these, which becomes the fault."""
-        kinds = set(map(type, items))
-        self.is_whole = self.is_whole and float not in kinds
-        numbers: list[float] = []
-        for position, item in enumerate(items, start=self.filled):
-            if type(item) is bool and self.first_boolean is None:
-                self.first_boolean = position
-            if type(item) is str and item == "-inf" and self.first_minus_inf is None:
-                self.first_minus_inf = position
-            number = _number(item)
-            if number is None:
-                self.fault = Fault(_index(position, self.shape), _describe(item))
-                return
-            numbers.append(number)
-        self.put(np.array(numbers, dtype=np.float64))
-
-
-def _number(item: object) -> float | None:
+def _is_number(item: object) -> bool:
     if item == "-inf":
-        return -math.inf
+        return True
     if not isinstance(item, int | float):
-        return None
+        return False
     try:
-        number = float(item)
+        return math.isfinite(float(item))
     except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+        return False
 
 
-def _describe(item: object) -> str:
-    if isinstance(item, int | float):
-        return BEYOND_FLOAT64
-    return EMPTY_LIST if isinstance(item, list) else _NAMES.get(type(item), "a string")
+def _described(item: object) -> str:
+    return BEYOND_FLOAT64 if isinstance(item, int | float) else _NAMES.get(type(item), "a string")

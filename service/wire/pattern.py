@@ -8,8 +8,8 @@ keeps a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +17,6 @@ from service.attention.call import Call, WeightsWanted
 from service.attention.spec import LayerSpec
 from service.batching.job import Cost
 from service.safetensors_header import TensorEntry
-from service.wire.pace import Pace
 from service.wire.request import KEY, QUERY, VALUE, CheckedRequest, RequestLimits, check_request
 from service.wire.safetensors_document import (
     MAX_REMEMBERED_BYTES,
@@ -45,10 +44,10 @@ class Place(NamedTuple):
     def of(cls, tensor: torch.Tensor, field: TensorField, entry: TensorEntry) -> Place:
         return cls(field, tensor.dtype, entry.shape, tuple(tensor.shape), entry.begin, entry.end)
 
-    def read(self, body: memoryview, pace: Pace) -> Coroutine[Any, Any, torch.Tensor]:
+    def read(self, body: memoryview) -> torch.Tensor:
         """Raises NonFinite."""
         data = body[self.begin : self.end]
-        return bytes_to_tensor(data, self.field, self.dtype, self.shape, pace, self.batch_shape)
+        return bytes_to_tensor(data, self.field, self.dtype, self.shape, self.batch_shape)
 
 
 class Pattern(NamedTuple):
@@ -72,12 +71,12 @@ class Pattern(NamedTuple):
         value = None if call.value is None else Place.of(call.value, VALUE, entries["value"])
         return cls(call.layer, query, key, value, call.weights, request.cost, request.is_batch, request.form)
 
-    async def read(self, body: bytearray) -> CheckedRequest:
+    def read(self, body: bytearray) -> CheckedRequest:
         """The request that `body` is, whose header is this pattern's; raises NonFinite."""
-        view, pace = memoryview(body), Pace()
-        query = await self.query.read(view, pace)
-        key = None if self.key is None else await self.key.read(view, pace)
-        value = None if self.value is None else await self.value.read(view, pace)
+        view = memoryview(body)
+        query = self.query.read(view)
+        key = None if self.key is None else self.key.read(view)
+        value = None if self.value is None else self.value.read(view)
         call = Call(self.layer, query, key, value, None, self.weights)
         return CheckedRequest(call, self.cost, 0, self.is_batch, self.form)
 
@@ -85,9 +84,10 @@ class Pattern(NamedTuple):
 class Patterns:
     """The way of a safetensors body through the desk, shorter where its pattern is known; one for all layers and threads."""
 
-    def __init__(self, limits: RequestLimits, max_json_depth: int) -> None:
+    def __init__(self, limits: RequestLimits, max_json_depth: int, max_numbers: int) -> None:
         self._limits = limits
         self._max_json_depth = max_json_depth
+        self._max_numbers = max_numbers
         self._known: dict[tuple[str, str, bytes, int], Pattern] = {}
 
     @property
@@ -95,16 +95,18 @@ class Patterns:
         """How many patterns are known, at most NUM_REMEMBERED."""
         return len(self._known)
 
-    async def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
+    def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
         """The request for layer `name`, whose `digest` stands for its spec; raises what `check_request` and before it
         `parse_safetensors` and `checked_request` raise.
         """
         header = header_of(body)
         key = (name, digest, header, len(body))
         if (pattern := self._known.get(key)) is not None:
-            return await pattern.read(body)
-        document = checked_request(await parse_safetensors(body, max_depth=self._max_json_depth))
-        request = await check_request(document, name, spec, self._limits)
+            return pattern.read(body)
+        document = checked_request(
+            parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
+        )
+        request = check_request(document, name, spec, self._limits)
         if request.call.mask is None and len(header) <= MAX_REMEMBERED_BYTES:
             if len(self._known) >= NUM_REMEMBERED:
                 self._known.clear()

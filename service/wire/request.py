@@ -1,14 +1,14 @@
 """Request: a decoded body, checked against the layer it is for, becomes a Call with an exact cost.
 
 Laws: everything that can be wrong with one request is found here, before it is queued (P5), in the contract's order:
-unknown field, dtype, shape, mask, cost; sizes are Python integers, which do not overflow; no step holds the event loop for
-more than a few milliseconds (the sliced exception of `docs/decisions.md`).
+unknown field, dtype, shape, mask, cost; sizes are Python integers, which do not overflow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,13 @@ from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.mask_fields import decode_mask, values_of
-from service.wire.pace import Pace
 from service.wire.schemas import AttendRequest, WeightsField
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor, look_over
 
 BATCH_RANK = 3
+# Attention scores whose masked rows are counted within about a millisecond.
+MAX_COUNTED_CELLS = 2**21
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,43 +52,55 @@ class CheckedRequest(NamedTuple):
     masked_rows: int
     is_batch: bool
     form: TensorForm
+    count_masked_rows: Callable[[], int] | None = None
+    """What is left to check where it takes long: it returns `masked_rows`, or raises MaskedRow."""
+
+    def counted(self) -> CheckedRequest:
+        """The same request, checked to the end."""
+        if self.count_masked_rows is None:
+            return self
+        return self._replace(masked_rows=self.count_masked_rows(), count_masked_rows=None)
 
 
-async def check_request(
+def check_request(
     body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """The call for layer `name`; raises InvalidInput's family for what is wrong and CostLimit for what is too much.
+    """The call for layer `name`; the caller runs what is left of the checks (`counted`).
 
+    Raises InvalidInput's family for what is wrong and CostLimit for what is too much.
     `mask_params` point to the values of the first masks where those are not `/masks/<i>/values`.
     """
     params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
     look_over(_fields(body, params))
-    decoded = await decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
+    decoded = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK
     query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
     key = value = None
     if body.key is not None:
-        key = await _decode_rows(body.key, "key", spec.key_width, name, is_batch)
+        key = _decode_rows(body.key, "key", spec.key_width, name, is_batch)
     if body.value is not None:
-        value = await _decode_rows(body.value, "value", spec.value_width, name, is_batch)
+        value = _decode_rows(body.value, "value", spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
-    wanted = None if body.weights is None else await _wanted(body.weights, sizes, spec)
+    wanted = None if body.weights is None else _wanted(body.weights, sizes, spec)
     fields = []
     for i, field in enumerate(body.masks):
-        mask = await decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=params[i])
+        mask = decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=params[i])
         fields.append(mask)
     combined = CombinedMask(sizes, tuple(fields)) if fields else None
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
     # Tables are float32, of a float64 query float64.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
     _check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
-    masked = 0
-    if combined is not None and not spec.extra_keys:  # appended columns may always be attended to
-        masked = await _count_masked_rows(combined, is_error=body.masked_rows == "error")
     call = Call(name, query, key, value, combined, wanted)
-    return CheckedRequest(call, cost, masked, is_batch, _form(body.encoding, decoded.form))
+    request = CheckedRequest(call, cost, 0, is_batch, _form(body.encoding, decoded.form))
+    if combined is None or spec.extra_keys:  # appended columns may always be attended to
+        return request
+    request = request._replace(
+        count_masked_rows=partial(_count_masked_rows, combined, is_error=body.masked_rows == "error")
+    )
+    return request if cost.cells > MAX_COUNTED_CELLS else request.counted()
 
 
 QUERY, KEY, VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("query", "key", "value"))
@@ -102,8 +115,8 @@ def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[objec
     return found
 
 
-async def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
-    tensor = (await decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT)).tensor
+def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
+    tensor = decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT).tensor
     if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
         words = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
         raise BadShape(f"{field} must be {words} as query is, got {list(tensor.shape)}", param=f"/{field}")
@@ -139,23 +152,23 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         raise BadShape(f"value has {value.shape[1]} rows, key {rows}", param="/value")
 
 
-async def _wanted(field: WeightsField, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
+def _wanted(field: WeightsField, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
     keys = sizes.keys + spec.extra_keys
     if (field.form == "top_k") != (field.k is not None):
         raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
     if field.k is not None and field.k > keys:
         raise InvalidInput(f"k must be from 1 to {keys}, the number of keys", param="/weights/k")
-    heads = await _indices(field.heads, spec.num_heads, "heads")
-    queries = await _indices(field.queries, sizes.queries, "queries")
+    heads = _indices(field.heads, spec.num_heads, "heads")
+    queries = _indices(field.queries, sizes.queries, "queries")
     return WeightsWanted(field.form, field.k, heads, queries, getattr(torch, field.dtype))
 
 
-async def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
+def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
     """A selection in the asked order: unique, in range, not empty."""
     if value is None:
         return None
     param = f"/weights/{name}"
-    tensor = (await decode_tensor(value, param=param, kind=TensorKind.INT)).tensor
+    tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
     # Counted first: a list of millions is not worth looking at.
     chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
@@ -217,10 +230,9 @@ def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:
             raise CostLimit(f"the request needs {need:,} {what}, a request may have {limit:,}")
 
 
-async def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
+def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
     """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
     count = seen = 0
-    pace = Pace()
     for rows in masked_rows(mask):
         found = int(rows.sum())
         if found and is_error:
@@ -229,7 +241,6 @@ async def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
                 f"query row {row} of sequence {sequence} may attend to no key in at least one head", param="/masks"
             )
         count, seen = count + found, seen + len(rows)
-        await pace.give_way()
     return count
 
 

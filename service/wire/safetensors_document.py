@@ -14,7 +14,7 @@ import re
 from service.errors import BadBinary, Malformed, UnknownField
 from service.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.dtypes import BY_SAFETENSORS
-from service.wire.json_document import parse
+from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.tensors import RawTensor
 
 MAX_HEADER_BYTES = 256 * 1024
@@ -27,14 +27,14 @@ _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
 _TOLERATED = {"format"}
 
 
-async def parse_safetensors(body: bytearray, *, max_depth: int) -> dict[str, object]:
+def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, object]:
     """The document in `body`; raises BadBinary for what is no safetensors file, UnknownField for a tensor that belongs
     to no field, and whatever the JSON of the other fields is refused for.
     """
     header = read_header(header_of(body), len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
         raise UnknownField("the header's __metadata__ takes one key: request")
-    document = await _parse_request(header.metadata.get("request", "{}"), max_depth)
+    document = _parse_request(header.metadata.get("request", "{}"), max_depth, max_numbers)
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():
@@ -68,11 +68,11 @@ def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:
     return RawTensor("another" if dtype is None else dtype.name, entry.shape, view[entry.begin : entry.end])
 
 
-async def _parse_request(text: str, max_depth: int) -> dict[str, object]:
+def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, object]:
     if text == "{}":
         return {}
     try:
-        return dict(await parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth))
+        return dict(parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers))
     except Malformed as error:
         raise type(error)(f"in the request of __metadata__: {error.message}", param=error.param) from None
 

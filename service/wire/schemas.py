@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from service.errors import BadMask, InvalidInput, MaskKindRequired, UnknownField
 from service.wire.dtypes import DTYPES
-from service.wire.long_string import LongString
+from service.wire.number_list import NumberList
 
 MAX_MASKS = 16
 
@@ -190,6 +190,8 @@ def checked_request(value: Mapping[str, object]) -> AttendRequest:
     """
     _check_names(value, AttendRequest, "")
     masks, weights = value.get("masks"), value.get("weights")
+    if isinstance(masks, NumberList):  # a bare array
+        _checked_kind(None, "/masks/0")
     if isinstance(weights, dict):
         _check_names(weights, WeightsField, "/weights")
     for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
@@ -259,10 +261,7 @@ def translated(error: ValidationError) -> InvalidInput:
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
     context = first.get("ctx", {})
-    is_too_long = first["type"] == "string_type" and isinstance(
-        first["input"], LongString
-    )  # no str, and a string all the same
-    words = "is too long" if is_too_long else _WORDS.get(first["type"], "is not valid")
+    words = _WORDS.get(first["type"], "is not valid")
     words = words.format_map({**context, "expected": context.get("expected", "")})
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{param.lstrip('/') or 'the request'} {words}", param=param)

@@ -18,7 +18,6 @@ import torch
 
 from service.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
 from service.wire.number_list import BEYOND_FLOAT64, Float64s, NumberList
-from service.wire.pace import Pace
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -63,18 +62,19 @@ def words_of(param: str) -> str:
     return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
 
 
-async def numbers_to_tensor(
-    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
+def numbers_to_tensor(
+    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """The tensor of `numbers`, whose count must be that of `shape`; raises what the field refuses."""
     _check_kind(numbers, field)
     values = numbers.values
     if field.kind is TensorKind.BOOL or dtype == torch.bool:
-        return await _to_bool(numbers, field, shape, pace)
+        return _to_bool(numbers, field, shape)
     if not dtype.is_floating_point:
-        return await _to_whole(numbers, field, dtype, shape, pace)
+        return _to_whole(numbers, field, dtype, shape)
     if dtype == torch.float64:
-        return torch.from_numpy(values).reshape(shape)
+        # simdjson's numbers are read-only, which torch cannot say of a tensor.
+        return torch.from_numpy(values if values.flags.writeable else values.copy()).reshape(shape)
     stored: Values = np.empty(len(values), dtype=_STORED[dtype])
     bits, infinity = stored.view(f"u{dtype.itemsize}"), _INFINITIES[dtype]
     for part in _parts(len(values)):
@@ -84,17 +84,15 @@ async def numbers_to_tensor(
             if lost.any():
                 what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
                 raise field.not_finite(what, index_of(part.start + int(lost.argmax()), numbers.shape))
-        await pace.give_way()
     tensor = torch.from_numpy(stored)
     return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
 
 
-async def bytes_to_tensor(
+def bytes_to_tensor(
     data: bytearray | memoryview,
     field: TensorField,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    pace: Pace,
     as_shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """The tensor of little-endian, C-order bytes, whose number must be that of `shape`; raises what the field refuses.
@@ -106,24 +104,23 @@ async def bytes_to_tensor(
         return torch.empty(shape, dtype=dtype)
     bits: Bits = np.frombuffer(data, dtype=_UNSIGNED[dtype.itemsize])
     if not bits.flags.aligned:
-        return await bytes_to_tensor(bytearray(data), field, dtype, shape, pace, as_shape)
+        return bytes_to_tensor(bytearray(data), field, dtype, shape, as_shape)
     if field.kind is TensorKind.BOOL:
-        return torch.from_numpy(await _flags(bits, field, shape, pace)).reshape(shape)
+        return torch.from_numpy(_flags(bits, field, shape)).reshape(shape)
     if field.kind is not TensorKind.INT:
         if len(bits) <= _SLICE_VALUES:
             _check_slice(bits, 0, _INFINITIES[dtype], field, shape)
         else:
-            await _check_finite(bits, _INFINITIES[dtype], field, shape, pace)
+            _check_finite(bits, _INFINITIES[dtype], field, shape)
     # As an array until the end: calls on tensors cost more than calls on arrays, and NumPy has no bfloat16.
     stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
-async def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...], pace: Pace) -> None:
+def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
     """`_check_slice` of a tensor of many slices, with others on the loop in between."""
     for start in range(0, len(bits), _SLICE_VALUES):
         _check_slice(bits[start : start + _SLICE_VALUES], start, infinity, field, shape)
-        await pace.give_way()
 
 
 def _check_slice(part: Bits, start: int, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
@@ -165,7 +162,7 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
         raise field.wrong(what, index)
 
 
-async def _to_bool(numbers: NumberList, field: TensorField, shape: tuple[int, ...], pace: Pace) -> torch.Tensor:
+def _to_bool(numbers: NumberList, field: TensorField, shape: tuple[int, ...]) -> torch.Tensor:
     values = numbers.values
     flags = np.empty(len(values), dtype=np.bool_)
     for part in _parts(len(values)):
@@ -173,15 +170,12 @@ async def _to_bool(numbers: NumberList, field: TensorField, shape: tuple[int, ..
         if wrong.any():
             raise field.wrong("another number", index_of(part.start + int(wrong.argmax()), numbers.shape))
         flags[part] = values[part]
-        await pace.give_way()
     if not numbers.is_whole:
         raise field.wrong("a number written with a fraction or an exponent", ())
     return torch.from_numpy(flags).reshape(shape)
 
 
-async def _to_whole(
-    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...], pace: Pace
-) -> torch.Tensor:
+def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     values = numbers.values
     limit = min(torch.iinfo(dtype).max, _MAX_EXACT)
     stored: Values = np.empty(len(values), dtype=_STORED[dtype])
@@ -193,7 +187,6 @@ async def _to_whole(
             if wrong.any():
                 raise field.wrong(what, index_of(part.start + int(wrong.argmax()), numbers.shape))
         stored[part] = values[part].astype(stored.dtype)
-        await pace.give_way()
     if not numbers.is_whole:
         raise field.wrong("a number written with a fraction or an exponent", ())
     return torch.from_numpy(stored).reshape(shape)
@@ -221,7 +214,7 @@ def _negative(infinity: int) -> int:
     return infinity + (1 << infinity.bit_length())
 
 
-async def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...], pace: Pace) -> npt.NDArray[np.bool_]:
+def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     flags: npt.NDArray[np.bool_] = bits.view(np.bool_) if bits.itemsize == 1 else np.empty(len(bits), dtype=np.bool_)
     for part in _parts(len(bits)):
         if np.maximum.reduce(bits[part]) > 1:
@@ -229,7 +222,6 @@ async def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...], pace: P
             raise field.wrong("another value", index_of(part.start + first, tuple(shape)))
         if bits.itemsize > 1:
             flags[part] = bits[part]
-        await pace.give_way()
     return flags
 
 

@@ -17,12 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.base64_data import check_tail, decode_base64
+from service.errors import BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
+from service.wire.base64_data import decode_base64
 from service.wire.dtypes import FLOATS, WHOLES
-from service.wire.long_string import LongString
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.pace import Pace
 from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
 
 __all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor", "look_over"]
@@ -68,7 +66,7 @@ class DecodedTensor(NamedTuple):
     form: TensorForm
 
 
-async def decode_tensor(
+def decode_tensor(
     value: object, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
 ) -> DecodedTensor:
     """The tensor that `value` (what `json_document.parse` gave) is; `param` is the JSON pointer of its field.
@@ -79,18 +77,17 @@ async def decode_tensor(
     """
     field = TensorField(param, kind, error)
     if isinstance(value, RawTensor):
-        return await _decode_raw(value, field)
+        return _decode_raw(value, field)
     if isinstance(value, dict):
-        return await _decode_object(value, field)
-    pace = Pace()
-    numbers = await _numbers(value, pace)
+        return _decode_object(value, field)
+    numbers = _numbers(value)
     if numbers is None:
         raise InvalidInput(
             f"{field.words} must be nested lists of numbers, or an object with dtype, shape and data", param=param
         )
     if len(numbers.shape) > MAX_RANK:
         raise _rank_error(field, len(numbers.shape))
-    tensor = await numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape, pace)
+    tensor = numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape)
     return DecodedTensor(tensor, TensorForm.NESTED)
 
 
@@ -112,15 +109,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return array.ravel().view(np.uint8).data
 
 
-async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
+def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
     """The tensor of a flat list or a base64 string whose dtype and shape are told beside it."""
-    pace = Pace()
-    if isinstance(data, str | LongString):
-        content = await _base64(data, field, pace)
+    if isinstance(data, str):
+        content = decode_base64(data, words=field.words, param=field.param)
         _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
-        tensor = await bytes_to_tensor(content, field, dtype, shape, pace)
+        tensor = bytes_to_tensor(content, field, dtype, shape)
         return DecodedTensor(tensor, TensorForm.BASE64)
-    numbers = await _numbers(data, pace) if isinstance(data, list | NumberList) else None
+    numbers = _numbers(data) if isinstance(data, list | NumberList) else None
     if numbers is None:
         raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
     if numbers.fault is None:
@@ -129,21 +125,21 @@ async def _decode_data(data: object, field: TensorField, dtype: torch.dtype, sha
                 f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
             )
         _check_count(math.prod(numbers.shape), shape, field, what="values")
-    return DecodedTensor(await numbers_to_tensor(numbers, field, dtype, shape, pace), TensorForm.LIST)
+    return DecodedTensor(numbers_to_tensor(numbers, field, dtype, shape), TensorForm.LIST)
 
 
-async def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
+def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
     _check_members(value, field)
     dtype = _dtype(value["dtype"], field)
     shape = _shape(value["shape"], field)
-    return await _decode_data(value["data"], field, dtype, shape)
+    return _decode_data(value["data"], field, dtype, shape)
 
 
-async def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
+def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
     dtype = _dtype(raw.dtype, field)
     shape = _checked_shape(raw.shape, field)
     _check_count(len(raw.data), shape, field, what="bytes", each=dtype.itemsize)
-    return DecodedTensor(await bytes_to_tensor(raw.data, field, dtype, shape, Pace()), TensorForm.BINARY)
+    return DecodedTensor(bytes_to_tensor(raw.data, field, dtype, shape), TensorForm.BINARY)
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
@@ -167,16 +163,16 @@ def _rank_error(field: TensorField, rank: int) -> BadShape:
     return BadShape(f"{field.words} has {rank} axes, expected at most {MAX_RANK}", param=field.param)
 
 
-async def _numbers(value: object, pace: Pace) -> NumberList | None:
+def _numbers(value: object) -> NumberList | None:
     if isinstance(value, NumberList):
         return value
     if isinstance(value, list):
-        return await nested_numbers(value, pace)
+        return nested_numbers(value)
     if not isinstance(value, int | float):
         return None
-    scalar = await nested_numbers([value], pace)
+    scalar = nested_numbers([value])
     fault = scalar.fault and dataclasses.replace(scalar.fault, index=())
-    return dataclasses.replace(scalar, shape=(), depth=0, fault=fault)
+    return dataclasses.replace(scalar, shape=(), fault=fault)
 
 
 def _shape(value: object, field: TensorField) -> tuple[int, ...]:
@@ -203,16 +199,3 @@ def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: 
     expected = math.prod(shape) * each
     if got != expected:
         raise BadShape(f"{field.words} has {got} {what}, its shape takes {expected}", param=field.param)
-
-
-async def _base64(data: str | LongString, field: TensorField, pace: Pace) -> bytearray:
-    if isinstance(data, LongString):
-        if data.decoded is not None:
-            check_tail(data.decoded, data.text, words=field.words, param=field.param)
-            return data.decoded
-        text: bytes | memoryview = data.text
-    elif data.isascii():
-        text = data.encode()
-    else:
-        raise BadEncoding(f"{field.words} is not base64 (standard alphabet, no white space)", param=field.param)
-    return await decode_base64(text, words=field.words, param=field.param, pace=pace)

@@ -257,7 +257,7 @@ def as_binary_inference(request: Request) -> tuple[bytes, dict[str, str]]:
 )
 def test_large_bodies_leave_the_event_loop_and_small_ones_do_not(served, path, write):
     def has_thread() -> bool:
-        return any(thread.name.startswith("decoding") for thread in threading.enumerate())
+        return any(thread.name.startswith("checking") for thread in threading.enumerate())
 
     async def story(service):
         for request, is_large in ((Request(X), False), (Request(np.repeat(X, 200, 0)), True)):

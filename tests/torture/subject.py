@@ -172,11 +172,10 @@ class Subject:
 
     def baseline(self) -> Vitals:
         """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        for body in (json.dumps({"query": [[0.5] * 16]}), " " * _LARGE_BYTES):
-            connection.request("POST", "/v1/layers/small/attend", body, _JSON)
-            connection.getresponse().read()
-        connection.close()
+        bodies = [json.dumps({"query": query}).encode() for query in ([[0.5] * 16], [0] * _LARGE_BYTES)]
+        for _ in range(NUM_ASKERS):  # each over a connection of its own, so that every process gets some
+            for body in bodies:
+                self.post("/v1/layers/small/attend", body, _JSON)
         with ThreadPoolExecutor(NUM_ASKERS) as pool:
             list(pool.map(self.get, ["/metrics"] * NUM_ASKERS))
         end = time.monotonic() + READY_S

@@ -52,13 +52,22 @@ PACKERS: dict[bytes, Callable[[bytes], bytes]] = {
 packed = pytest.mark.parametrize("name", list(PACKERS), ids=lambda name: name.decode())
 
 
+async def in_a_thread(work):
+    return await asyncio.to_thread(work)
+
+
 def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
     return b"".join(
         asyncio.run(
             read_body(
-                HeaderFields(headers), caller_of({}, receive), limits, codings, Allowance(2**40, "bodies").share()
+                HeaderFields(headers),
+                caller_of({}, receive),
+                limits,
+                codings,
+                Allowance(2**40, "bodies").share(),
+                in_a_thread,
             )
         )
     )
@@ -136,7 +145,7 @@ def test_who_was_refused_at_once_is_counted_no_more():
     """What still comes would be added to a share that nobody gives back any more."""
     allowance, caller = Allowance(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), allowance.share()))
+        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), allowance.share(), in_a_thread))
     assert caller.tell is None
     assert allowance.num_bytes == 0
 

@@ -22,8 +22,6 @@ from service.batching.job import NOTHING
 from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.limits import exchange_limits
 from service.settings import load_settings
-from service.wire.decoding_thread import DecodingThread
-from service.wire.pace import Pace
 from service.wire.request import CheckedRequest
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
@@ -33,16 +31,15 @@ INTAKE = 10_000
 
 
 class House:
-    """A reception with a real decoding thread and nothing else, and the exchanges of callers who send `body`."""
+    """A reception with a real thread and nothing else, and the exchanges of callers who send `body`."""
 
     def __init__(self, **changes: Any) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
         limits = dataclasses.replace(exchange_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
-        self.decoding = DecodingThread(pause=lambda _: None)
         self.clock = ManualClock()
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
-        self.reception = Reception(lambda: nothing, nothing, self.decoding, self.bodies, limits, self.clock.now)
+        self.reception = Reception(lambda: nothing, nothing, self.bodies, limits, self.clock.now)
 
     async def exchange(self, num_bytes: int, **headers: str) -> tuple[Exchange, asyncio.Queue[dict[str, Any]]]:
         """One whose body has been read, and the connection that it came over."""
@@ -57,18 +54,19 @@ class House:
 
 
 class Held:
-    """Work that holds the decoding thread until it is let go, and then gives way once."""
+    """Work that holds the thread until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, house: House) -> None:
         self.runs = threading.Event()
         self.may_go_on = threading.Event()
-        self.has_finished = False
+        self._house = house
 
     async def work(self) -> None:
+        await self._house.reception.run_off_loop(self._hold)
+
+    def _hold(self) -> None:
         self.runs.set()
         assert self.may_go_on.wait(10)
-        await Pace().give_way()
-        self.has_finished = True
 
 
 def story(told: Callable[[House], Awaitable[None]], **changes: Any) -> None:
@@ -77,45 +75,60 @@ def story(told: Callable[[House], Awaitable[None]], **changes: Any) -> None:
         try:
             await told(house)
         finally:
-            await asyncio.to_thread(house.decoding.close)
+            await asyncio.to_thread(house.reception.end)
 
     asyncio.run(main())
 
 
-async def where() -> str:
-    return threading.current_thread().name
+async def nothing() -> bool:
+    return True
+
+
+def where() -> Any:
+    """A checked request that says in which thread it was checked."""
+    return SimpleNamespace(thread=threading.current_thread().name, count_masked_rows=None)
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "decoding"), (OFF_LOOP * 9, "decoding")]
+    ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "checking"), (OFF_LOOP * 9, "checking")]
 )
-def test_a_body_is_decoded_off_the_loop_from_a_size_on(num_bytes, thread):
+def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
     async def told(house: House) -> None:
         exchange, _ = await house.exchange(num_bytes)
-        assert (await exchange.decoded(where)).startswith(thread)
+        found: Any = await exchange.checked(where)
+        assert found.thread.startswith(thread)
 
     story(told)
 
 
-@pytest.mark.parametrize("asked", [{}, {"x_request_timeout_ms": "2"}], ids=["ours", "the caller's"])
-def test_a_deadline_that_passes_while_others_are_decoded_is_told(asked):
+def test_masked_rows_that_take_long_to_count_are_counted_off_the_loop():
     async def told(house: House) -> None:
-        held = Held()
+        exchange, _ = await house.exchange(1)
+        request: Any = SimpleNamespace(count_masked_rows=len, counted=where)
+        found: Any = await exchange.checked(lambda: request)
+        assert found.thread.startswith("checking")
+
+    story(told)
+
+
+def test_a_deadline_that_passes_while_others_are_decoded_is_told():
+    async def told(house: House) -> None:
+        held = Held(house)
         first, _ = await house.exchange(OFF_LOOP)
         decoding = asyncio.ensure_future(first.decoded(held.work))
         await asyncio.to_thread(held.runs.wait)
-        late, _ = await house.exchange(OFF_LOOP, **asked)
+        late, _ = await house.exchange(OFF_LOOP, x_request_timeout_ms="2")
         with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
-            await late.decoded(where)
+            await late.decoded(nothing)
         held.may_go_on.set()
         await asyncio.gather(decoding, return_exceptions=True)
 
-    story(told, request_timeout_ms=10_000 if asked else 5)
+    story(told)
 
 
-def test_a_caller_who_leaves_while_he_is_decoded_stops_it():
+def test_a_caller_who_leaves_while_it_is_decoded_frees_its_turn():
     async def told(house: House) -> None:
-        held = Held()
+        held = Held(house)
         exchange, messages = await house.exchange(OFF_LOOP)
 
         async def serve() -> None:
@@ -127,10 +140,9 @@ def test_a_caller_who_leaves_while_he_is_decoded_stops_it():
         messages.put_nowait({"type": "http.disconnect"})
         with pytest.raises(ClientGone):
             await serving
-        held.may_go_on.set()
         after, _ = await house.exchange(OFF_LOOP)
-        await after.decoded(where)
-        assert not held.has_finished
+        await after.decoded(nothing)
+        held.may_go_on.set()
 
     story(told)
 
@@ -143,7 +155,7 @@ def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_reque
         assert intake.num_bytes == 2 * OFF_LOOP - 1
         with pytest.raises(QueueFull, match="no room for one of this size"):
             await house.exchange(INTAKE - 2 * OFF_LOOP + 2)
-        await decoded.decoded(where)
+        await decoded.decoded(nothing)
         assert intake.num_bytes == OFF_LOOP - 1
 
         async def wrong() -> None:
@@ -159,7 +171,7 @@ def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_reque
 def test_an_answer_for_which_there_will_never_be_room_is_too_much_to_ask():
     async def told(house: House) -> None:
         exchange, _ = await house.exchange(OFF_LOOP)
-        await exchange.decoded(where)
+        await exchange.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", spec=SimpleNamespace(out_width=INTAKE))
         call = Call("wide", torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, at most 5,000"):
@@ -175,7 +187,7 @@ def test_once_closed_nothing_comes_in_and_what_has_come_in_goes_on():
         house.reception.close()
         with pytest.raises(Draining):
             await house.exchange(OFF_LOOP)
-        assert (await exchange.decoded(where)).startswith("decoding")
+        assert await exchange.decoded(nothing)
 
     story(told)
 
@@ -193,7 +205,7 @@ def test_a_deadline_that_is_none_is_refused(value):
 def test_a_deadline_of_many_digits_does_no_harm(value):
     async def told(house: House) -> None:
         exchange, _ = await house.exchange(1, x_request_timeout_ms=value)
-        assert await exchange.decoded(where)
+        assert await exchange.decoded(nothing)
 
     story(told)
 
@@ -202,7 +214,7 @@ def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
     """L6 Where his body is still arriving, and where it waits to be decoded."""
 
     async def told(house: House) -> None:
-        held = Held()
+        held = Held(house)
         first, _ = await house.exchange(OFF_LOOP)
         second, _ = await house.exchange(OFF_LOOP)
 
@@ -210,7 +222,7 @@ def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
             with exchange, exchange.watched():
                 await exchange.decoded(work)
 
-        tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, where))]
+        tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
         await asyncio.to_thread(held.runs.wait)
         house.reception.settle()
         for task in tasks:

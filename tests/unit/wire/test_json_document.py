@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-import gc
 import json
-import time
 import tracemalloc
 from typing import Any
 
@@ -27,11 +23,10 @@ from service.errors import (
     NonFinite,
     ServiceError,
 )
-from service.wire import array_text, json_document, long_string, number_list, number_text, outline, skeleton
+from service.wire import json_document
 from service.wire.json_document import parse
-from service.wire.long_string import LongString
+from service.wire.json_process import pack, unpack
 from service.wire.number_list import NumberList
-from service.wire.pace import Pace
 from tests.unit.wire.strict_reference import Documents, has_infinity, regular, strict
 
 MAX_DEPTH = 32
@@ -39,7 +34,7 @@ LONGEST_STEP_S = 0.020  # of processor time, so that neighbours on the machine d
 
 
 def parsed(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    return asyncio.run(parse(body, max_depth=max_depth))
+    return parse(body, max_depth=max_depth)
 
 
 def refused(body: bytes, max_depth: int = MAX_DEPTH) -> ServiceError:
@@ -63,32 +58,6 @@ def body_of(text: str) -> bytes:
     return ('{"query":' + text + "}").encode()
 
 
-@pytest.fixture
-def tiny_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit so small that short documents go through every cut and every slice."""
-    for module, name, value in (
-        (array_text, "SLICE_BYTES", 96),
-        (array_text, "MAX_GAP_BYTES", 96),
-        (array_text, "REGION_BYTES", 300),
-        (array_text, "_MIN_COUNTED_BYTES", 8),
-        (outline, "_MIN_BYTES_A_BRACKET", 4),
-        (outline, "_PROBE_BYTES", 8),
-        (array_text, "STRING_SLICE_BYTES", 24),
-        (number_text, "_SLOW_SLICE_BYTES", 12),
-        (number_list, "_ITEMS_A_SLICE", 3),
-        (outline, "_SLICE_BYTES", 5),
-        (long_string, "_CHUNK_BYTES", 16),
-        (long_string, "_WHOLE_CHARACTERS", 12),
-        (long_string, "_PART_CHARACTERS", 8),
-        (json_document, "_CHUNK_BYTES", 7),
-        (json_document, "_ITEMS_A_SLICE", 3),
-        (skeleton, "MIN_ARRAY_BYTES", 2),
-        (skeleton, "MIN_STRING_BYTES", 3),
-        (skeleton, "_FIRST_CHECK_BYTES", 8),
-    ):
-        monkeypatch.setattr(module, name, value)
-
-
 def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(inner) | st.dictionaries(st.text(), inner)
 
@@ -97,7 +66,7 @@ class TestSameAsPython:
     """The fast way and Python's strict parser agree on every document."""
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_on_documents_cut_into_tiny_slices(self, tiny_slices, seed):
+    def test_on_random_documents(self, seed):
         """Random documents, valid and mutated: the same verdict and, where valid, the same values."""
         documents = Documents(seed)
         for _ in range(150):
@@ -165,16 +134,10 @@ def has_fault(value: Any) -> bool:
 def assert_same(got: Any, expected: Any) -> None:
     if isinstance(got, NumberList):
         known = regular(expected)
-        if known is not None and 0 in known[1]:  # a list of empty lists has a shape, but none that anybody takes
-            known = None
         assert (known is None) == (got.fault is not None)
         if known is not None:
             assert got.values.tobytes() == known[0].tobytes()
             assert got.shape == known[1]
-    elif isinstance(got, LongString):
-        # An escaped surrogate pair may come as one character or as two surrogates.
-        text = bytes(got.text).decode("utf-8", "surrogatepass")
-        assert text.encode("utf-16", "surrogatepass") == expected.encode("utf-16", "surrogatepass")
     elif isinstance(got, dict | list):
         assert type(got) is type(expected)
         assert len(got) == len(expected)
@@ -252,7 +215,7 @@ class TestSyntax:
     def test_characters_survive_the_slices_of_the_check(self):
         text = "é漢😀" * 200_000
         value = parsed(json.dumps({"k": text}, ensure_ascii=False).encode())["k"]
-        assert bytes(value.text).decode() == text
+        assert value == text
 
     def test_control_characters_in_strings_of_any_length(self):
         for length in (1, 5000):
@@ -265,10 +228,10 @@ class TestDepth:
     @pytest.mark.parametrize("start", ["", '{"query":', '{"unknown":{"a":', '{"query":[1,', '{"query":["a",'])
     def test_too_deep_is_told_whatever_the_depth(self, depth, start):
         """J2, J3: in every field, known or not, whether it closes or not."""
-        for end in ("", "]" * depth + "}" * start.count("{")):
-            body = (start + "[" * depth + end).encode()
-            error = refused(body)
-            assert isinstance(error, JsonTooDeep if end or not start.endswith(",") else Malformed)
+        closing = "".join({"[": "]", "{": "}"}[bracket] for bracket in reversed(start) if bracket in "[{")
+        for end in ("", "]" * depth + closing):
+            error = refused((start + "[" * depth + end).encode())
+            assert isinstance(error, JsonTooDeep if end else Malformed)
 
     def test_objects_count_as_lists_do(self):
         for count in (MAX_DEPTH + 1, 100_000):
@@ -375,9 +338,18 @@ class TestLists:
         assert found.fault is None
         assert (found.values == values.reshape(-1)).all()
 
-    def test_short_lists_stay_python_lists_and_long_ones_do_not(self):
-        assert parsed(b'{"query":[[1,2],[3,4.5]]}') == {"query": [[1, 2], [3, 4.5]]}
-        assert numbers(body_of(rows(100))).shape == (100, 8)
+    def test_short_flat_lists_stay_python_lists_and_others_do_not(self):
+        assert parsed(b'{"shape":[1,2]}') == {"shape": [1, 2]}
+        assert numbers(body_of("[[1,2],[3,4.5]]")).shape == (2, 2)
+        assert numbers(body_of("[" + "1," * 64 + "1]")).shape == (65,)
+
+    def test_a_list_that_hides_between_numbers_is_found(self):
+        """simdjson flattens it: [[1, [2]], [3, 4]] has four numbers and two lists of two."""
+        for text in ("[[1,[2]],[3,4]]", "[[1,2],[3,[[4]]]]", "[[[1,2],[3,[4]]],[[5,6],[7,8]]]"):
+            fault = numbers(body_of(text)).fault
+            assert fault is not None
+            assert fault.is_shape
+        assert numbers(b'{"id":"[","query":[[1,2],[3,4]]}').fault is None
 
     def test_booleans_and_minus_infinity_are_remembered(self):
         found = numbers(body_of("[" + "0.5," * 200 + "true,false,1]"))
@@ -401,7 +373,6 @@ class TestLists:
             ('"1.5"', "a string"),
             ('"NaN"', "a string"),
             ('"a:b]}"', "a string"),
-            ("[]", "an empty list"),
         ],
     )
     @pytest.mark.parametrize("at", [0, 1, 600, 150_000, 199_999])
@@ -409,8 +380,6 @@ class TestLists:
         """J11: the first only, wherever it stands."""
         items = ["0"] * 200_000
         items[at] = items[-1] = wrong
-        if wrong == "[]":
-            items = [item if item == "[]" else "[0]" for item in items]
         fault = numbers(body_of("[" + ",".join(items) + "]")).fault
         assert fault is not None
         assert (fault.index[0], fault.what) == (at, what)
@@ -437,18 +406,18 @@ class TestLists:
 class TestStrings:
     def test_long_strings_come_as_their_content(self):
         text = "AAAB" * 1000 + "/+"
-        assert bytes(parsed(body_of(f'"{text}"'))["query"].text) == text.encode()
+        assert parsed(body_of(f'"{text}"'))["query"] == text
 
     def test_escaped_slashes_are_slashes(self):
         """PHP writes them."""
         text = "QUJD/aaa" * 50_000
-        assert bytes(parsed(body_of('"' + text.replace("/", "\\/") + '"'))["query"].text) == text.encode()
+        assert parsed(body_of('"' + text.replace("/", "\\/") + '"'))["query"] == text
 
     @pytest.mark.parametrize("escape", ["\\n", "\\u0041", "\\\\", '\\"', "\\/"])
     @pytest.mark.parametrize("shift", range(7))
     def test_no_escape_is_split(self, escape, shift):
         content = "x" * shift + escape * 50_000
-        assert bytes(parsed(body_of(f'"{content}"'))["query"].text) == json.loads(f'"{content}"').encode()
+        assert parsed(body_of(f'"{content}"'))["query"] == json.loads(f'"{content}"')
 
     @pytest.mark.parametrize("wrong", ["\\x", "\\u12g4", "\\u123", "\\"])
     def test_wrong_escapes(self, wrong):
@@ -456,7 +425,7 @@ class TestStrings:
 
 
 class TestLimits:
-    @pytest.mark.parametrize("filler", ['"a":1,', '"k":{},', '"k":[1],', "   ", '"' + "k" * 900 + '":1,'])
+    @pytest.mark.parametrize("filler", ['"a":1,', '"k":{},', '"k":[1],', '"' + "k" * 9 + '":1,'])
     def test_much_besides_large_arrays_is_refused(self, filler):
         body = ('{"z":[' + "{" + filler * (300_000 // len(filler)) + '"y":1}]}').encode()
         assert type(refused(body)) in {InvalidInput, DuplicateKey}
@@ -471,81 +440,15 @@ class TestLimits:
         ):
             assert isinstance(refused(body), BadJson)
 
-    def test_endless_space_inside_an_array_is_refused(self):
-        assert type(refused(body_of("[1," + " " * 300_000 + "1]"))) is InvalidInput
-        assert numbers(body_of("[1," + " " * 100_000 + "1]")).shape == (2,)
-
     def test_many_small_lists_fit(self):
-        lists = {f"k{i}": [i, [i, "x"], {"v": None}] for i in range(2000)}
+        lists = {f"k{i}": [i, [i, "x"], {"v": None}] for i in range(600)}
         assert parsed(json.dumps(lists).encode()) == lists
-
-
-LARGE = {
-    "numbers": lambda: "[" + ",".join(["0.123456789"] * 1_000_000) + "]",
-    "rows": lambda: rows(300_000, 4, "-1.5e3"),
-    "zeros": lambda: "[" + "0," * 6_000_000 + "0]",
-    "pairs": lambda: "[" + "[0]," * 2_000_000 + "[0]]",
-    "booleans": lambda: "[" + "true," * 2_000_000 + "false]",
-    "minus infinity": lambda: "[" + '"-inf",' * 1_000_000 + "0]",
-    "nulls": lambda: "[" + "null," * 3_000_000 + "0]",
-    "strings": lambda: "[" + '"1.5",' * 500_000 + "0]",
-    "long integers": lambda: "[" + "1234567890123456789012345," * 300_000 + "0]",
-    "beyond": lambda: "[" + "1e999," * 500_000 + "0]",
-    "ragged": lambda: rows(300_000, 4)[:-1] + ",[1]]",
-    "base64": lambda: '"' + "QUJD" * 4_000_000 + '"',
-    "escaped": lambda: '"' + "QU\\/D" * 2_000_000 + '"',
-    "quotes": lambda: '"' + '\\"' * 3_000_000 + '"',
-    "brackets": lambda: "[1" + ",[" * 4_000_000 + "}",
-    "objects": lambda: "[" + "{}," * 19_000 + "{}]",
-    "words": lambda: "[{}," + '"",' * 80_000 + "{}]",
-    "integers beside": lambda: "[{}," + "1," * 120_000 + "1]",
-    "space": lambda: "1" + " " * 15_000_000,
-    "not ascii": lambda: '"' + "é" * 5_000_000 + '"',
-}
-
-
-class TestEventLoop:
-    @pytest.mark.timed
-    @pytest.mark.parametrize("name", LARGE)
-    def test_no_body_holds_the_loop(self, name):
-        """Bodies of up to 16 MiB of every kind: others run at least every 20 ms."""
-        body = body_of(LARGE[name]())
-        assert min(longest_step_s(body) for _ in range(2)) < LONGEST_STEP_S
-
-    def test_a_small_body_takes_one_step(self, monkeypatch):
-        """No other task runs while a body that is parsed within one turn is parsed."""
-        monkeypatch.setattr("service.wire.json_document.Pace", functools.partial(Pace, clock=lambda: 0.0))
-        turns = 0
-
-        async def scenario() -> None:
-            nonlocal turns
-            stop = asyncio.Event()
-
-            async def other() -> None:
-                nonlocal turns
-                while not stop.is_set():
-                    turns += 1
-                    await asyncio.sleep(0)
-
-            task = asyncio.create_task(other())
-            await parse(body_of(rows(50)), max_depth=MAX_DEPTH)
-            stop.set()
-            await task
-
-        asyncio.run(scenario())
-        assert turns == 0
-
-    @pytest.mark.timed
-    def test_ten_large_bodies_at_once_take_turns(self):
-        """Others run between any two slices, not between any two rounds of all bodies."""
-        body = body_of(LARGE["numbers"]())
-        assert min(longest_step_s(body, bodies=6) for _ in range(2)) < LONGEST_STEP_S
 
 
 class TestNumbersAsText:
     """A body may have 1,048,576 numbers in its large arrays; syntax comes first."""
 
-    MOST = skeleton.MAX_TEXT_NUMBERS
+    MOST = json_document.MAX_TEXT_NUMBERS
 
     def test_the_limit_is_taken_and_one_more_is_refused(self):
         assert len(numbers(body_of("[" + "0," * (self.MOST - 1) + "0]")).values) == self.MOST
@@ -577,28 +480,23 @@ class TestNumbersAsText:
             tracemalloc.stop()
 
 
-def longest_step_s(body: bytes, bodies: int = 1) -> float:
-    """With the objects of the test session out of the garbage collector's sight, as the service's are (gc.freeze)."""
-    gc.collect()
-    gc.freeze()
+class TestBetweenProcesses:
+    """What a helper process parses means the same when it arrives."""
 
-    async def scenario() -> float:
-        longest, last, is_over = 0.0, time.thread_time(), False
+    @pytest.mark.parametrize("seed", range(6))
+    def test_on_random_documents(self, seed):
+        documents = Documents(seed)
+        for _ in range(100):
+            body = documents.document().encode()
+            try:
+                document = parsed(body, 40)
+            except ServiceError:
+                continue
+            text, blobs = pack(parsed(body, 40))
+            assert repr(unpack(text, memoryview(b"".join(blobs)))) == repr(document)
 
-        async def watch() -> None:
-            nonlocal longest, last
-            while not is_over:
-                now = time.thread_time()
-                longest, last = max(longest, now - last), now
-                await asyncio.sleep(0)
-
-        watcher = asyncio.create_task(watch())
-        await asyncio.gather(*(parse(body, max_depth=MAX_DEPTH) for _ in range(bodies)), return_exceptions=True)
-        is_over = True
-        await watcher
-        return longest
-
-    try:
-        return asyncio.run(scenario())
-    finally:
-        gc.unfreeze()
+    def test_long_strings_and_halves_of_surrogate_pairs(self):
+        body = body_of('["' + "é" * 3000 + '",{"a":"' + "\\ud800" * 2000 + '"}]')
+        text, blobs = pack(parsed(body))
+        assert len(text) < 500
+        assert unpack(text, memoryview(b"".join(blobs))) == parsed(body)

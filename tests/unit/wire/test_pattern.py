@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from typing import Any
@@ -39,15 +38,15 @@ def query(seed: int = 0, rows: int = 3, **fields: Any) -> bytes:
 
 
 def read(patterns: Patterns, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC) -> CheckedRequest:
-    return asyncio.run(patterns.read(bytearray(body), name, digest, spec))
+    return patterns.read(bytearray(body), name, digest, spec)
 
 
 def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
-    async def go() -> CheckedRequest:
-        document = checked_request(await parse_safetensors(bytearray(body), max_depth=DEPTH))
-        return await check_request(document, name, SPEC, PLENTY)
+    def go() -> CheckedRequest:
+        document = checked_request(parse_safetensors(bytearray(body), max_depth=DEPTH))
+        return check_request(document, name, SPEC, PLENTY)
 
-    return asyncio.run(go())
+    return go()
 
 
 def assert_same(found: CheckedRequest, expected: CheckedRequest) -> None:
@@ -66,9 +65,9 @@ def counted(monkeypatch):
     """How often a body went the whole way."""
     calls = []
 
-    async def parse(body: bytearray, *, max_depth: int) -> dict[str, object]:
+    def parse(body: bytearray, **limits: int) -> dict[str, object]:
         calls.append(len(body))
-        return await parse_safetensors(body, max_depth=max_depth)
+        return parse_safetensors(body, **limits)
 
     monkeypatch.setattr(pattern, "parse_safetensors", parse)
     return calls
@@ -86,7 +85,7 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
     keys = rows[len(names) > 1]
     wanted = [{"form": "mean"}, {"form": "top_k", "k": keys, "heads": [3, 0]}, {"form": "heads", "queries": [0]}]
     fields = data.draw(st.fixed_dictionaries({}, optional={"weights": st.sampled_from(wanted)}))
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         body = body_of(seed, shapes, dtype, **fields)
         assert_same(read(patterns, body), whole_way(body))
@@ -94,7 +93,7 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
 
 
 def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         read(patterns, query(seed))
     read(patterns, query(rows=4))
@@ -104,7 +103,7 @@ def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
 def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, shape):
-    patterns, tensor = Patterns(PLENTY, DEPTH), torch.zeros(shape)
+    patterns, tensor = Patterns(PLENTY, DEPTH, 2**20), torch.zeros(shape)
     read(patterns, save({"query": tensor}))
     tensor.view(-1, 8)[2, 5] = bad
     with pytest.raises(NonFinite) as found:
@@ -115,7 +114,7 @@ def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, sh
 
 
 def test_a_body_that_is_not_aligned_is_read_all_the_same():
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     header = json.dumps({"query": {"dtype": "F32", "shape": [1, 8], "data_offsets": [0, 32]}}).encode()
     for pad in range(4):
         text = header + b" " * pad
@@ -126,7 +125,7 @@ def test_a_body_that_is_not_aligned_is_read_all_the_same():
 
 
 def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     assert read(patterns, query(), "a", "d").call.layer == "a"
     assert read(patterns, query(), "b", "d").call.layer == "b"
     with pytest.raises(BadShape):
@@ -143,7 +142,7 @@ def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
     ],
 )
 def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, counted):
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for _ in range(2):
         with pytest.raises(error):
             read(patterns, body)
@@ -152,7 +151,7 @@ def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, cou
 
 
 def test_what_costs_too_much_is_refused_every_time():
-    patterns = Patterns(dataclasses.replace(PLENTY, max_tokens=3), DEPTH)
+    patterns = Patterns(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
     read(patterns, query(rows=3))
     for _ in range(2):
         with pytest.raises(CostLimit):
@@ -160,7 +159,7 @@ def test_what_costs_too_much_is_refused_every_time():
 
 
 def test_masks_are_looked_at_in_every_request():
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for allowed in (True, False, True):
         mask = torch.full((3,), allowed)
         body = save(
@@ -171,10 +170,10 @@ def test_masks_are_looked_at_in_every_request():
 
 
 def test_no_pattern_keeps_anything_of_a_body():
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for seed in range(2):
         body = bytearray(query(seed))
-        request = asyncio.run(patterns.read(body, "a", "d", SPEC))
+        request = patterns.read(body, "a", "d", SPEC)
         with pytest.raises(BufferError):
             body.append(0)
         del request
@@ -182,7 +181,7 @@ def test_no_pattern_keeps_anything_of_a_body():
 
 
 def test_headers_without_end_are_not_all_remembered():
-    patterns = Patterns(PLENTY, DEPTH)
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
     for rows in range(1, NUM_REMEMBERED + 10):
         assert read(patterns, query(rows=rows)).call.query.shape[1] == rows
         assert patterns.num_known <= NUM_REMEMBERED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ BY_KEY = {"kind": "bias", "values": [0.0] * 6}
 
 def check(limits: RequestLimits = PLENTY, **fields: Any) -> CheckedRequest:
     body = checked_request({"query": ROWS, **fields})
-    return asyncio.run(check_request(body, "layer", SPEC, limits))
+    return check_request(body, "layer", SPEC, limits)
 
 
 def limited(table_bytes: int) -> RequestLimits:

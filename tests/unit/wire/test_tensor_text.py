@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import math
@@ -49,11 +48,11 @@ def test_what_is_written_reads_back_to_the_same_bits(form, dtype):
     for shape in SHAPES:
         tensor = (torch.randn(shape, dtype=torch.float64) * 10.0 ** torch.randint(-4, 4, shape)).to(dtype)
 
-        async def read_back(text: bytes) -> torch.Tensor:
-            document = await parse(b'{"query":' + text + b"}", max_depth=32)
-            return (await decode_tensor(document["query"], param="/query", kind=TensorKind.FLOAT)).tensor
+        def read_back(text: bytes) -> torch.Tensor:
+            document = parse(b'{"query":' + text + b"}", max_depth=32)
+            return (decode_tensor(document["query"], param="/query", kind=TensorKind.FLOAT)).tensor
 
-        found = asyncio.run(read_back(written(tensor, form)))
+        found = read_back(written(tensor, form))
         if form is not TensorForm.NESTED:
             assert same_bits(found, tensor)
         elif dtype != torch.float64:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import itertools
@@ -40,11 +39,11 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 
 
 def decoded(text: str, kind: TensorKind = FLOAT, **options: Any) -> DecodedTensor:
-    async def scenario() -> DecodedTensor:
-        document = await parse(f'{{"query":{text}}}'.encode(), max_depth=64)
-        return await decode_tensor(document["query"], param="/query", kind=kind, **options)
+    def scenario() -> DecodedTensor:
+        document = parse(f'{{"query":{text}}}'.encode(), max_depth=64)
+        return decode_tensor(document["query"], param="/query", kind=kind, **options)
 
-    return asyncio.run(scenario())
+    return scenario()
 
 
 def refused(text: str, kind: TensorKind = FLOAT, **options: Any) -> ServiceError:
@@ -462,7 +461,7 @@ class TestAnyValue:
     def test_only_service_errors_leave(self, value, kind):
         """Whatever Python value comes in."""
         with contextlib.suppress(ServiceError):
-            asyncio.run(decode_tensor(value, param="/query", kind=kind))
+            decode_tensor(value, param="/query", kind=kind)
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nested_lists_mean_what_python_and_numpy_mean(self, seed):

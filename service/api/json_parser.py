@@ -1,0 +1,105 @@
+"""JsonParser: large JSON bodies are parsed by a helper process, so that they do not stop the event loop.
+
+Invariants: one process for each worker, started at its first use; it inherits nothing but its end of a socket pair; one body at a
+time; one that died is replaced, and its body parsed once again; a caller that stops waiting leaves the conversation whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from service.errors import EngineFailed
+from service.wire.json_document import parse, parse_s
+from service.wire.json_process import ANSWER, REQUEST, unpack
+
+MAX_HERE_S = 0.008
+"""Longest time, by `parse_s`, for which a body is parsed on the event loop."""
+COMMAND = (sys.executable, "-m", "service.wire.json_process")
+
+
+class JsonParser:
+    """One for each worker; made inside its event loop."""
+
+    def __init__(self, max_depth: int, max_numbers: int, command: Sequence[str] = COMMAND) -> None:
+        self._limits = max_depth, max_numbers
+        self._command = command
+        self._turn = asyncio.Lock()
+        self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+        self._asked: set[asyncio.Task[Any]] = set()
+
+    async def parse(self, body: bytes) -> dict[str, Any]:
+        """The object in `body`, parsed on the loop where that is quick.
+
+        Raises what `wire.json_document.parse` raises, and EngineFailed where the process died twice.
+        """
+        max_depth, max_numbers = self._limits
+        if parse_s(body) <= MAX_HERE_S:
+            return parse(body, max_depth=max_depth, max_numbers=max_numbers)
+        asked = asyncio.create_task(self._parse_there(body))
+        self._asked.add(asked)
+        asked.add_done_callback(self._heard)
+        return unpack(*await asyncio.shield(asked))
+
+    def close(self) -> None:
+        """Ends the process; called when nobody asks any more."""
+        for asked in self._asked:
+            asked.cancel()
+        self._end()
+
+    def _heard(self, asked: asyncio.Task[Any]) -> None:
+        self._asked.discard(asked)
+        if not asked.cancelled():
+            asked.exception()  # nobody may be waiting for it any more
+
+    async def _parse_there(self, body: bytes) -> tuple[bytes, memoryview]:
+        async with self._turn:
+            for _ in range(2):
+                try:
+                    return await self._ask(body)
+                except (OSError, EOFError):
+                    self._end()
+        raise EngineFailed("the process that parses JSON ended twice on this body")
+
+    async def _ask(self, body: bytes) -> tuple[bytes, memoryview]:
+        loop = asyncio.get_running_loop()
+        if self._started is None:
+            self._started = await loop.run_in_executor(None, self._start)
+        line, _ = self._started
+        await loop.sock_sendall(line, REQUEST.pack(len(body), *self._limits))
+        await loop.sock_sendall(line, body)
+        num_text_bytes, num_blob_bytes = ANSWER.unpack(await _received(line, ANSWER.size))
+        text = bytes(await _received(line, num_text_bytes))
+        return text, memoryview(await _received(line, num_blob_bytes))
+
+    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            nothing = subprocess.DEVNULL
+            process = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=nothing, stderr=nothing)  # noqa: S603
+        return ours, process
+
+    def _end(self) -> None:
+        if self._started is not None:
+            line, process = self._started
+            line.close()
+            process.kill()
+            process.wait()
+        self._started = None
+
+
+async def _received(line: socket.socket, num_bytes: int) -> bytearray:
+    """Raises EOFError where the process has ended."""
+    loop, data = asyncio.get_running_loop(), bytearray(num_bytes)
+    view, got = memoryview(data), 0
+    while got < num_bytes:
+        count = await loop.sock_recv_into(line, view[got:])
+        if not count:
+            raise EOFError
+        got += count
+    return data

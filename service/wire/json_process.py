@@ -1,0 +1,124 @@
+"""`python -m service.wire.json_process`: the process that parses large JSON bodies for a worker.
+
+Standard input is a socket: requests come and answers go on it, one after another. Invariants: no torch here; it is the same
+`parse` that a worker runs itself; an answer is JSON and bytes, so that reading it can do nothing but give a document; the end of
+the worker, however it ends, is the end of the socket and of this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
+from service.wire.json_document import LONG_STRING, Json, parse
+from service.wire.number_list import Fault, NumberList
+
+REQUEST = struct.Struct("<QII")
+"""Bytes of the body, depth and numbers that it may have."""
+ANSWER = struct.Struct("<QQ")
+"""Bytes of the answer's JSON, and of the arrays and long strings behind it."""
+_ERRORS = {kind.code: kind for kind in (BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite)}
+
+
+def serve(line: socket.socket) -> None:
+    """Until the other end is closed."""
+    with line:
+        while head := _received(line, REQUEST.size):
+            num_bytes, max_depth, max_numbers = REQUEST.unpack(head)
+            text, blobs = _answer(_received(line, num_bytes), max_depth, max_numbers)
+            line.sendall(ANSWER.pack(len(text), sum(map(len, blobs))))
+            for data in (text, *blobs):
+                line.sendall(data)
+
+
+def _answer(body: bytearray, max_depth: int, max_numbers: int) -> tuple[bytes, list[bytes]]:
+    try:
+        return pack(parse(bytes(body), max_depth=max_depth, max_numbers=max_numbers))
+    except MemoryError:
+        error: ServiceError = CostLimit("there is no memory to parse a body of this size")
+    except ServiceError as found:
+        error = found
+    return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []
+
+
+def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
+    """The JSON of an answer, and the bytes of its arrays and long strings, which `parts` puts at their places in the document."""
+    parts, blobs = [], []
+    for container, name, path in _large(document):
+        found = container[name]
+        if isinstance(found, str):
+            about, data = None, found.encode("utf-8", "surrogatepass")
+        else:
+            about = {k: v for k in _ABOUT if (v := getattr(found, k)) is not None}
+            about["fault"] = found.fault and dataclasses.astuple(found.fault)
+            data = found.values.tobytes()
+        parts.append({"path": path, "num_bytes": len(data), "numbers": about})
+        blobs.append(data)
+        container[name] = None
+    return json.dumps({"document": document, "parts": parts}).encode(), blobs
+
+
+def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
+    """The document that was packed; raises the ServiceError that was the answer."""
+    answer = json.loads(text)
+    if "code" in answer:
+        raise _ERRORS[answer["code"]](answer["message"], param=answer["param"])
+    document: dict[str, Any] = answer["document"]
+    at = 0
+    for part in answer["parts"]:
+        *path, name = part["path"]
+        container: Any = document
+        for step in path:
+            container = container[step]
+        container[name] = _unpacked(part["numbers"], blobs[at : at + part["num_bytes"]])
+        at += part["num_bytes"]
+    return document
+
+
+_ABOUT = ("shape", "is_whole", "first_boolean", "first_minus_inf")
+
+
+def _unpacked(about: dict[str, Any] | None, data: memoryview) -> str | NumberList:
+    if about is None:
+        return str(data, "utf-8", "surrogatepass")
+    fault = about.pop("fault")
+    shape = tuple(about.pop("shape"))
+    if fault is not None:
+        index, what = fault
+        fault = Fault(tuple(index), what)
+    return NumberList(np.frombuffer(data), shape, **about, fault=fault)
+
+
+def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str | int, ...]]]:
+    """Every NumberList and long string: its container, its name there, and the path to it."""
+    for name, found in list(container.items() if isinstance(container, dict) else enumerate(container)):
+        if isinstance(found, NumberList) or (isinstance(found, str) and len(found) > LONG_STRING):
+            yield container, name, (*path, name)
+        elif isinstance(found, dict | list):
+            yield from _large(found, (*path, name))
+
+
+def _received(line: socket.socket, num_bytes: int) -> bytearray:
+    """Empty where the other end is closed."""
+    data = bytearray(num_bytes)
+    view, got = memoryview(data), 0
+    while got < num_bytes:
+        count = line.recv_into(view[got:])
+        if not count:
+            return bytearray()
+        got += count
+    return data
+
+
+if __name__ == "__main__":
+    for signum in (signal.SIGINT, signal.SIGTERM):  # meant for the worker, whose end is this one's
+        signal.signal(signum, signal.SIG_IGN)
+    serve(socket.socket(fileno=0))

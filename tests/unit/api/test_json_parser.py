@@ -1,0 +1,127 @@
+"""Large JSON bodies are parsed by a process of their own, which may die at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.api.json_parser import COMMAND, JsonParser
+from service.errors import BadJson, CostLimit, EngineFailed
+from service.wire.number_list import NumberList
+
+LARGE = b'{"query":[' + b"0.5," * 300_000 + b'1],"encoding":"list"}'
+SMALL = b'{"query":[[0.5]]}'
+
+
+def story(
+    told: Callable[[JsonParser], Awaitable[None]], command: tuple[str, ...] = COMMAND, numbers: int = 2**20
+) -> None:
+    async def main() -> None:
+        parser = JsonParser(32, numbers, command)
+        try:
+            await told(parser)
+        finally:
+            await asyncio.to_thread(parser.close)
+
+    asyncio.run(main())
+
+
+def children() -> list[int]:
+    found = [
+        name
+        for task in Path("/proc/self/task").iterdir()
+        for name in (task / "children").read_text(encoding="ascii").split()
+    ]
+    return [int(name) for name in found]
+
+
+def test_a_large_body_comes_back_as_arrays_and_a_small_one_starts_no_process():
+    async def told(parser: JsonParser) -> None:
+        before = set(children())
+        assert (await parser.parse(SMALL))["query"].shape == (1, 1)
+        assert set(children()) == before
+        found = await parser.parse(LARGE)
+        assert isinstance(found["query"], NumberList)
+        assert found["query"].values.shape == (300_001,)
+        assert np.count_nonzero(found["query"].values == 0.5) == 300_000
+        assert found["encoding"] == "list"
+        assert len(set(children()) - before) == 1
+
+    story(told)
+
+
+@pytest.mark.parametrize(("body", "kind"), [(LARGE[:-1], BadJson), (LARGE.replace(b"0.5", b"[1]", 1), None)])
+def test_it_means_what_it_means_on_the_loop(body, kind):
+    async def told(parser: JsonParser) -> None:
+        if kind is not None:
+            with pytest.raises(kind):
+                await parser.parse(body)
+        else:
+            assert (await parser.parse(body))["query"].fault.is_shape
+
+    story(told)
+
+
+def test_its_limit_of_numbers_is_the_setting():
+    async def told(parser: JsonParser) -> None:
+        with pytest.raises(CostLimit, match="1,000"):
+            await parser.parse(LARGE)
+
+    story(told, numbers=1000)
+
+
+def test_a_process_that_was_killed_is_replaced_and_the_body_parsed_once_again():
+    async def told(parser: JsonParser) -> None:
+        before = set(children())
+        await parser.parse(LARGE)
+        for _ in range(2):
+            (process,) = set(children()) - before
+            os.kill(process, signal.SIGKILL)
+            assert len(await parser.parse(LARGE)) == 2
+
+    story(told)
+
+
+def test_one_that_dies_on_a_body_twice_is_an_internal_fault_and_the_next_body_is_parsed():
+    async def told(parser: JsonParser) -> None:
+        with pytest.raises(EngineFailed, match="twice"):
+            await parser.parse(LARGE)
+
+    story(told, (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)"))
+
+
+def test_a_caller_that_leaves_disturbs_nobody():
+    async def told(parser: JsonParser) -> None:
+        leaving = asyncio.ensure_future(parser.parse(LARGE))
+        staying = asyncio.ensure_future(parser.parse(LARGE.replace(b"list", b"base64")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+        assert (await staying)["encoding"] == "base64"
+        assert (await parser.parse(LARGE))["encoding"] == "list"
+
+    story(told)
+
+
+def test_the_process_ends_with_its_worker_and_holds_nothing_of_it():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert process.wait(20) == 0
+
+
+def test_the_process_imports_no_torch():
+    program = "import sys; import service.wire.json_process; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
