@@ -172,7 +172,7 @@ class Service:
         self._telemetry.sample(self.engine)  # what was done since the last heartbeat
         self._shelf.close()
         self.rendering.shutdown(wait=False)
-        await asyncio.to_thread(self.reception.end)
+        await self.reception.end()
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:

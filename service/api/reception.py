@@ -80,7 +80,7 @@ class Reception:
         """What `work` returns, run in the one thread for checks and decompression, after what came before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def end(self) -> None:
-        """Ends the thread and the helper process, when nobody is left who waits for them."""
+    async def end(self) -> None:
+        """Ends the helper process and the thread, when nothing waits for them any more."""
         self._parser.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

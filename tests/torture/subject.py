@@ -31,7 +31,7 @@ READY_S = 60
 # At once, so that the pool that renders metrics is as large as it gets.
 NUM_ASKERS = 32
 REST_S = 2.0
-# Large enough for the decoding thread.
+# Numbers enough for the helper process.
 _LARGE_BYTES = Settings.model_fields["decode_off_loop_bytes"].default + 1
 _JSON = {"Content-Type": "application/json"}
 # Told with the first heartbeat after the first answer.

@@ -75,7 +75,7 @@ def story(told: Callable[[House], Awaitable[None]], **changes: Any) -> None:
         try:
             await told(house)
         finally:
-            await asyncio.to_thread(house.reception.end)
+            await house.reception.end()
 
     asyncio.run(main())
 

@@ -31,7 +31,7 @@ def story(
         try:
             await told(parser)
         finally:
-            await asyncio.to_thread(parser.close)
+            parser.close()
 
     asyncio.run(main())
 
