@@ -54,7 +54,7 @@ class _Pairs(list[tuple[str, object]]):
     """An object of Python's parser: its members in order, duplicates included."""
 
 
-def parse(body: bytes, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
+def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
     """The object in `body`; nested lists of numbers come as NumberList, short flat ones as list.
 
     Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
@@ -82,7 +82,7 @@ def parse_s(body: bytes) -> float:
     return len(body) * _BYTE_S + body.count(b",") * _COMMA_S + body.count(b"[") * _LIST_S + objects_s
 
 
-def _by_simdjson(body: bytes, max_depth: int, max_numbers: int) -> Json:
+def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
     try:
         root = simdjson.Parser().parse(body)
     except UnicodeDecodeError:
@@ -103,7 +103,7 @@ def _by_simdjson(body: bytes, max_depth: int, max_numbers: int) -> Json:
     raise _NotForSimdjsonError
 
 
-def _by_python(body: bytes, max_depth: int, max_numbers: int) -> Json:
+def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
     if body.count(b",") > max_numbers:  # as Python's objects it would take hundreds of MiB
         raise BadJson("the body is not valid JSON")
     reader = _Reader(max_depth, max_numbers)
@@ -114,7 +114,7 @@ def _by_python(body: bytes, max_depth: int, max_numbers: int) -> Json:
     return document
 
 
-def _decoded(body: bytes) -> object:
+def _decoded(body: bytes | bytearray) -> object:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:

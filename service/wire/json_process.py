@@ -41,11 +41,11 @@ def serve(line: socket.socket) -> None:
 
 def _answer(body: bytearray, max_depth: int, max_numbers: int) -> tuple[bytes, list[bytes]]:
     try:
-        return pack(parse(bytes(body), max_depth=max_depth, max_numbers=max_numbers))
+        return pack(parse(body, max_depth=max_depth, max_numbers=max_numbers))
     except MemoryError:
         error: ServiceError = CostLimit("there is no memory to parse a body of this size")
     except ServiceError as found:
-        error = found
+        error = found.with_traceback(None)  # whose frames hold the whole document, in a circle
     return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []
 
 
