@@ -55,7 +55,7 @@ class Readiness:
         self._unwritten: str | None = None  # why the last beat did not reach the others
         self._has_begun = asyncio.Event()  # loaded, or never will be
         self._is_listening = False
-        self._known: set[int] | None = None  # processes that have been ready, once all were
+        self._known: set[int] = set()  # processes that have been ready
         self._tell_joined: Callable[[], object] | None = None
 
     @property
@@ -69,7 +69,7 @@ class Readiness:
             await self._has_begun.wait()
 
     def when_joined(self, tell: Callable[[], object]) -> None:
-        """Calls `tell` when another process has become ready that was not there when all were for the first time."""
+        """Calls `tell` when a process has become ready that was not there before, while others were."""
         self._tell_joined = tell
 
     def listens(self) -> None:
@@ -138,11 +138,10 @@ class Readiness:
         return None
 
     def _look_for_joined(self, ready: set[int], tell: Callable[[], object]) -> None:
-        if self._known is None:
-            if len(ready) >= self._board.expected_workers:
-                self._known = ready
-        elif not ready <= self._known:
-            self._known |= ready
+        """A start is a joining as well: one that died before it was seen cannot be told from one that is late."""
+        has_joined = bool(self._known) and not ready <= self._known
+        self._known |= ready
+        if has_joined:
             tell()
 
     def _state(self, reason: str | None) -> State:

@@ -121,6 +121,8 @@ class Server(uvicorn.Server):
         All of them, for the kernel gives the new process only its share of those whose clients connect again.
         """
         connections = list(self._connections)
+        if not connections:
+            return
         self._log.info("rebalancing", connections=len(connections))
         loop = asyncio.get_running_loop()
         for number, connection in enumerate(connections):

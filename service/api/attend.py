@@ -46,11 +46,11 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     came, wanted, coding = exchange.fields.make(_forms, limits.take_offers)
-    parts = await exchange.read(BODY_CODINGS, is_binary=came == SAFETENSORS)
-    exchange.check_lane(layer)
+    is_binary = came == SAFETENSORS
+    parts = await exchange.read(BODY_CODINGS, layer, is_binary=is_binary)
 
     async def decode() -> CheckedRequest:
-        if came == SAFETENSORS:
+        if is_binary:
             return await exchange.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
         # From here on the document alone holds what it needs of the text.
         document = await exchange.parsed(_text(parts))

@@ -147,15 +147,18 @@ class Exchange:
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
-        """The parts of the whole body; the deadline starts when it is complete. Raises what a body of that length is refused
-        with, before it is read.
+    async def read(self, codings: tuple[bytes, ...], layer: ServedLayer, *, is_binary: bool) -> list[Part]:
+        """The parts of the whole body, which is for `layer`; the deadline starts when it is complete.
+
+        Raises what a body of that length is refused with in overload, where the length is announced before it is read.
         """
         self._is_binary = is_binary
         announced = self.fields.make(_announced_bytes)
-        if self._house.bodies.num_bytes and announced <= self.limits.body.max_bytes:  # else it is refused for its size
-            self.shorten(self.fields.make(_asked_timeout_s))
-            self._check_bodies(announced)
+        if announced <= self.limits.body.max_bytes:  # else it is refused for its size
+            self._check_lane(layer, announced)
+            if self._house.bodies.num_bytes:
+                self.shorten(self.fields.make(_asked_timeout_s))
+                self._check_bodies(announced)
         run_off_loop = self._house.run_off_loop
         parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share, run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
@@ -163,6 +166,7 @@ class Exchange:
         self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         self._check_bodies(self._trace.bytes_in)
+        self._check_lane(layer, self._trace.bytes_in)
         return parts
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
@@ -202,8 +206,8 @@ class Exchange:
         request = await self._house.run_off_loop(check) if is_large else check()
         return request if request.count_masked_rows is None else await self._house.run_off_loop(request.counted)
 
-    def check_lane(self, layer: ServedLayer) -> None:
-        """Raises QueueFull where a request of about this size would be refused anyway: decoding it helps nobody.
+    def _check_lane(self, layer: ServedLayer, num_bytes: int) -> None:
+        """Raises QueueFull where a request of about this size would be refused anyway: reading or decoding it helps nobody.
 
         How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
         """
@@ -211,7 +215,7 @@ class Exchange:
         batcher.check_open(self._key)
         if batcher.is_congested:
             bytes_each = BINARY_BYTES if self._is_binary else TEXT_BYTES
-            tokens = self._trace.bytes_in // (bytes_each * layer.spec.query_width)
+            tokens = num_bytes // (bytes_each * layer.spec.query_width)
             batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
     def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:

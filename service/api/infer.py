@@ -38,8 +38,7 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     json_length, coding = exchange.fields.make(_forms, limits.take_offers)
-    parts = await exchange.read(CODINGS, is_binary=json_length is not None)
-    exchange.check_lane(layer)
+    parts = await exchange.read(CODINGS, layer, is_binary=json_length is not None)
 
     async def decode() -> tuple[WantedAnswer, CheckedRequest]:
         text, rest = split_inference(joined(parts), json_length)

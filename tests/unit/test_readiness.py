@@ -221,14 +221,20 @@ class Others:
         return self.num_joined
 
 
-def test_a_start_is_no_joining_and_a_replacement_is_one_once_D9(tmp_path):
+def test_a_process_that_is_late_or_a_replacement_joins_once_D9(tmp_path):
     others = Others(tmp_path, workers=3)
-    for ready in ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3)):
-        assert others.beat(*ready) == 0
-    assert others.beat(1, 2) == 0
-    assert others.beat(1, 2, starting=(4,)) == 0
-    assert others.beat(1, 2, 4) == 1
-    assert others.beat(1, 2, 4) == 1
+    for ready, num_joined in (((), 0), ((1,), 0), ((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 3), 2)):
+        assert others.beat(*ready) == num_joined
+    assert others.beat(1, 2) == 2
+    assert others.beat(1, 2, starting=(4,)) == 2
+    assert others.beat(1, 2, 4) == 3
+    assert others.beat(1, 2, 4) == 3
+
+
+def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too(tmp_path):
+    others = Others(tmp_path, workers=2)
+    assert others.beat(2) == 0
+    assert others.beat(2, 3) == 1
 
 
 def test_several_replacements_join_one_by_one_or_together(tmp_path):
@@ -248,6 +254,5 @@ def test_a_process_that_was_not_ready_for_a_while_does_not_join_anew(tmp_path):
 
 def test_a_replacement_does_not_take_those_it_finds_for_new(tmp_path):
     others = Others(tmp_path, workers=2)
-    assert others.beat(1, starting=(2,)) == 0
     assert others.beat(1, 2) == 0
     assert others.beat(2, 3) == 1

@@ -30,6 +30,13 @@ OFF_LOOP = 100
 INTAKE = 10_000
 
 
+LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0", spec=SimpleNamespace(query_width=1))
+
+
+def idle_batcher() -> Any:
+    return SimpleNamespace(check_open=lambda _: None, is_congested=False)
+
+
 class House:
     """A reception with a real thread and nothing else, and the exchanges of callers who send `body`."""
 
@@ -39,7 +46,8 @@ class House:
         self.clock = ManualClock()
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
-        self.reception = Reception(lambda: nothing, nothing, self.bodies, limits, self.clock.now)
+        self.batcher = idle_batcher()
+        self.reception = Reception(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
 
     async def exchange(self, num_bytes: int, **headers: str) -> tuple[Exchange, asyncio.Queue[dict[str, Any]]]:
         """One whose body has been read, and the connection that it came over."""
@@ -49,7 +57,7 @@ class House:
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
         start_trace(scope, self.clock.now())
         found = self.reception.open(scope, messages.get)
-        await found.read((b"gzip",), is_binary=True)
+        await found.read((b"gzip",), LAYER, is_binary=True)
         return found, messages
 
 
@@ -164,6 +172,28 @@ def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_reque
         with pytest.raises(BadJson), refused:
             await refused.decoded(wrong)
         assert intake.num_bytes == 0
+
+    story(told)
+
+
+def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
+    async def told(house: House) -> None:
+        def refuse(lane: Any, caller: Any) -> None:
+            raise QueueFull("the queue stands")
+
+        house.batcher.is_congested, house.batcher.check_lane = True, refuse
+        received: list[str] = []
+
+        async def receive() -> dict[str, Any]:
+            received.append("a part")
+            return {"type": "http.request", "body": b""}
+
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
+        start_trace(scope, house.clock.now())
+        exchange = house.reception.open(scope, receive)
+        with pytest.raises(QueueFull, match="stands"):
+            await exchange.read((), LAYER, is_binary=True)
+        assert received == []
 
     story(told)
 
