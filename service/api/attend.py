@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from service.api.accept import answer_coding, answer_type
 from service.api.asgi import Receive, Scope, Send
 from service.api.body import joined
-from service.api.caller import Part
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.api.exchange import Exchange
 from service.api.reception import Reception
@@ -53,7 +52,7 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
         if is_binary:
             return await exchange.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
         # From here on the document alone holds what it needs of the text.
-        document = await exchange.parsed(_text(parts))
+        document = await exchange.parsed(joined(parts))
         return await exchange.checked(
             lambda: check_request(checked_request(document), layer.name, layer.spec, limits.request)
         )
@@ -65,13 +64,6 @@ async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Se
     pieces = _pieces(outcome.result, facts, request, wanted)
     await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
     exchange.sent()
-
-
-def _text(parts: list[Part]) -> bytes:
-    """Empties `parts`."""
-    text = b"".join(parts)
-    parts.clear()
-    return text
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:

@@ -17,6 +17,7 @@ from service.api.allowance import Allowance
 from service.api.asgi import KEY_DIGEST, Receive, Scope, fields_of
 from service.api.body import BodyLimits, read_body
 from service.api.caller import Caller, Part, caller_of
+from service.api.json_parser import JsonParser
 from service.api.trace import Trace, milliseconds
 from service.api.watch import Watch
 from service.attention.call import Answer, Call
@@ -90,7 +91,8 @@ class House(Protocol):
 
     def left(self, exchange: Exchange) -> None: ...
 
-    async def parse(self, text: bytes) -> dict[str, Any]: ...
+    @property
+    def parser(self) -> JsonParser: ...
 
     async def run_off_loop(self, work: Callable[[], R]) -> R: ...
 
@@ -196,9 +198,9 @@ class Exchange:
         self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
         return result
 
-    async def parsed(self, text: bytes) -> dict[str, Any]:
+    async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
         """The JSON object in `text`, parsed here or, where that takes long, by the helper process."""
-        return await self._house.parse(text)
+        return await self._house.parser.parse(text)
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """The request that `check` returns; what takes long is done in a thread."""

@@ -32,7 +32,7 @@ class JsonParser:
         self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
         self._asked: set[asyncio.Task[Any]] = set()
 
-    async def parse(self, body: bytes) -> dict[str, Any]:
+    async def parse(self, body: bytes | bytearray) -> dict[str, Any]:
         """The object in `body`, parsed on the loop where that is quick.
 
         Raises what `wire.json_document.parse` raises, and EngineFailed where the process died twice.
@@ -56,7 +56,7 @@ class JsonParser:
         if not asked.cancelled():
             asked.exception()  # nobody may be waiting for it any more
 
-    async def _parse_there(self, body: bytes) -> tuple[bytes, memoryview]:
+    async def _parse_there(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         async with self._turn:
             for _ in range(2):
                 try:
@@ -65,7 +65,7 @@ class JsonParser:
                     self._end()
         raise EngineFailed("the process that parses JSON ended twice on this body")
 
-    async def _ask(self, body: bytes) -> tuple[bytes, memoryview]:
+    async def _ask(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         loop = asyncio.get_running_loop()
         if self._started is None:
             self._started = await loop.run_in_executor(None, self._start)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from service.api.allowance import Allowance
 from service.api.asgi import Receive, Scope
@@ -41,7 +41,7 @@ class Reception:
         self.bodies = bodies
         self.limits = limits
         self._catalog = catalog
-        self._parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
+        self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
         self.intake = Allowance(limits.intake_bytes, "bodies are being received and decoded")
@@ -73,14 +73,11 @@ class Reception:
         for exchange in list(self._open):
             exchange.settle()
 
-    async def parse(self, text: bytes) -> dict[str, Any]:
-        return await self._parser.parse(text)
-
     async def run_off_loop(self, work: Callable[[], R]) -> R:
         """What `work` returns, run in the one thread for checks and decompression, after what came before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def end(self) -> None:
         """Ends the helper process and the thread, when nothing waits for them any more."""
-        self._parser.close()
+        self.parser.close()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -64,17 +64,16 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
         raise BadJson("the body is empty")
     if body.startswith(codecs.BOM_UTF8):
         raise BadJson("the body starts with a byte order mark")
-    limits = max_depth, max_numbers
     try:
-        document = _by_simdjson(body, *limits)
+        document = _by_simdjson(body, max_depth, max_numbers)
     except _NotForSimdjsonError:
-        document = _by_python(body, *limits)
+        document = _by_python(body, max_depth, max_numbers)
     if not isinstance(document, dict):
         raise InvalidInput("the body must be a JSON object")
     return document
 
 
-def parse_s(body: bytes) -> float:
+def parse_s(body: bytes | bytearray) -> float:
     """About the most seconds that `parse` takes; infinite where already counting would take long."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
@@ -88,19 +87,17 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
     except UnicodeDecodeError:
         raise BadJson("the body is not valid UTF-8") from None
     except (ValueError, RuntimeError) as error:
-        is_deep = str(error).startswith("DEPTH_ERROR")
-    else:
-        reader = _Reader(max_depth, max_numbers)
+        if str(error).startswith("DEPTH_ERROR"):
+            raise JsonTooDeep("the body is nested too deep") from None
+        raise _NotForSimdjsonError from None
+    reader = _Reader(max_depth, max_numbers)
+    document = reader.value(root, 0)
+    if reader.num_lists != body.count(b"["):
+        # A list hides between numbers, which simdjson flattens without a word; or a string has a bracket.
+        reader = _Reader(max_depth, max_numbers, takes_arrays=False)
         document = reader.value(root, 0)
-        if reader.num_lists != body.count(b"["):
-            # A list hides between numbers, which simdjson flattens without a word; or a string has a bracket.
-            reader = _Reader(max_depth, max_numbers, takes_arrays=False)
-            document = reader.value(root, 0)
-        reader.check()
-        return document
-    if is_deep:
-        raise JsonTooDeep("the body is nested too deep")
-    raise _NotForSimdjsonError
+    reader.check()
+    return document
 
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
