@@ -45,15 +45,14 @@ def not_back(subject: Subject, before: Vitals) -> list[str]:
     while True:
         now = subject.vitals()
         told = [] if now.pids == before.pids else ["a process died"]
-        told += [
-            f"{name.removeprefix('num_')}: {getattr(before, name)} before, {getattr(now, name)} after"
-            for name in ("num_descriptors", "num_threads")
-            if getattr(now, name) > getattr(before, name)
-        ]
+        if now.descriptors.total() > before.descriptors.total():
+            told.append(f"descriptors more than before: {dict(now.descriptors - before.descriptors)}")
+        if now.num_threads > before.num_threads:
+            told.append(f"threads: {before.num_threads} before, {now.num_threads} after")
         told += unbalanced(subject.samples())
         if not told or time.monotonic() > end:
             return told
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def _resident_at_rest(subject: Subject) -> int:

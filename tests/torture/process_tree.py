@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -27,21 +28,17 @@ def file_bytes(pid: int) -> int:
     return _status_kib(pid, "RssFile:") * 1024
 
 
-def num_descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def num_files(pid: int) -> int:
-    """Descriptors that are no sockets, whose number is the callers' business."""
-    count = 0
+def descriptors(pid: int) -> Counter[str]:
+    """What they lead to, and how often: a path, `socket`, `pipe`, `anon_inode`."""
+    found: Counter[str] = Counter()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            count += not str(path.readlink()).startswith("socket:")
-    return count
+            found[str(path.readlink()).partition(":")[0]] += 1
+    return found
 
 
 def num_sockets(pid: int) -> int:
-    return num_descriptors(pid) - num_files(pid)
+    return descriptors(pid)["socket"]
 
 
 def num_threads(pid: int) -> int:

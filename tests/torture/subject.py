@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,7 @@ _MANY_NUMBERS = Settings.model_fields["decode_off_loop_bytes"].default // 2
 _JSON = {"Content-Type": "application/json"}
 # Told with the first heartbeat after the first answer.
 _HEARTBEAT_SERIES = "attention_layer_last_answer"
+_CLOSED_S = 0.2  # in which the service sees that a caller has closed its connection, on a busy machine too
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,10 +46,14 @@ class Vitals:
 
     pids: tuple[int, ...]
     resident_bytes: int
-    num_descriptors: int
-    num_files: int
+    descriptors: Counter[str]
     num_threads: int
     num_series: int
+
+    @property
+    def num_files(self) -> int:
+        """Descriptors that are no sockets, whose number is the callers' business."""
+        return self.descriptors.total() - self.descriptors["socket"]
 
 
 class Subject:
@@ -158,17 +164,11 @@ class Subject:
         return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
 
     def vitals(self) -> Vitals:
-        """Of the workers together; the gauges' own connection is closed by then."""
-        num_series = len(self.samples())
+        """Of the workers together; the connection of the gauges is opened after the others were counted."""
         pids = tuple(process_tree.children(self.process.pid))
-        kinds = (
-            process_tree.resident_bytes,
-            process_tree.num_descriptors,
-            process_tree.num_files,
-            process_tree.num_threads,
-        )
-        resident, descriptors, files, threads = (sum(map(kind, pids)) for kind in kinds)
-        return Vitals(pids, resident, descriptors, files, threads, num_series)
+        resident, threads = (sum(map(kind, pids)) for kind in (process_tree.resident_bytes, process_tree.num_threads))
+        descriptors = sum(map(process_tree.descriptors, pids), Counter())
+        return Vitals(pids, resident, descriptors, threads, len(self.samples()))
 
     def baseline(self) -> Vitals:
         """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
@@ -181,6 +181,7 @@ class Subject:
         end = time.monotonic() + READY_S
         while not any(name.startswith(_HEARTBEAT_SERIES) for name in self.samples()) and time.monotonic() < end:
             time.sleep(0.05)
+        time.sleep(_CLOSED_S)
         return self.vitals()
 
     def forget_peaks(self) -> None:
