@@ -32,8 +32,9 @@ LONG_STRING = 1024
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape, or a selection of heads.
 _SHORT = 64
-# Seconds for a byte, a comma (a number of Python's slower parser), a list, a member, an object; two cores, 2026.
-_BYTE_S, _COMMA_S, _LIST_S, _MEMBER_S, _OBJECT_S = 1.2e-9, 6e-8, 4e-7, 6e-7, 4e-6
+# Seconds for a byte, and for a number (of Python's slower parser), a list, a member, an object; two cores, 2026.
+_BYTE_S = 1.2e-9
+_MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
 _COUNTED_BYTES = 4 * 2**20
 _KINDS: tuple[tuple[Literal["i", "u", "d"], type[np.generic]], ...] = (
     ("i", np.int64),
@@ -77,8 +78,12 @@ def parse_s(body: bytes | bytearray) -> float:
     """About the most seconds that `parse` takes; infinite where already counting would take long."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
-    objects_s = body.count(b":") * _MEMBER_S + body.count(b"{") * _OBJECT_S
-    return len(body) * _BYTE_S + body.count(b",") * _COMMA_S + body.count(b"[") * _LIST_S + objects_s
+    return len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
+
+
+def _count(body: bytes | bytearray, mark: str) -> int:
+    """As `bytes.count`, in a third of the time where there are many."""
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(mark)))
 
 
 def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
@@ -92,7 +97,7 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
         raise _NotForSimdjsonError from None
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
-    if reader.num_lists != body.count(b"["):
+    if reader.num_lists != _count(body, "["):
         # A list hides between numbers, which simdjson flattens without a word; or a string has a bracket.
         reader = _Reader(max_depth, max_numbers, takes_arrays=False)
         document = reader.value(root, 0)
@@ -101,7 +106,7 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
 
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
-    if body.count(b",") > max_numbers:  # as Python's objects it would take hundreds of MiB
+    if _count(body, ",") > max_numbers:  # as Python's objects it would take hundreds of MiB
         raise BadJson("the body is not valid JSON")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(_decoded(body), 0)
