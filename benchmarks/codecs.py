@@ -30,12 +30,12 @@ from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.errors import ServiceError
 from service.wire.answer import AnswerFacts
-from service.wire.inference_answer import write_inference
-from service.wire.inference_request import WantedAnswer, WantedOutput, split_inference
-from service.wire.inference_request import read_inference as parse_inference
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.pattern import Patterns
-from service.wire.request import CheckedRequest, RequestLimits, check_request
+from service.wire.openinference.inference_answer import write_inference
+from service.wire.openinference.inference_request import WantedAnswer, WantedOutput, split_inference
+from service.wire.openinference.inference_request import read_inference as parse_inference
+from service.wire.request_template import Patterns
 from service.wire.safetensors_answer import write_safetensors
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor

@@ -12,27 +12,27 @@ from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
-from service.api.access import Access
-from service.api.asgi import Application
-from service.api.attend import ROUTE, Attend
+from service.api.attend_route import ROUTE, Attend
+from service.api.auth.access import Access
+from service.api.auth.rate_limit import Limiter
 from service.api.cors import cross_origin
-from service.api.docs import make_docs_router
-from service.api.edge import EXCEPTION_HANDLERS, Edge
-from service.api.infer import ROUTES as INFER_ROUTES
-from service.api.infer import Infer
 from service.api.layer_admin import make_admin_router
-from service.api.models import make_models_router
-from service.api.openapi import announce_keys, write_openapi
-from service.api.rate import Limiter
+from service.api.openapi.document import announce_keys, write_openapi
+from service.api.openapi.pages import make_docs_router
+from service.api.openinference.infer_route import ROUTES as INFER_ROUTES
+from service.api.openinference.infer_route import Infer
+from service.api.openinference.model_routes import make_models_router
+from service.api.outer_middleware import EXCEPTION_HANDLERS, Edge
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
-from service.heartbeat import Board
+from service.http.asgi import Application
 from service.limits import cors_origins, hosts, rate_limit
-from service.service import Service
+from service.observability.telemetry import Telemetry
+from service.observability.tracing import RequestSpans
 from service.settings import Settings
-from service.telemetry import Telemetry
-from service.tracing import RequestSpans
+from service.supervisor.worker_status import Board
+from service.worker.service import Service
 
 
 def build(
@@ -93,7 +93,7 @@ def _application(service: Service) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
-        # `tracing.py` sees every request and how it ended; FastAPI the fewest, and refusals only as exceptions.
+        # `observability/tracing.py` sees every request and how it ended; FastAPI the fewest, and refusals only as exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for make in (make_router, make_models_router, make_admin_router):

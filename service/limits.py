@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 
-from service.api.body import BodyLimits
+from service.api.auth.rate_limit import Rate
 from service.api.exchange import ExchangeLimits
 from service.api.hosts import Hosts
-from service.api.rate import Rate
+from service.api.request_body import BodyLimits
 from service.batching.admission import CostCeilings, QueueLimits
-from service.batching.engine import ComputeLimits
+from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
-from service.descriptors import kept_connections
+from service.http.connection_limits import TransportLimits
 from service.settings import Settings, is_loopback
-from service.transport.limits import TransportLimits
-from service.wire.request import RequestLimits
+from service.supervisor.descriptors import kept_connections
+from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
 # A health check waits for two or three of them (docs/decisions.md).

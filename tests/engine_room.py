@@ -18,8 +18,8 @@ from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.engine import Engine, EngineOptions
 from service.attention.kernels import Heads
 from service.attention.layer import Layer
+from service.attention.loaded_layer import Work
 from service.attention.masks import CombinedMask, Mask, Sizes
-from service.attention.resident import Work
 from service.attention.spec import LayerSpec
 from tests import reference
 

@@ -1,1 +1,1 @@
-"""The door: knows HTTP. Routes, admission of bodies, problems (the only status codes)."""
+"""ASGI application: outer middleware, routes, request context, replies, problems (the only status codes)."""

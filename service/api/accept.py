@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from service.errors import NotAcceptable
-from service.header_fields import HeaderFields
+from service.http.header_fields import HeaderFields
 
 
 def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:

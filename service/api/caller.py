@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from service.api.asgi import CALLER, Message, Receive, Scope
+from service.http.asgi import CALLER, Message, Receive, Scope
 
 Part = bytes | bytearray | memoryview
 

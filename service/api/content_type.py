@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from service.errors import UnsupportedMediaType
-from service.header_fields import HeaderFields
+from service.http.header_fields import HeaderFields
 
 JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 
-from service.api.asgi import Application, Receive, Scope, Send
+from service.http.asgi import Application, Receive, Scope, Send
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 REQUEST_HEADERS = (

@@ -13,25 +13,25 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from service.api.allowance import Allowance
-from service.api.asgi import KEY_DIGEST, Receive, Scope, fields_of
-from service.api.body import BodyLimits, read_body
+from service.api.byte_budget import Allowance
 from service.api.caller import Caller, Part, caller_of
+from service.api.cancel_on_disconnect import Watch
 from service.api.json_parser import JsonParser
-from service.api.trace import Trace, milliseconds
-from service.api.watch import Watch
+from service.api.request_body import BodyLimits, read_body
+from service.api.request_record import Trace, milliseconds
 from service.attention.call import Answer, Call
-from service.attention.resident import Work
+from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
-from service.header_fields import HeaderFields
+from service.http.asgi import KEY_DIGEST, Receive, Scope, fields_of
+from service.http.header_fields import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
-from service.wire.inference_schemas import VERSION
-from service.wire.request import CheckedRequest, RequestLimits
+from service.wire.attend_request import CheckedRequest, RequestLimits
+from service.wire.openinference.inference_schemas import VERSION
 
 R = TypeVar("R")
 

@@ -11,9 +11,9 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from service.api.asgi import Scope, fields_of
 from service.errors import BadRequest
-from service.header_fields import HeaderFields
+from service.http.asgi import Scope, fields_of
+from service.http.header_fields import HeaderFields
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
 

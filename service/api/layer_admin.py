@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from service.api.asgi import ClientGone, Receive
 from service.api.problems import announced
+from service.api.request_record import trace_of
 from service.api.routes import LayerAnswer
-from service.api.trace import trace_of
+from service.http.asgi import ClientGone, Receive
 from service.layers.catalog import Catalog, ServedLayer
 
 R = TypeVar("R")
@@ -45,7 +45,7 @@ _WORDS = {
 
 
 class AdminView(Protocol):
-    """What these routes ask of the running service (`service.py` fills it in)."""
+    """What these routes ask of the running service (`worker/service.py` fills it in)."""
 
     async def put_layer(self, name: str) -> bool: ...
 

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from service.api.allowance import Allowance
-from service.api.asgi import Receive, Scope
+from service.api.byte_budget import Allowance
 from service.api.exchange import Exchange, ExchangeLimits
 from service.api.json_parser import JsonParser
-from service.api.trace import trace_of
+from service.api.request_record import trace_of
 from service.attention.call import Answer
-from service.attention.resident import Work
+from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.errors import Draining
+from service.http.asgi import Receive, Scope
 from service.layers.catalog import Catalog
 
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import zstandard
 
-from service.api.asgi import Send
+from service.http.asgi import Send
 
 WHOLE_BYTES = 2**20
 COMPRESSED_SLICE = 2**16

@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service.api.problems import announced
+from service.api.request_record import trace_of
 from service.api.shared_work import Memo
-from service.api.trace import trace_of
 from service.errors import NotReady
 from service.layers.catalog import Catalog, ServedLayer
 
@@ -77,7 +77,7 @@ class HealthAnswer(BaseModel):
 
 
 class ServiceView(Protocol):
-    """What the GET side asks of the running service (`service.py` fills it in)."""
+    """What the GET side asks of the running service (`worker/service.py` fills it in)."""
 
     rendering: Executor
 

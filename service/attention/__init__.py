@@ -1,1 +1,1 @@
-"""The engine room: knows tensors; no asyncio, no HTTP, no pydantic."""
+"""Tensors: masks, packing, kernels, layers, the engine; no asyncio, no HTTP, no pydantic."""

@@ -23,13 +23,13 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from service.attention.call import Answer
+from service.attention.heap import trim
 from service.attention.layer import Layer
+from service.attention.loaded_layer import Resident, Work
 from service.attention.preemption import Steps, stopped_s
-from service.attention.resident import Resident, Work
 from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
-from service.memory import trim
 
 # What torch's allocators say, where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")

@@ -1,1 +1,1 @@
-"""The waiting room: knows time and fairness; no torch, no HTTP."""
+"""Time and fairness: jobs, the policy, the batcher; no torch, no HTTP."""

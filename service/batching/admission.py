@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.congestion import Congestion
-from service.batching.engine import ComputeLimits
+from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost
 from service.batching.policy import MAX_FLOPS_BETWEEN, Lanes
 from service.batching.speed import Speed, Work

@@ -21,7 +21,7 @@ from typing import Generic
 from service.batching.admission import Queue, QueueLimits, check_cost, check_room, check_standing, check_time
 from service.batching.clock import Clock
 from service.batching.congestion import Congestion
-from service.batching.engine import Engine
+from service.batching.engine_protocol import Engine
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.observer import CancelEvent, DeathEvent, Observer
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple
 
-from service.batching.brevity import Brevity
 from service.batching.clock import Clock
-from service.batching.engine import (
+from service.batching.engine_protocol import (
     ComputeLimits,
     Engine,
     failure_of,
@@ -25,6 +24,7 @@ from service.batching.engine import (
     told,
     wait_for,
 )
+from service.batching.inline_policy import Brevity
 from service.batching.job import BatchInfo, Cost, Job, P, R
 from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
 from service.batching.speed import Speed, Work

@@ -1,1 +1,1 @@
-"""The street's shops: what each command of the command line does."""
+"""The commands of the command line."""

@@ -78,12 +78,12 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     import torch
 
     from service.attention.engine import Engine, EngineOptions
-    from service.attention.resident import Work
+    from service.attention.loaded_layer import Work
     from service.batching.job import BatchInfo
     from service.layers.store import Store
     from service.wire.answer import AnswerFacts, write_json
+    from service.wire.attend_request import RequestLimits, check_request
     from service.wire.json_document import parse
-    from service.wire.request import RequestLimits, check_request
     from service.wire.schemas import checked_request
 
     stored = Store(directory).load(layer)

@@ -100,7 +100,7 @@ def show(
     """Draw one head's attention weights as a heat map."""
     from rich.console import Console
 
-    from service.heat_map import draw
+    from service.commands.heat_map import draw
 
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     body["weights"] = {"form": "heads", "heads": [head]}

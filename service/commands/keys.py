@@ -26,7 +26,7 @@ def new(
     name: Annotated[str, typer.Option("--name", help="whose it is: a comment in the file")] = "",
 ) -> None:
     """Print a new key (stderr, this once) and its line for the keys file (stdout)."""
-    from service.api.keys import Role, line_for, new_secret
+    from service.api.auth.key_ring import Role, line_for, new_secret
 
     if role not in list(Role):
         raise InvalidInput("--role must be infer or admin")

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.descriptors import allow, kept_connections
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
 from service.settings import is_loopback as _is_loopback
+from service.supervisor.descriptors import allow, kept_connections
 
 if TYPE_CHECKING:
     import socket
 
-    from service.bell import Bell
-    from service.heartbeat import Board
-    from service.metrics import Metrics
-    from service.run_directory import RunDirectory
-    from service.server import Drain
-    from service.service import Service
-    from service.tls import Tls
-    from service.trace_export import TraceExport
+    from service.observability.metrics import Metrics
+    from service.observability.trace_export import TraceExport
+    from service.supervisor.notification import Bell
+    from service.supervisor.run_directory import RunDirectory
+    from service.supervisor.worker_status import Board
+    from service.worker.server import Drain
+    from service.worker.service import Service
+    from service.worker.tls import Tls
 
 # A process is late, and the service not ready, after this many heartbeats without one.
 LATE_BEATS = 6
@@ -47,9 +47,9 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    from service import supervisor
-    from service.plan import TOLD, Plan
-    from service.processes import unblocked_streams, write_log_line  # the other commands do not need it
+    from service.supervisor import supervisor
+    from service.supervisor.plan import TOLD, Plan
+    from service.supervisor.processes import unblocked_streams, write_log_line  # the other commands do not need it
 
     with unblocked_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
@@ -77,7 +77,7 @@ def serve(
 def _check_files(settings: Settings) -> None:
     """Raises ServiceError for what every worker would refuse."""
     if settings.api_keys_file is not None:
-        from service.api.keys import read_keys
+        from service.api.auth.key_ring import read_keys
 
         read_keys(settings.api_keys_file)
     if tls := tls_files(settings):
@@ -97,7 +97,7 @@ def _has_exporter() -> bool:
 
 def tls_files(settings: Settings) -> Tls | None:
     if settings.tls_cert_file is not None:
-        from service.tls import Tls  # memory: ssl only where it is used
+        from service.worker.tls import Tls  # memory: ssl only where it is used
 
         return Tls(settings.tls_cert_file, settings.tls_key_file)
     if settings.tls_key_file is not None:
@@ -123,8 +123,8 @@ def worker(
     mates: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """One process of the service (started by `serve`)."""
-    from service.logs import configure_logs
-    from service.memory import keep_freed
+    from service.attention.heap import keep_freed
+    from service.observability.logs import configure_logs
 
     keep_freed()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -136,15 +136,15 @@ def worker(
 def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path, mates: int) -> int:
     import time
 
-    from service.bell import SupervisorBell
-    from service.logs import finish_logs
-    from service.metrics import Metrics
-    from service.processes import say_once, unbuffer_streams
-    from service.pulse import Pulse
-    from service.run_directory import RunDirectory
-    from service.server import Server
-    from service.shared_values import Shared
-    from service.supervisor import EXIT_REFUSED
+    from service.observability.logs import finish_logs
+    from service.observability.metrics import Metrics
+    from service.observability.shared_values import Shared
+    from service.supervisor.notification import SupervisorBell
+    from service.supervisor.processes import say_once, unbuffer_streams
+    from service.supervisor.run_directory import RunDirectory
+    from service.supervisor.supervisor import EXIT_REFUSED
+    from service.supervisor.watchdog import Pulse
+    from service.worker.server import Server
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -159,7 +159,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
 
     from service.app import build
     from service.limits import transport_limits
-    from service.telemetry import Telemetry
+    from service.observability.telemetry import Telemetry
 
     # Of this thread, which computes as well, whatever OMP_NUM_THREADS says.
     torch.set_num_threads(settings.compute_threads)
@@ -199,7 +199,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
 
 
 def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socket:
-    from service.transport.listener import BACKLOG, listen
+    from service.http.listener import BACKLOG, listen
 
     found = listen(settings.host, port)
     if not has_mates:
@@ -210,7 +210,7 @@ def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socke
 
 
 def _board(settings: Settings, run: RunDirectory, metrics: Metrics, bell: Bell, *, has_mates: bool) -> Board:
-    from service.heartbeat import Board
+    from service.supervisor.worker_status import Board
 
     def keep() -> bool:
         return any([run.keep(), metrics.keep()])
@@ -220,7 +220,7 @@ def _board(settings: Settings, run: RunDirectory, metrics: Metrics, bell: Bell, 
 
 
 def _drain(settings: Settings, service: Service) -> Drain:
-    from service.server import Drain
+    from service.worker.server import Drain
 
     return Drain(
         delay_s=settings.drain_delay_s,
@@ -235,6 +235,6 @@ def _drain(settings: Settings, service: Service) -> Drain:
 def _trace_export(settings: Settings) -> TraceExport | None:
     if not settings.traces:
         return None
-    from service.trace_export import TraceExport  # memory: the SDK only where it is used
+    from service.observability.trace_export import TraceExport  # memory: the SDK only where it is used
 
     return TraceExport()

@@ -1,1 +1,1 @@
-"""The library: named layers, checkpoint families, the store on disk."""
+"""Named layers: the catalog, checkpoint families, the store on disk."""

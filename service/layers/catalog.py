@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from service.attention.resident import Resident
+from service.attention.loaded_layer import Resident
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.store import Store

@@ -1,7 +1,7 @@
 """Safetensors files, read by position: the header first, then only the tensors asked for.
 
 Laws: nothing is mapped, so that a file which shrinks under us is a short read and not a SIGBUS; what a header may say is
-decided in `safetensors_header.py`; all failures are LayerErrors.
+decided in `layers/safetensors_header.py`; all failures are LayerErrors.
 Little-endian hosts only, like every machine torch ships wheels for.
 """
 
@@ -14,8 +14,8 @@ import stat
 import torch
 
 from service.errors import LayerError, LayerNotLoaded
+from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.layers.wording import quoted, shape_text
-from service.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit

@@ -1,1 +1,1 @@
-"""The desk: bytes to checked tensors and back; everything that can be wrong with one request is found here."""
+"""Bytes to checked tensors and back, synchronous; everything wrong with one request is found here."""

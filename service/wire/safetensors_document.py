@@ -12,7 +12,7 @@ import functools
 import re
 
 from service.errors import BadBinary, Malformed, UnknownField
-from service.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
+from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.dtypes import BY_SAFETENSORS
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.tensors import RawTensor

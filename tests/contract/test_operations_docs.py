@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from service.metrics import Metrics
+from service.observability.metrics import Metrics
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

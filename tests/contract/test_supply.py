@@ -92,7 +92,7 @@ def test_r10_nothing_reads_pickles_evaluates_text_or_trusts_a_host_header(path):
 
 def test_f7_the_server_never_imports_what_reads_state_dicts():
     """Only the commands for layers do."""
-    script = "import sys, service.app, service.server; print('service.layers.source' in sys.modules)"
+    script = "import sys, service.app, service.worker.server; print('service.layers.source' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from service.plan import TOLD, Plan
-from service.processes import say_once
-from service.supervisor import EXIT_REFUSED, supervise
+from service.supervisor.plan import TOLD, Plan
+from service.supervisor.processes import say_once
+from service.supervisor.supervisor import EXIT_REFUSED, supervise
 
 
 def options(arguments):
@@ -58,13 +58,13 @@ class App:
         self.settled = asyncio.Event()
 
     def begin_drain(self):
-        from service.heartbeat import State
+        from service.supervisor.worker_status import State
 
         self.is_draining = True
         self.board.write(State.DRAINING)
 
     async def beat(self):
-        from service.heartbeat import State
+        from service.supervisor.worker_status import State
 
         self.board.write(State.STARTING)
         await asyncio.sleep(self.ready_after_s)
@@ -122,14 +122,14 @@ def stand_still():
 
 
 def work(options):
-    from service.heartbeat import Board
-    from service.logs import configure_logs
-    from service.metrics import Metrics
-    from service.pulse import Pulse
-    from service.server import Drain, Server
-    from service.shared_values import Shared
-    from service.transport.limits import TransportLimits
-    from service.transport.listener import listen
+    from service.http.connection_limits import TransportLimits
+    from service.http.listener import listen
+    from service.observability.logs import configure_logs
+    from service.observability.metrics import Metrics
+    from service.observability.shared_values import Shared
+    from service.supervisor.watchdog import Pulse
+    from service.supervisor.worker_status import Board
+    from service.worker.server import Drain, Server
 
     if options.refuse:
         say_once(options.run_dir, "the layer directory is empty")

@@ -34,7 +34,7 @@ def replace(owner: type, name: str, method: object) -> None:
 
 
 def be_supervisor() -> None:
-    from service import supervisor
+    from service.supervisor import supervisor
 
     become = supervisor.become
 
@@ -70,7 +70,7 @@ def fail(marks: list[float]) -> None:
 def be_worker() -> None:
     import torch
 
-    from service.api import access
+    from service.api.auth import access
     from service.attention.engine import Engine
     from service.layers.store import Store
 

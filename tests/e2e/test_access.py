@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from service.client import Client
 from service.errors import Unauthorized
 from tests.e2e.started import Started, X

@@ -14,7 +14,7 @@ import pytest
 
 from service.layers.store import Store
 from service.layers.store import _encode as encoded
-from service.supervisor import EXIT_ENGINE_DOWN
+from service.supervisor.supervisor import EXIT_ENGINE_DOWN
 from tests.e2e.faulty_service import DEVICE, RAISES, SLOW, STUCK
 from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare, small_layer

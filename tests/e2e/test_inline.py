@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from service.batching.speed import WINDOW
-from service.supervisor import EXIT_ENGINE_DOWN
+from service.supervisor.supervisor import EXIT_ENGINE_DOWN
 from tests.e2e.faulty_service import DEVICE, ENDS, RAISES, SLOW, SLOW_S, STUCK, STUMBLES, TIGHT, TOO_LARGE
 from tests.e2e.test_faults import FAULTY, Faulty
 from tests.integration.running import LAYERS, prepare

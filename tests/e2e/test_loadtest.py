@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from tests.e2e.started import Started
 from tests.integration.running import LAYERS, prepare
 

@@ -87,7 +87,9 @@ def test_the_answers_have_the_bits_of_the_same_layer_here(container):
 
 def test_l12_the_process_is_the_first_and_its_processes_are_all_there_are(container):
     inside = {inner_pid(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] for pid in container.pids()}
-    assert inside[1][:3] == ["/opt/attention/bin/python", "-m", "service.supervisor"], "serve has exchanged its program"
+    assert inside[1][:3] == ["/opt/attention/bin/python", "-m", "service.supervisor.supervisor"], (
+        "serve has exchanged its program"
+    )
     workers = [words for number, words in inside.items() if number != 1]
     assert len(workers) == min(2, os.cpu_count() or 1)
     assert all(words[:4] == ["/opt/attention/bin/python", "-m", "service", "worker"] for words in workers)

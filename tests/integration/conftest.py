@@ -4,16 +4,16 @@ import io
 import pytest
 from blockbuster import blockbuster_ctx
 
-from service.logs import configure_logs
+from service.observability.logs import configure_logs
 from tests.integration.running import LAYERS, prepare, running
 
 # A heartbeat is a file of 100 bytes on a memory file system; /metrics reads one line of /proc.
 # The trace of a fault of ours is formatted with its source lines.
 MAY_BLOCK = [
-    ("service/heartbeat.py", {"write", "_read", "_read_all"}),
-    ("service/memory.py", {"resident_bytes"}),
-    ("service/roll.py", {"read", "locked", "write", "begin"}),
-    ("service/telemetry.py", {"faulted", "died"}),
+    ("service/supervisor/worker_status.py", {"write", "_read", "_read_all"}),
+    ("service/attention/heap.py", {"resident_bytes"}),
+    ("service/worker/desired_state.py", {"read", "locked", "write", "begin"}),
+    ("service/observability/telemetry.py", {"faulted", "died"}),
 ]
 
 

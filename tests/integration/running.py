@@ -11,18 +11,18 @@ import httpx2
 import torch
 from opentelemetry.trace import Tracer
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from service.app import build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
-from service.heartbeat import Board
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
-from service.metrics import Metrics
-from service.service import Service
+from service.observability.metrics import Metrics
+from service.observability.telemetry import Telemetry
 from service.settings import load_settings
-from service.telemetry import Telemetry
+from service.supervisor.worker_status import Board
+from service.worker.service import Service
 
 ADMIN_KEY = "the-admins-own"
 

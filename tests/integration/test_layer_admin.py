@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from service.heartbeat import Board, State
 from service.layers.store import Store
-from service.roll import Phase, Roll, RollBook
+from service.supervisor.worker_status import Board, State
+from service.worker.desired_state import Phase, Roll, RollBook
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from service.attention.layer import Layer
-from service.heartbeat import Board, State
 from service.layers.store import Store
+from service.supervisor.worker_status import Board, State
 from tests.integration.running import LAYERS, prepare, running, small_layer
 
 X = [[0.5] * 16]

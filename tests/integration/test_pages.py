@@ -14,8 +14,8 @@ import pytest
 
 import service.app
 from service.layers.catalog import Catalog
-from service.service import Service
-from service.telemetry import Telemetry
+from service.observability.telemetry import Telemetry
+from service.worker.service import Service
 from tests.integration.running import LAYERS, Running
 
 

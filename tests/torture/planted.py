@@ -34,9 +34,9 @@ _NUMBER = itertools.count()
 
 
 def main() -> None:
-    from service import supervisor
     from service.cli import main as command_line
-    from service.plan import Plan
+    from service.supervisor import supervisor
+    from service.supervisor.plan import Plan
 
     become = supervisor.become
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import httpx2
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from tests.e2e.started import Started, X
 from tests.integration.running import ADMIN_KEY, prepare, small_layer
 from tests.torture.figure import Form

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from service.layers.store import Store
 from tests.integration.running import ADMIN_KEY, small_layer
 from tests.torture import at_rest, process_tree
@@ -46,8 +46,8 @@ LOOKS, NUM_STARTERS = 12, 6
 def plant() -> None:
     """The old fault: any version that the roll holds was taken for the missing one, and then nothing told what was lacking."""
     from service.errors import LayerError
-    from service.roll import Roll
-    from service.shelf import Objection, Shelf
+    from service.worker.desired_state import Roll
+    from service.worker.layer_registry import Objection, Shelf
 
     async def follow(self: Shelf, roll: Roll) -> None:
         troubles: dict[str, LayerError] = {}

@@ -40,7 +40,7 @@ PAUSE_S = 0.02
 
 def plant() -> None:
     """Every refusal has its line."""
-    from service import logs
+    from service.observability import logs
 
     logs.REFUSAL_LINES = 10**9
 

@@ -28,7 +28,7 @@ REQUEST = attend([[0.5] * 16])
 
 def plant() -> None:
     """No process makes room for another."""
-    from service.server import Server
+    from service.worker.server import Server
 
     Server.rebalance = lambda self: None  # type: ignore[method-assign]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.api.keys import Role, line_for
+from service.api.auth.key_ring import Role, line_for
 from service.settings import usable_cores
 from tests.torture.figure import Form
 from tests.torture.open_loop import Arrivals, OpenLoop, Record

@@ -58,8 +58,8 @@ def measure(form: Form) -> Iterator[Row]:
 
 def plant() -> None:
     """What is lost stays lost."""
-    from service.metrics import Metrics
-    from service.run_directory import RunDirectory
+    from service.observability.metrics import Metrics
+    from service.supervisor.run_directory import RunDirectory
 
     Metrics.keep = RunDirectory.keep = lambda _: False  # type: ignore[method-assign, assignment]
 

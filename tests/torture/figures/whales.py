@@ -54,7 +54,7 @@ def plant() -> None:
     """Batches that never stop."""
     import math
 
-    from service import service
+    from service.worker import service
 
     vars(service)["STEP_S"] = math.inf
 

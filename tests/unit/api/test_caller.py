@@ -2,8 +2,8 @@
 
 import asyncio
 
-from service.api.asgi import CALLER, Message
 from service.api.caller import caller_of
+from service.http.asgi import CALLER, Message
 from tests.doubles import turns
 
 

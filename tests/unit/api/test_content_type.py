@@ -4,7 +4,7 @@ import pytest
 
 from service.api.content_type import JSON, SAFETENSORS, body_type
 from service.errors import UnsupportedMediaType
-from service.header_fields import HeaderFields
+from service.http.header_fields import HeaderFields
 
 
 def said(*values: bytes) -> bytes:

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from service.api.asgi import ClientGone
 from service.api.exchange import Exchange
 from service.api.reception import Reception
-from service.api.trace import start_trace
+from service.api.request_record import start_trace
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
 from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.http.asgi import ClientGone
 from service.limits import exchange_limits
 from service.settings import load_settings
-from service.wire.request import CheckedRequest
+from service.wire.attend_request import CheckedRequest
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
 

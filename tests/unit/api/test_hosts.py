@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.access import OPEN, Access
+from service.api.auth.access import OPEN, Access
 from service.api.hosts import Hosts
 from service.errors import BadRequest
 from service.limits import hosts

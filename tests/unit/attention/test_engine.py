@@ -14,8 +14,8 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.layer import Layer
+from service.attention.loaded_layer import Resident, Work
 from service.attention.projection import has_packed_product
-from service.attention.resident import Resident, Work
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import (
     CPU,

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.batcher import Batcher
-from service.batching.engine import ComputeLimits
+from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost, Outcome
 from service.batching.policy import BatchLimits
 from tests.doubles import GateEngine, ManualClock, RecordingObserver, turns

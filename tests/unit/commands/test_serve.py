@@ -5,8 +5,9 @@ import sys
 import pytest
 import typer
 
-from service import logs, memory
+from service.attention import heap as memory
 from service.commands import serve
+from service.observability import logs
 
 
 @pytest.fixture

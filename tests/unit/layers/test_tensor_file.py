@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError
+from service.layers.safetensors_header import BITS, Header
 from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
-from service.safetensors_header import BITS, Header
 from tests.unit.layers.checkpoints import entry, random, raw_file
 
 

@@ -1,0 +1,79 @@
+"""The hot route: POST /v1/layers/{layer}/attend, as a plain ASGI endpoint.
+
+Laws: checks run in the contract's order (media type, size, syntax, fields, tensors, masks, cost) and all before the queue;
+both forms of a body become the same document and take one way from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service.api.accept import answer_coding, answer_type
+from service.api.content_type import JSON, SAFETENSORS, body_type
+from service.api.exchange import Exchange
+from service.api.reception import Reception
+from service.api.reply import Piece, send_reply
+from service.api.request_body import joined
+from service.attention.call import Answer
+from service.http.asgi import Receive, Scope, Send
+from service.http.header_fields import HeaderFields
+from service.wire.answer import AnswerFacts, write_json
+from service.wire.attend_request import CheckedRequest, check_request
+from service.wire.request_template import Patterns
+from service.wire.safetensors_answer import write_safetensors
+from service.wire.schemas import checked_request
+
+ROUTE = "/v1/layers/{layer}/attend"
+BODY_CODINGS = (b"gzip", b"zstd")
+ANSWER_CODINGS = (b"zstd", b"gzip")
+
+
+class Attend:
+    """The endpoint."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        limits = reception.limits
+        self._patterns = Patterns(limits.request, limits.max_json_depth, limits.max_text_numbers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._reception.open(scope, receive) as exchange:
+            await _attend(exchange, self._patterns, scope, send)
+
+
+async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Send) -> None:
+    limits = exchange.limits
+    layer = exchange.layer(**scope["path_params"])
+    came, wanted, coding = exchange.fields.make(_forms, limits.take_offers)
+    is_binary = came == SAFETENSORS
+    parts = await exchange.read(BODY_CODINGS, layer, is_binary=is_binary)
+
+    async def decode() -> CheckedRequest:
+        if is_binary:
+            return await exchange.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
+        # From here on the document alone holds what it needs of the text.
+        document = await exchange.parsed(joined(parts))
+        return await exchange.checked(
+            lambda: check_request(checked_request(document), layer.name, layer.spec, limits.request)
+        )
+
+    with exchange.watched():
+        request = await exchange.decoded(decode)
+        outcome = await exchange.ask(layer, request)
+    facts = exchange.facts(layer, request, outcome)
+    pieces = _pieces(outcome.result, facts, request, wanted)
+    await send_reply(send, [(b"content-type", wanted), exchange.server_timing()], pieces, coding)
+    exchange.sent()
+
+
+def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
+    """What the body is, what the answer is to be, and its coding."""
+    came = body_type(fields, (JSON, SAFETENSORS))
+    wanted = answer_type(fields, (came, JSON if came == SAFETENSORS else SAFETENSORS))
+    return came, wanted, answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)
+
+
+def _pieces(answer: Answer, facts: AnswerFacts, request: CheckedRequest, wanted: bytes) -> Iterable[Piece]:
+    if wanted == SAFETENSORS:
+        return write_safetensors(answer, facts, is_batch=request.is_batch)
+    return write_json(answer, facts, request.form, is_batch=request.is_batch)

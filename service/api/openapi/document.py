@@ -1,0 +1,162 @@
+"""OpenAPI: the page of the whole contract, the hot route included, with examples that run as they stand.
+
+Laws: schemas come from the same pydantic models that check requests; examples fit a layer that is served, so the page is made
+anew when the catalog changes; nothing on it needs the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from service.api.attend_route import ROUTE
+from service.api.content_type import JSON, OCTET_STREAM, SAFETENSORS
+from service.api.openapi.examples import attend_examples, infer_examples
+from service.api.openinference.infer_route import ROUTES as INFER_ROUTES
+from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
+from service.attention.spec import LayerSpec
+from service.errors import ServiceError
+from service.wire.openinference.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.schemas import AttendAnswer, AttendRequest, Problem
+
+_REF = "#/components/schemas/{model}"
+_DESCRIPTION = (
+    "Sends query, key and value through one multi-head attention layer, batched with whoever else is calling; the bits of the "
+    "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
+    "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list).\n\n"
+    "Request headers: `X-Request-ID` (taken if sane), `X-Request-Timeout-Ms` (shortens the deadline), "
+    "`Content-Encoding: gzip` or `zstd`. Answer headers: `X-Request-ID`, `Server-Timing`.\n\n"
+    "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
+    "`request`, the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
+    "metadata's `response`), and the bits are the same. `Accept` asks for the other form."
+)
+_INFER_DESCRIPTION = (
+    "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
+    "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
+    "`lengths` (INT64, INT32). Parameters: `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), `masked_rows` "
+    "(`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where asked for."
+)
+
+
+def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
+    """The document; `examples_for` is the name and spec of a served layer, None while there is none."""
+    page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in (AttendRequest, InferRequest)]
+        + [(model, "serialization") for model in (AttendAnswer, Problem, InferAnswer, InferenceError)],
+        ref_template=_REF,
+    )
+    page.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    spec = None if examples_for is None else examples_for[1]
+    ours = {ROUTE: _attend_operation(spec)}
+    ours |= {route: _infer_operation(route, {} if spec is None else infer_examples(spec)) for route in INFER_ROUTES}
+    page["paths"] |= {path: {"post": operation} for path, operation in ours.items()}
+    page["paths"] = dict(sorted(page["paths"].items()))
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            # FastAPI announces its own validation errors, which no route of ours can answer with.
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+            _give_examples(path, operation, examples_for)
+    for name in ("HTTPValidationError", "ValidationError"):
+        page["components"]["schemas"].pop(name, None)
+    return page
+
+
+def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dict[str, Any]:
+    """The page, on which every operation that needs a key says so."""
+    page["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    for path, operations in page["paths"].items():
+        for operation in operations.values() if needs_key(path) else ():
+            operation["security"] = [{"bearer": []}, {"header": []}]
+            told = _refusals(path)
+            for status in ("401", "403"):
+                operation["responses"].setdefault(status, told[status])
+    return page
+
+
+def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
+    """Every parameter of a path gets a value that is served."""
+    values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
+    parameters = operation.setdefault("parameters", [])
+    told = {parameter["name"] for parameter in parameters}
+    for name in re.findall(r"{(\w+)}", path):
+        if name not in told:
+            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    for parameter in parameters:
+        if parameter["name"] in values:
+            parameter["example"] = values[parameter["name"]]
+    if not parameters:
+        del operation["parameters"]
+
+
+def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
+    examples = {} if spec is None else attend_examples(spec)
+    binary = {_name(SAFETENSORS): {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "tags": ["layers"],
+        "summary": "Attend: one sequence or a batch through a layer",
+        "description": _DESCRIPTION,
+        "operationId": "attend",
+        "requestBody": {"required": True, "content": _json_content("AttendRequest", examples) | binary},
+        "responses": {
+            "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
+            **_refusals(ROUTE),
+        },
+    }
+
+
+def _infer_operation(route: str, examples: dict[str, Any]) -> dict[str, Any]:
+    binary = {_name(OCTET_STREAM): {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "tags": ["open inference protocol"],
+        "summary": "Infer: the same layers for the protocol's own clients",
+        "description": _INFER_DESCRIPTION,
+        "operationId": "infer" if route == INFER_ROUTES[0] else "infer_version",
+        "requestBody": {"required": True, "content": _json_content("InferRequest", examples) | binary},
+        "responses": {
+            "200": {"description": "the model's outputs", "content": _json_content("InferAnswer") | binary},
+            **_refusals(route),
+        },
+    }
+
+
+def _name(media_type: bytes) -> str:
+    return media_type.decode("ascii")
+
+
+def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+    if examples:
+        content["examples"] = examples
+    return {_name(JSON): content}
+
+
+def _refusals(path: str) -> dict[str, Any]:
+    """Every status that a POST to this path can be refused with, and the codes behind it."""
+    as_inference = is_inference(path)
+    table = INFERENCE_STATUS if as_inference else STATUS
+    codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
+    words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
+    told = announced(words, *sorted(words), as_inference=as_inference)
+    return {str(status): answer for status, answer in told.items()}
+
+
+def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:
+    """The codes that are answered with `status`: the table's classes and, for a branch, all below it."""
+    codes: set[str] = set()
+    for kind, value in table.items():
+        if value == status:
+            below = kind.__subclasses__()
+            codes |= {leaf.code for leaf in below} or {kind.code}
+            if kind.code == "invalid":
+                codes.add(kind.code)
+    return codes

@@ -1,0 +1,1 @@
+"""Routes of the Open Inference Protocol."""

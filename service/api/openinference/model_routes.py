@@ -1,0 +1,262 @@
+"""Models: the side of the Open Inference Protocol that tells what is served and how it goes.
+
+Laws: a layer is a model, its one version is "1"; `inputs` and `outputs` are what every request needs and gets, since load
+generators send and ask for all of them (the protocol has no word for an optional one), and what may come besides is told beside
+them; statistics add up over the processes; what is not served (loading, shared memory, tracing) is not announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from service import __version__
+from service.api.problems import announced
+from service.api.request_record import trace_of
+from service.api.shared_work import Throttle
+from service.attention.spec import LayerSpec
+from service.batching.clock import LoopClock
+from service.errors import LayerNotFound, NotReady
+from service.events import LayerTotals
+from service.layers.catalog import Catalog
+from service.wire.openinference.inference_schemas import VERSION
+
+PLATFORM = "attention_service"
+EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
+_ANY = -1
+_WORDS = {404: "no such model", 503: "not ready, draining or down"}
+
+
+class ServerLive(BaseModel):
+    live: bool
+
+
+class ServerReady(BaseModel):
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """A tensor of a model; -1 is a size that varies, and the batch axis comes first."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    optional_inputs: list[TensorMetadata]
+    optional_outputs: list[TensorMetadata]
+
+
+class ModelsView(Protocol):
+    """What these routes ask of the running service (`worker/service.py` fills it in)."""
+
+    rendering: Executor
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def max_sequences(self) -> int: ...
+
+    def why_not_ready(self) -> str | None: ...
+
+    async def layer_totals(self) -> dict[str, LayerTotals]: ...
+
+
+def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return announced(_WORDS, *statuses, as_inference=True)
+
+
+def make_models_router(service: ModelsView) -> APIRouter:
+    router = APIRouter(tags=["open inference protocol"])
+    statistics = Throttle(lambda: _statistics(service), LoopClock())
+
+    @router.get("/v2", summary="The server and its extensions", response_model=ServerMetadata)
+    @router.get("/v2/", include_in_schema=False)
+    async def server(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/v2"
+        return JSONResponse({"name": "attention-service", "version": __version__, "extensions": EXTENSIONS})
+
+    @router.get("/v2/health/live", summary="The process runs", response_model=ServerLive)
+    async def live(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/v2/health/live"
+        return JSONResponse({"live": True})
+
+    @router.get("/v2/health/ready", summary="Every layer answers", response_model=ServerReady, responses=_answers(503))
+    async def ready(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/v2/health/ready"
+        _check_ready(service)
+        return JSONResponse({"ready": True})
+
+    @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
+    async def all_stats(request: Request) -> Response:
+        trace_of(request.scope).route = "/v2/models/stats"
+        return _told(*(await statistics.get()).values())
+
+    @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
+    async def index(request: Request) -> JSONResponse:
+        trace_of(request.scope).route = "/v2/repository/index"
+        state = {"version": VERSION, "state": "READY", "reason": ""}
+        return JSONResponse([{"name": name, **state} for name in service.catalog.names()])
+
+    _add_model_routes(router, service, statistics)
+    return router
+
+
+async def _statistics(service: ModelsView) -> dict[str, bytes]:
+    """Of every model, as JSON."""
+    names = service.catalog.names()
+    totals = await service.layer_totals()
+    return await asyncio.get_running_loop().run_in_executor(
+        service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
+    )
+
+
+def _told(*stats: bytes) -> Response:
+    return Response(b'{"model_stats":[' + b",".join(stats) + b"]}", media_type="application/json")
+
+
+def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Throttle[dict[str, bytes]]) -> None:
+    """Each of them with and without the version in the path."""
+
+    async def metadata(request: Request) -> JSONResponse:
+        return JSONResponse(_metadata(*_model(request, service)).model_dump())
+
+    async def is_ready(request: Request) -> JSONResponse:
+        name, _ = _model(request, service)
+        _check_ready(service)
+        return JSONResponse({"name": name, "ready": True})
+
+    async def config(request: Request) -> JSONResponse:
+        return JSONResponse(_config(*_model(request, service), service.max_sequences))
+
+    async def stats(request: Request) -> Response:
+        name, _ = _model(request, service)
+        # It may have been unloaded meanwhile.
+        return _told((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
+
+    routes = (
+        ("", metadata, "A model's inputs and outputs", ModelMetadata),
+        ("/ready", is_ready, "The model answers", ModelReady),
+        ("/config", config, "A model's configuration, as load generators read it", None),
+        ("/stats", stats, "What a model has done, over all processes", None),
+    )
+    for tail, endpoint, summary, model in routes:
+        for path in (f"/v2/models/{{layer}}{tail}", f"/v2/models/{{layer}}/versions/{{version}}{tail}"):
+            router.add_api_route(
+                path, endpoint, summary=summary, response_model=model, responses=_answers(404, 503), methods=["GET"]
+            )
+
+
+def _model(request: Request, service: ModelsView) -> tuple[str, LayerSpec]:
+    trace_of(request.scope).route = request.scope["route"].path
+    if request.path_params.get("version", VERSION) != VERSION:
+        raise LayerNotFound(f"every model has one version, {VERSION}")
+    layer = service.catalog.get(request.path_params["layer"])
+    return layer.name, layer.spec
+
+
+def _check_ready(service: ModelsView) -> None:
+    if reason := service.why_not_ready():
+        raise NotReady(reason)
+
+
+def _inputs(spec: LayerSpec, *, is_needed: bool) -> list[TensorMetadata]:
+    """With the batch axis; a mask may also have fewer axes, and any of them may be 1."""
+    mask = [_ANY] * 4
+    every = (
+        (True, "query", "FP32", [_ANY, _ANY, spec.query_width]),
+        (spec.needs_key, "key", "FP32", [_ANY, _ANY, spec.key_width]),
+        (spec.needs_value, "value", "FP32", [_ANY, _ANY, spec.value_width]),
+        (False, "attend_mask", "BOOL", mask),
+        (False, "ignore_mask", "BOOL", mask),
+        (False, "bias", "FP32", mask),
+        (False, "lengths", "INT64", [_ANY, _ANY]),
+    )
+    return [
+        TensorMetadata(name=x, datatype=kind, shape=shape) for needed, x, kind, shape in every if needed == is_needed
+    ]
+
+
+def _metadata(name: str, spec: LayerSpec) -> ModelMetadata:
+    return ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform=PLATFORM,
+        inputs=_inputs(spec, is_needed=True),
+        outputs=[TensorMetadata(name="output", datatype="FP32", shape=[_ANY, _ANY, spec.out_width])],
+        optional_inputs=_inputs(spec, is_needed=False),
+        optional_outputs=[TensorMetadata(name="weights", datatype="FP32", shape=[_ANY] * 4)],
+    )
+
+
+def _config(name: str, spec: LayerSpec, max_sequences: int) -> dict[str, Any]:
+    """What Triton calls a model's configuration, as far as it means something here; `dims` are without the batch axis."""
+
+    def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:
+        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[1:]} for x in tensors]
+
+    metadata = _metadata(name, spec)
+    return {
+        "name": name,
+        "platform": PLATFORM,
+        "backend": "",
+        "max_batch_size": max_sequences,
+        "input": listed(metadata.inputs),
+        "output": listed(metadata.outputs),
+        "dynamic_batching": {"max_queue_delay_microseconds": 0},
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+    }
+
+
+def _stats(name: str, totals: LayerTotals | None) -> dict[str, Any]:
+    """Triton's statistics extension; durations are summed over requests, in nanoseconds."""
+    done = totals or LayerTotals()
+    nothing = (0, 0.0)
+    durations = {
+        "success": (done.successes, done.success_s),
+        "fail": (done.failures, done.failure_s),
+        "queue": (done.successes, done.queue_s),
+        "compute_input": (done.successes, done.decode_s),
+        "compute_infer": (done.successes, done.compute_s),
+        "compute_output": (done.successes, done.encode_s),
+        "cache_hit": nothing,
+        "cache_miss": nothing,
+    }
+    return {
+        "name": name,
+        "version": VERSION,
+        "last_inference": round(done.last_answer_s * 1000),
+        "inference_count": done.sequences,
+        "execution_count": done.batches,
+        "inference_stats": {
+            phase: {"count": count, "ns": round(seconds * 1e9)} for phase, (count, seconds) in durations.items()
+        },
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }

@@ -1,0 +1,214 @@
+"""Edge: the outermost ASGI application. Every request passes here once, and leaves once.
+
+Laws: whatever happens inside becomes exactly one answer, one count and one log line (what operators' machines ask for every
+few seconds, health and metrics, is answered and not told); a failure becomes problem details
+here and nowhere else; who may ask is decided before anything is routed (`access.py`); HEAD works on every GET and OPTIONS on
+every path; no BaseHTTPMiddleware (it hides disconnects).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+
+from service.api.auth.access import Access
+from service.api.problems import is_inference, render, render_inference, unknown_failure
+from service.api.request_record import Trace, start_trace, trace_of
+from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
+from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
+
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+# Paths of the hot routes, which are few; matching one anew costs as much as writing the answer's head.
+NUM_REMEMBERED = 256
+# On every answer: answers are about the caller's own tensors, and what they are is what we say they are.
+_FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+# A document may be kept, if the client asks each time whether it is still the same.
+_DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
+
+
+async def pass_on(_: Request, error: Exception) -> Response:
+    """FastAPI's handler of HTTPException: none, the edge has it."""
+    raise error
+
+
+async def say_nothing(_: Request, __: Exception) -> Response:
+    """FastAPI's handler of everything else: it answers nothing and then raises on, so that the edge can answer."""
+    return _Silence()
+
+
+class _Silence(Response):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, Exception: say_nothing}
+
+
+class RequestLog(Protocol):
+    """Where requests are counted and logged (`observability/telemetry.py` joins metrics and log lines behind it)."""
+
+    def received(self, trace: Trace) -> None: ...
+
+    def answered(self, trace: Trace, total_s: float) -> None: ...
+
+    def abandoned(self, trace: Trace, total_s: float) -> None: ...
+
+    def faulted(self, trace: Trace, error: BaseException) -> None: ...
+
+
+class Edge:
+    """Wraps `inner` (the FastAPI application) whose `routes` say which methods a path takes.
+
+    A request that matches one of `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
+    nothing that the edge does not do. `around` wraps what happens between the count of a request and its route (CORS).
+    """
+
+    def __init__(
+        self,
+        inner: Application,
+        routes: Callable[[], list[BaseRoute]],
+        log: RequestLog,
+        now: Callable[[], float],
+        hot: Sequence[Route] = (),
+        access: Access | None = None,
+        around: Callable[[Application], Application] = lambda inside: inside,
+    ) -> None:
+        self._inner = inner
+        self._access = access or Access()
+        self._application = around(self._serve)
+        self._hot = hot
+        self._found: dict[str, tuple[Route, Scope]] = {}
+        self._routes = routes
+        self._log = log
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        trace = start_trace(scope, self._now())
+        answer = _Answer(send, trace, is_head=scope["method"] == "HEAD")
+        self._log.received(trace)
+        try:
+            await self._application(scope, receive, answer.send)
+        except ClientGone:
+            self._log.abandoned(trace, self._now() - trace.started)
+        except Exception:
+            # Failed after the answer had begun: no fault of the caller, who gets a cut answer.
+            self._log.answered(trace, self._now() - trace.started)
+            raise
+        except BaseException:
+            self._log.abandoned(trace, self._now() - trace.started)
+            raise
+        else:
+            self._log.answered(trace, self._now() - trace.started)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+        try:
+            if (refusal := scope.get(REFUSED)) is not None:
+                raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
+            self._access.admit(scope)
+            if scope["method"] == "OPTIONS":
+                await self._options(scope, send)
+                return
+            if scope["method"] == "HEAD":
+                # A copy: the server reads its own scope to know that a HEAD's answer has no body.
+                scope = {**scope, "method": "GET"}
+            if scope["method"] == "POST" and (hot := self._hot_route(scope)) is not None:
+                route, child = hot
+                scope.update(child)
+                trace.route = route.path
+                await route.app(scope, receive, send)
+                return
+            await self._inner(scope, receive, send)
+        except ClientGone:
+            raise
+        except HTTPException as error:
+            await self._problem(self._translated(error, scope), send, trace)
+        except ServiceError as error:
+            await self._problem(error, send, trace, error.__cause__)
+        except Exception as error:  # noqa: BLE001 (the wall of the house: nothing foreign passes it)
+            await self._problem(unknown_failure(), send, trace, error)
+
+    def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
+        found = self._found.get(scope["path"])
+        if found is not None:
+            return found
+        for route in self._hot:
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                if len(self._found) == NUM_REMEMBERED:
+                    self._found.clear()
+                self._found[scope["path"]] = route, child
+                return route, child
+        return None
+
+    async def _problem(self, error: ServiceError, send: Send, trace: Trace, cause: BaseException | None = None) -> None:
+        problem = render_inference(error) if is_inference(trace.path) else render(error, trace.request_id)
+        trace.code = error.code
+        if problem.status == 500:  # noqa: PLR2004
+            self._log.faulted(trace, cause or error)
+        if trace.status:
+            # Too late to send another status, but not to count it: the connection breaks, so the caller sees a cut answer.
+            trace.status = problem.status
+            raise error
+        await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
+        await send({"type": "http.response.body", "body": problem.body})
+
+    def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
+        """Starlette's own refusals, which are about routes and methods."""
+        if error.status_code == 405:  # noqa: PLR2004
+            allow = self._allowed(scope)
+            return MethodNotAllowed(f"this path takes {allow}", allow=allow)
+        return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+
+    async def _options(self, scope: Scope, send: Send) -> None:
+        if scope["path"] == "*":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        allow = self._allowed(scope)
+        if not allow:
+            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+        headers = [(b"allow", allow.encode("ascii"))]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _allowed(self, scope: Scope) -> str:
+        """The methods of the routes that match this path, as an Allow header; empty where none does."""
+        methods = {
+            method
+            for method in _METHODS
+            for route in self._routes()
+            if route.matches({**scope, "method": method})[0] is Match.FULL
+        }
+        if "GET" in methods:
+            methods.add("HEAD")
+        return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+
+
+class _Answer:
+    """The sending side of one request: adds the headers of every answer and notes status and size in the trace."""
+
+    def __init__(self, send: Send, trace: Trace, *, is_head: bool) -> None:
+        self._send = send
+        self._trace = trace
+        self._is_head = is_head
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._trace.status = message["status"]
+            fixed = _DOCUMENT_HEADERS if self._trace.is_document else _FIXED_HEADERS
+            own = (b"x-request-id", self._trace.request_id.encode("ascii"))
+            message["headers"] = [*message["headers"], own, *fixed]
+        elif message["type"] == "http.response.body":
+            self._trace.bytes_out += len(message.get("body", b""))
+            if self._is_head:
+                message["body"] = b""
+        await self._send(message)

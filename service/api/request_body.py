@@ -1,0 +1,225 @@
+"""Bodies: bytes within limits of size and time, decompressed within the same limit.
+
+Laws: a length that is announced too large is refused before a byte is read; what is counted is what arrived, never what was
+announced; decompression stops at the limit, not after it, and lets others on the loop in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol, TypeVar
+
+import zstandard
+
+from service.api.byte_budget import Share
+from service.api.caller import Caller, Part
+from service.errors import (
+    BadEncoding,
+    BadRequest,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    UnsupportedContentEncoding,
+)
+from service.http.asgi import ClientGone
+from service.http.header_fields import HeaderFields
+
+R = TypeVar("R")
+PIECE = 2**20
+GZIP_STEP = 2**16
+# Compressed bytes that are read on the event loop; also a damaged body, or one that stands for nothing, takes 1 ms.
+HERE_BYTES = 2**16
+# Every member costs a fresh decompressor; `pigz -i` and concatenated files have a few.
+MAX_MEMBERS = 1024
+# Four bytes of a zstd frame can stand for 128 KiB, so a step in is at most 8 MiB out.
+ZSTD_STEP = 256
+
+
+class RunOffLoop(Protocol):
+    """Runs work in a thread, in turn."""
+
+    def __call__(self, work: Callable[[], R], /) -> Awaitable[R]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`max_bytes` holds for the body as sent and for what it decompresses to; the whole body arrives within `timeout_s`."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+async def read_body(
+    fields: HeaderFields,
+    caller: Caller,
+    limits: BodyLimits,
+    codings: tuple[bytes, ...],
+    share: Share,
+    run_off_loop: RunOffLoop,
+) -> list[Part]:
+    """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
+
+    Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
+    """
+    coding = fields.make(_announced, codings, limits.max_bytes)
+    if (parts := caller.take_body()) is not None:
+        _Count(limits, share).come(sum(map(len, parts)))
+    else:
+        try:
+            caller.when_come(_Count(limits, share).come)
+            async with asyncio.timeout(limits.timeout_s):
+                parts = await _receive_all(caller)
+        except TimeoutError:
+            raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+        finally:
+            caller.when_come(None)
+    if coding is None:
+        return parts
+    return await _decompressed(b"".join(parts), coding, limits, share, run_off_loop)
+
+
+def joined(parts: list[Part]) -> bytearray:
+    """Empties `parts`: whoever has the whole, which may be written to, is the only one to hold it."""
+    body = bytearray().join(parts)
+    parts.clear()
+    return body
+
+
+def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> bytes | None:
+    """The coding of the body, whose length is none that would be refused anyway."""
+    coding = _content_coding(fields, codings)
+    _check_length(fields, max_bytes)
+    return coding
+
+
+def _content_coding(fields: HeaderFields, codings: tuple[bytes, ...]) -> bytes | None:
+    names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
+    names = [name for name in names if name not in (b"", b"identity")]
+    if not names:
+        return None
+    if len(names) > 1 or names[0] not in codings:
+        named = " or ".join(name.decode("ascii") for name in codings)
+        raise UnsupportedContentEncoding(f"a body may be compressed once, with {named}")
+    return names[0]
+
+
+def _check_length(fields: HeaderFields, max_bytes: int) -> None:
+    announced = fields[b"content-length"]
+    if not announced:
+        return
+    if len(announced) > 1 or not announced[0].isdigit():
+        raise BadRequest("Content-Length must be one number of bytes")
+    # Compared by its digits first: a length of forty digits is not worth converting.
+    if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
+        raise BodyTooLarge(f"the body may have {max_bytes:,} bytes")
+
+
+async def _receive_all(caller: Caller) -> list[Part]:
+    parts: list[Part] = []
+    while True:
+        message = await caller.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts
+
+
+class _Count:
+    """Of one body: its bytes are held against its own limit and everybody's when they come, not when they are received."""
+
+    __slots__ = ("_limits", "_num_bytes", "_share")
+
+    def __init__(self, limits: BodyLimits, share: Share) -> None:
+        self._limits = limits
+        self._share = share
+        self._num_bytes = 0
+
+    def come(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._limits.max_bytes:
+            raise BodyTooLarge(f"the body may have {self._limits.max_bytes:,} bytes")
+        self._share.grow(num_bytes)
+
+
+async def _decompressed(
+    body: bytes, coding: bytes, limits: BodyLimits, share: Share, run_off_loop: RunOffLoop
+) -> list[Part]:
+    """The first mebibyte of a small body is made on the loop, which is all of most bodies; the others in a thread."""
+    pieces: list[Part] = []
+    total = 0
+    read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding](body)
+    try:
+        more = _next_mebibyte(read) if len(body) <= HERE_BYTES else await run_off_loop(lambda: _next_mebibyte(read))
+        while more:
+            num_bytes = sum(map(len, more))
+            total += num_bytes
+            if total > limits.max_bytes:
+                raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
+            share.grow(num_bytes)
+            pieces += more
+            more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []
+    except (zlib.error, zstandard.ZstdError):
+        raise BadEncoding("the compressed body is damaged") from None
+    if not total:
+        raise BadEncoding("the compressed body holds nothing")
+    return pieces
+
+
+def _next_mebibyte(read: Iterator[bytes]) -> list[bytes]:
+    """Pieces of together PIECE bytes or a little more; less only at the end."""
+    pieces, num_bytes = [], 0
+    for piece in read:
+        pieces.append(piece)
+        num_bytes += len(piece)
+        if num_bytes >= PIECE:
+            break
+    return pieces
+
+
+def _gunzip(body: bytes) -> Iterator[bytes]:
+    """RFC 1952 members one after another; every member must be whole and nothing may follow the last."""
+    return _members(body, wbits=31, most=MAX_MEMBERS)
+
+
+def _inflate(body: bytes) -> Iterator[bytes]:
+    """`deflate` is one zlib stream (RFC 9110, section 8.4.1.2; RFC 1950)."""
+    return _members(body, wbits=15, most=1)
+
+
+def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
+    view, start, members = memoryview(body), 0, 0
+    while start < len(body):
+        members += 1
+        if members > most:
+            raise BadEncoding(f"a compressed body may have {most} members, and nothing behind them")
+        member = zlib.decompressobj(wbits=wbits)
+        while not member.eof:
+            # A slice at a time: what a member leaves over is copied, and must not be the rest of the body each time.
+            piece = member.decompress(member.unconsumed_tail or view[start : start + GZIP_STEP], PIECE)
+            if not member.unconsumed_tail:
+                start = min(start + GZIP_STEP, len(body))
+            if not piece and start == len(body) and not member.unconsumed_tail and not member.eof:
+                raise BadEncoding("the compressed body is cut short")
+            yield piece
+        start -= len(member.unused_data)
+
+
+def _unzstd(body: bytes) -> Iterator[bytes]:
+    """Zstd frames one after another, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
+    start = members = 0
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**23)
+    while start < len(body):
+        members += 1
+        if members > MAX_MEMBERS:
+            raise BadEncoding(f"a compressed body may have {MAX_MEMBERS} frames")
+        frame = decompressor.decompressobj()
+        while not frame.eof:
+            if start == len(body):
+                raise BadEncoding("the zstd body is cut short")
+            yield frame.decompress(body[start : start + ZSTD_STEP])
+            start = min(start + ZSTD_STEP, len(body))
+        start -= len(frame.unused_data)

@@ -1,0 +1,1 @@
+"""Sockets and bytes below ASGI: the listener, connections, heads and bodies, deadlines."""

@@ -1,0 +1,303 @@
+"""Connection: what one client sends and is sent; uvicorn's protocol with a reader, deadlines and an end of our own.
+
+Must not know: routes, statuses, how a refusal looks. What is refused here goes to the application as a request whose scope
+says why (`REFUSED`), so it is answered, counted and logged where everything is.
+Laws: one request at a time: bytes that come early wait, at most a read or two of them; every stage has a deadline, and no
+connection has a task; after an answer that came before the whole request had, the client has LINGER_S to stop sending and
+read it; a client that ends its own sending is answered if its last whole request says that it is the last, else it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service.errors import BadRequest, ClientTimeout, ServiceError
+from service.http.asgi import CROWDED, REFUSED
+from service.http.body_framing import Bytes, ChunkedBody, CountedBody, WireBody
+from service.http.connection_limits import (
+    LINGER_S,
+    MAX_DROPPED_BYTES,
+    MAX_EARLY_BYTES,
+    MAX_LINGER_BYTES,
+    PAUSE_S,
+    RESET_CHECK_S,
+    TransportLimits,
+)
+from service.http.cycle import Cycle, Flow, Outlet
+from service.http.deadline import Deadline
+from service.http.head import CRLF, END, Head, check_begun, glimpse, read_head
+from service.http.header_fields import HeaderFields
+from service.http.listener import Place
+from service.http.scope import common_scope, request_scope
+from service.http.stage import Stage
+from service.http.write_coalescing import Departures
+
+
+class Connection(HttpToolsProtocol):
+    """Made for each connection; uvicorn's tasks, flow control and shutdown, which `worker/server.py` relies on, are as they were."""
+
+    cycle: Cycle
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        limits: TransportLimits,
+        place: Place,
+        departures: Departures,
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.parser = None  # type: ignore[assignment]  # `head.py` and `body.py` read
+        self._limits = limits
+        self._place = place
+        self._departures = departures
+        self._stage = Stage.HEAD
+        self._is_resting = False  # between two requests: a first one is due from the start
+        self._begun = self._waiting = b""
+        self._body: WireBody = CountedBody(0)
+        self._has_ended = False
+        self._is_last = self._may_end = False  # the request says so; one that waits may say so
+        self._is_shed = False
+        self._num_dropped_bytes = 0
+        self._reading = Deadline(self.loop, self._read_too_late)
+        self._writing = Deadline(self.loop, self._written_too_late)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._flow = Flow(transport)
+        self._common_scope = common_scope(self)
+        self._outlet = Outlet(transport, self._departures, self._leave)
+        self._reading.set(self._limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reading.stop()
+        self._writing.stop()
+        self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
+        self._place.leave()
+        super().connection_lost(exc)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.leave()
+
+    def data_received(self, data: bytes) -> None:
+        self._wait(data) if self._waiting else self._take(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
+        """Whether the connection stays open because the client still waits. Over TLS both ends are one."""
+        self._has_ended = True
+        self._outlet.depart()  # said before the client's end was seen, so sent
+        waiting = self._waiting.lower()
+        self._may_end = b"close" in waiting or b"http/1.0" in waiting
+        return self.transport.can_write_eof() and self._is_waited_for()
+
+    def shutdown(self) -> None:
+        self._outlet.depart()
+        if self._stage is Stage.BODY and self.cycle.response_complete:
+            self._leave()
+        elif self._stage is not Stage.DROP:
+            super().shutdown()
+
+    def shed(self) -> None:
+        """The next answer is the last; between two requests nothing happens, for the client may be sending."""
+        self._is_shed = True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        cycle, limits, left_s = self.cycle, self._limits, 0.0
+        if limits.min_response_bytes_per_s:
+            cycle.paused_at = self.loop.time()
+            left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
+        self._writing.set(limits.write_timeout_s + min(0.0, left_s))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle.response_complete:
+            self._writing.set(self._limits.write_timeout_s)  # for the end of it
+            return
+        self._writing.clear()
+        if self.cycle.paused_at is not None:  # else it is the last answer's pause that is over
+            self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
+
+    # Reading.
+
+    def _take(self, data: Bytes) -> None:
+        while data:
+            if self._stage is Stage.HEAD:
+                data = self._take_head(data)
+            elif self._stage is Stage.BODY:
+                data = self._take_body(data)
+            else:
+                self._wait(data) if self._stage is Stage.EARLY else self._drop(data)
+                return
+
+    def _take_head(self, data: Bytes) -> Bytes:
+        begun = (self._begun + data).removeprefix(CRLF)  # one empty line before a request is forgiven
+        end = begun.find(END)
+        try:
+            if end >= 0:
+                head = read_head(begun[:end], self._limits)
+            elif begun:
+                check_begun(begun, self._limits)
+        except ServiceError as error:
+            self._refuse(error, begun)
+            return b""
+        if end >= 0:
+            self._open(head)
+            return memoryview(begun)[end + len(END) :]
+        self._begun = begun
+        if self._is_resting:
+            self._reading.set(self._limits.header_timeout_s)
+        self._is_resting = False
+        return b""
+
+    def _take_body(self, data: Bytes) -> Bytes:
+        cycle, body = self.cycle, self._body
+        try:
+            piece, rest = body.take(data)
+        except BadRequest as error:
+            self._stage = Stage.DROP
+            cycle.fail(error)
+            return b""
+        if not cycle.response_complete:
+            cycle.arrived(piece, is_whole=body.is_complete)
+        if not body.is_complete and rest:
+            self._wait(rest)
+            self.loop.call_later(PAUSE_S, self._take_waiting)
+            return b""
+        if body.is_complete:
+            self._stage = Stage.EARLY
+            if cycle.response_complete:
+                self._await_next()
+        return rest
+
+    def _take_waiting(self) -> None:
+        data, self._waiting, self._flow.is_full = self._waiting, b"", False
+        self._take(data)
+        if self._has_ended and not self._is_waited_for():
+            self._outlet.depart()
+            self.transport.close()
+
+    def _wait(self, data: Bytes) -> None:
+        self._waiting += data
+        if len(self._waiting) > MAX_EARLY_BYTES:
+            self._flow.is_full = True
+            self._flow.pause_reading()
+
+    def _drop(self, data: Bytes) -> None:
+        self._num_dropped_bytes += len(data)
+        if self._num_dropped_bytes > MAX_LINGER_BYTES:
+            self.transport.abort()
+
+    def _read_too_late(self) -> None:
+        """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants.
+
+        Or the time to check for a reset, where the client has ended its sending.
+        """
+        if self._has_ended and self._is_waited_for():
+            return
+        if self._stage is Stage.HEAD and self._begun:
+            self._refuse(
+                ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
+            )
+        else:
+            self._outlet.depart()
+            self.transport.close()
+
+    def _is_waited_for(self) -> bool:
+        """Whether a client that has ended its sending still waits for an answer; if so, this is asked again later."""
+        if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
+            return False
+        if self._stage is Stage.BODY:
+            is_so = bool(self._waiting)  # told when that has been taken
+        else:
+            is_so = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
+        if not is_so or self._place.is_reset:
+            return False
+        self._reading.set(RESET_CHECK_S)
+        return True
+
+    def _written_too_late(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    # Requests.
+
+    def _open(self, head: Head) -> None:
+        self._begun, self._is_resting, self._is_last = b"", False, not head.keeps_alive
+        self._reading.clear()
+        if not self.flow.write_paused:  # else it is the last answer's still
+            self._writing.clear()
+        self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
+        self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
+        scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
+        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_guest)
+        if self._place.is_guest:
+            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
+        if self._body.is_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
+        else:
+            cycle.waiting_for_100_continue = head.expects_continue
+
+    def _refuse(self, error: ServiceError, begun: bytes) -> None:
+        """The last answer of this connection; what still comes is nobody's."""
+        self._stage, self._begun = Stage.DROP, b""
+        self._reading.clear()
+        scope = request_scope(self._common_scope, glimpse(begun), [], HeaderFields(), self.app_state)
+        cycle = self._start(scope, keeps_alive=False)
+        cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # a key of ours
+
+    def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
+        """The request is the application's from the loop's next turn on."""
+        self.cycle = Cycle(self, self._outlet, scope, keeps_alive=keeps_alive)
+        self._start_asgi_task(self.cycle, self.app)
+        return self.cycle
+
+    # Answers.
+
+    def goes_on(self) -> bool:
+        """Whether what is still to come of the body is little and sure to come, and the client need not connect anew."""
+        if self._is_shed and not self._waiting:  # what it has sent already is answered first
+            return False
+        if self._stage is not Stage.BODY:
+            return True
+        left = self._body.left
+        return left is not None and left <= MAX_DROPPED_BYTES and not self.cycle.waiting_for_100_continue
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._stage is Stage.DROP:
+            return
+        self._writing.set(self._limits.write_timeout_s)
+        self.flow.resume_reading()
+        if self._stage is Stage.BODY:
+            self._reading.set(self._limits.header_timeout_s)
+        else:
+            self._await_next()
+
+    def _await_next(self) -> None:
+        self._stage, self._is_resting = Stage.HEAD, True
+        self._reading.set(self.timeout_keep_alive)
+        if self._waiting:
+            self._take_waiting()
+            self.flow.resume_reading()
+
+    def _leave(self) -> None:
+        """Closes behind the last answer, at once only where the client has nothing more to say."""
+        is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
+        self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
+        self._reading.clear()
+        self._writing.set(self._limits.write_timeout_s)
+        if is_silent or self.transport.is_closing():
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._reading.set(LINGER_S)

@@ -1,0 +1,153 @@
+"""Listener: takes connections as they come, and never more of them than there are places.
+
+Must not know: HTTP, who serves a connection (`make`), what becomes of the others when it closes (`worker/server.py`).
+Laws: a connection has a place from the moment it is taken, its TLS handshake included, to its end; above `most` there are
+MAX_GUESTS more, for one request each, and who has had one longest loses it to the next who comes, so that health is answered
+however many say nothing; a process that can open no more descriptors waits PAUSE_S and does not spin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+BACKLOG = 2048
+MAX_GUESTS = 64
+# Taken in one turn of the loop, some 30 µs each.
+BATCH = 16
+PAUSE_S = 1.0
+_TCP_CLOSE = 7  # of the states in linux/tcp_states.h
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A worker's own listener on the port that the supervisor reserved; the kernel spreads connections over them."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(address)
+    listener.setblocking(False)
+    return listener
+
+
+class Place:
+    """One connection's; `leave` may be called more than once."""
+
+    __slots__ = ("_others", "_socket", "is_guest")
+
+    def __init__(self, taken: socket.socket, others: dict[Place, None], *, is_guest: bool) -> None:
+        self.is_guest = is_guest
+        self._socket = taken
+        self._others = others
+        others[self] = None
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the client has reset the connection: the kernel knows, and tells nobody who neither reads nor writes."""
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+    def leave(self) -> None:
+        self._others.pop(self, None)
+
+    def give_up(self) -> None:
+        """Whoever has it sees his connection end, wherever it is."""
+        self.leave()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Places:
+    """`most` that may be kept, and the guests'."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[Place, None] = {}
+        self._guests: dict[Place, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._guests)
+
+    def give(self, taken: socket.socket) -> Place:
+        if len(self._kept) < self._most:
+            return Place(taken, self._kept, is_guest=False)
+        if len(self._guests) >= MAX_GUESTS:
+            next(iter(self._guests)).give_up()
+        return Place(taken, self._guests, is_guest=True)
+
+
+class Listener:
+    """Of one bound socket, on the running loop; `make` gives a connection its protocol.
+
+    With `tls` the handshake is done `handshake_timeout_s` after the connection was taken; `resting` hears why none can be taken.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        places: Places,
+        make: Callable[[Place], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        handshake_timeout_s: float,
+        resting: Callable[[OSError], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = bound
+        self._places = places
+        self._make = make
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
+        self._resting = resting
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        self._socket.listen(BACKLOG)
+        self._loop.add_reader(self._socket, self._take)
+
+    def close(self) -> list[socket.socket]:
+        """What the kernel has completed and nobody has taken yet, which closing the socket would reset."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._socket)
+        waiting = []
+        with contextlib.suppress(OSError):  # none is left
+            while True:
+                waiting.append(self._socket.accept()[0])
+        self._socket.close()
+        return waiting
+
+    async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
+        """Returns when the connection has its protocol, or is gone."""
+        taken.setblocking(False)
+        place = self._places.give(taken)
+        patience: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
+        try:
+            await self._loop.connect_accepted_socket(functools.partial(self._make, place), taken, **patience)
+        except BaseException as error:
+            place.leave()
+            taken.close()
+            if not isinstance(error, OSError):  # of a handshake that failed or took too long, a peer that is gone
+                raise
+
+    def _take(self) -> None:
+        for _ in range(BATCH):
+            try:
+                taken, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._rest(error)
+                return
+            task = self._loop.create_task(self.connect(taken, self._handshake_timeout_s))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    def _rest(self, error: OSError) -> None:
+        self._resting(error)
+        self._loop.remove_reader(self._socket)
+        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)

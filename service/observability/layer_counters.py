@@ -1,0 +1,52 @@
+"""Tally: what each layer has done since the metrics were last told.
+
+Laws: a request costs a few additions here and no metric; nothing is told twice (`take` hands a sum out and begins anew);
+only whole requests count, successes and failures apart.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+
+from service.api.request_record import Trace
+from service.events import LayerTotals
+
+_LAST_SUCCESS = 299
+
+
+class Tally:
+    """One process's sums by layer; `wall_clock` is seconds since the epoch."""
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._sums: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
+
+    def answered(self, trace: Trace, total_s: float) -> None:
+        """A request to a layer that was served has its answer, good or bad."""
+        if trace.layer is None:
+            return
+        done = self._sums[trace.layer]
+        if trace.status > _LAST_SUCCESS:
+            done.failures += 1
+            done.failure_s += total_s
+            return
+        done.successes += 1
+        done.success_s += total_s
+        done.decode_s += trace.decode_s or 0.0
+        done.queue_s += trace.queue_s or 0.0
+        done.compute_s += trace.compute_s or 0.0
+        done.encode_s += trace.encode_s or 0.0
+        done.last_answer_s = self._wall_clock()
+
+    def computed(self, layer: str, sequences: int) -> None:
+        """One forward pass of a layer is done."""
+        done = self._sums[layer]
+        done.batches += 1
+        done.sequences += sequences
+
+    def take(self) -> dict[str, LayerTotals]:
+        """The sums since the last `take`."""
+        sums, self._sums = self._sums, collections.defaultdict(LayerTotals)
+        return sums

@@ -1,0 +1,71 @@
+"""Layer series: what each layer has done, in the sums that Open Inference's statistics are read from.
+
+Laws: told at every heartbeat, not at every request (`observability/layer_counters.py`); what is read is what all processes have told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.samples import Sample
+
+from service.events import LayerTotals
+from service.observability.series import PREFIX, Children, Series
+
+# Where each field of LayerTotals is told: the series and, beside the layer, its label.
+_SUMS: dict[str, tuple[str, dict[str, str]]] = {
+    "successes": ("layer_requests", {"outcome": "success"}),
+    "failures": ("layer_requests", {"outcome": "failure"}),
+    "success_s": ("layer_request_seconds", {"outcome": "success"}),
+    "failure_s": ("layer_request_seconds", {"outcome": "failure"}),
+    "decode_s": ("layer_phase_seconds", {"phase": "decode"}),
+    "queue_s": ("layer_phase_seconds", {"phase": "queue"}),
+    "compute_s": ("layer_phase_seconds", {"phase": "compute"}),
+    "encode_s": ("layer_phase_seconds", {"phase": "encode"}),
+    "sequences": ("layer_sequences", {}),
+    "batches": ("layer_batches", {}),
+}
+
+
+class LayerSeries:
+    """Of every layer that was ever asked."""
+
+    def __init__(self, make: Series) -> None:
+        texts = {
+            "layer_requests": ("Requests to a layer that were answered, by outcome", "outcome"),
+            "layer_request_seconds": ("Their time from the complete headers, by outcome", "outcome"),
+            "layer_phase_seconds": ("Time of successful requests in each phase", "phase"),
+            "layer_sequences": ("Sequences in forward passes",),
+            "layer_batches": ("Forward passes",),
+        }
+        self._sums = {
+            name: Children(make.counter(name, text, ("layer", *labels))) for name, (text, *labels) in texts.items()
+        }
+        self._last_answer = Children(
+            make.gauge("layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",))
+        )
+
+    def worked(self, sums: Mapping[str, LayerTotals]) -> None:
+        """What layers have done since this was last told."""
+        for layer, done in sums.items():
+            for field, (series, labels) in _SUMS.items():
+                if amount := getattr(done, field):
+                    self._sums[series][layer, *labels.values()].inc(amount)
+            if done.last_answer_s:
+                self._last_answer[layer,].set(done.last_answer_s)
+
+    def totals(self, samples: Iterable[Sample]) -> dict[str, LayerTotals]:
+        """What layers have done since the start, by the samples of all processes."""
+        told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+        begin = f"{PREFIX}_layer_requests"
+        layers = {dict(labels)["layer"] for name, labels in told if name.startswith(begin)}
+        return {layer: self._totals(layer, told) for layer in layers}
+
+    def _totals(self, layer: str, told: Mapping[tuple[str, frozenset[tuple[str, str]]], float]) -> LayerTotals:
+        def value(name: str, labels: Mapping[str, str]) -> float:
+            return told.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
+
+        sums = {field: value(f"{series}_total", labels) for field, (series, labels) in _SUMS.items()}
+        counts = {field: int(sums[field]) for field in ("successes", "failures", "sequences", "batches")}
+        last = value("layer_last_answer_timestamp_seconds", {})
+        return LayerTotals(**{**sums, **counts, "last_answer_s": last})  # type: ignore[arg-type]  # counts are ints

@@ -1,0 +1,98 @@
+"""Line writer: log lines to a standard stream, and none of them waits for a reader.
+
+Lives here for the supervisor too, which cannot afford what `observability/logs.py` loads.
+Must not know: what a line is about, who reads.
+Laws: the stream does not block (`processes.unblock`). A line that finds no room waits in memory and is written before any
+later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited. A line
+that was written in part (a full disk) is finished before the next one.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+import threading
+import time
+
+from service import __version__
+from service.observability.timestamp import timestamp
+
+MAX_WAITING_BYTES = 2**16
+# How long the end of a process waits for a reader that is there and slow.
+FINISH_S = 0.2
+
+
+def log_line(level: str, event: str, **fields: object) -> str:
+    """One JSON line like those of `observability/logs.py`, without what structlog costs (17 MB)."""
+    import json  # noqa: PLC0415 (memory: shared by all lines)
+
+    head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
+    return json.dumps({**head, **fields}) + "\n"
+
+
+class LineWriter:
+    """Writes to `descriptor`. Any thread may call it, also within a call of its own: a finalizer may log."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.num_dropped = 0
+        self._num_unreported = 0
+        self._descriptor = descriptor
+        self._waiting: collections.deque[bytes] = collections.deque()
+        self._waiting_bytes = 0
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> None:
+        """Writes whole lines, at most PIPE_BUF bytes of them: a pipe takes all or nothing of that."""
+        rest = text.encode()
+        with self._lock:
+            if self._waiting or self._num_unreported:
+                self.flush()
+            if not self._waiting:
+                rest = self._put(rest)
+            if not rest:
+                return
+            if self._waiting_bytes + len(rest) <= MAX_WAITING_BYTES:
+                self._waiting.append(rest)
+                self._waiting_bytes += len(rest)
+            else:
+                num_lines = text.count("\n")
+                self.num_dropped += num_lines
+                self._num_unreported += num_lines
+
+    def flush(self) -> None:
+        """Writes what waits, as far as there is room."""
+        with self._lock:
+            while data := self._next():
+                rest = self._put(data)
+                self._waiting_bytes -= len(data) - len(rest)
+                if rest:
+                    self._waiting.appendleft(rest)
+                    return
+
+    def finish(self) -> None:
+        """Writes what waits before the process ends; a slow reader has FINISH_S to make room for it."""
+        end = time.monotonic() + FINISH_S
+        self.flush()
+        while self._waiting and select.select([], [self._descriptor], [], max(0.0, end - time.monotonic()))[1]:
+            before = self._waiting_bytes
+            self.flush()
+            if self._waiting_bytes >= before:
+                return  # room is not what it lacks
+
+    def _put(self, data: bytes) -> bytes:
+        """Writes what there is room for and returns the rest: there is no room, no space or no reader."""
+        try:
+            return data[os.write(self._descriptor, data) :]
+        except OSError:
+            return data
+
+    def _next(self) -> bytes:
+        if self._waiting:
+            return self._waiting.popleft()
+        if not self._num_unreported:
+            return b""
+        num_lines, self._num_unreported = self._num_unreported, 0
+        report = log_line("warning", "log_lines_dropped", lines=num_lines).encode()
+        self._waiting_bytes += len(report)
+        return report

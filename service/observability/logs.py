@@ -1,0 +1,300 @@
+"""Logs: one JSON object a line on stdout, and one such line a request.
+
+Lives here: structlog's configuration, the line of a request, and the way in for what libraries log or warn.
+Must not know: routes, settings, what a line is about.
+Laws: nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES, up to
+which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone or that nobody reads
+costs lines, never a request or time (`observability/line_writer.py`); of identical refusals only the first have lines of their own; times
+are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from service import __version__
+from service.loop_tick import Turn
+from service.observability.line_writer import LineWriter
+from service.observability.timestamp import timestamp
+
+# structlog takes rich where it finds it, to colour a terminal; it is here for the command line, and costs a process 4 MB.
+_hides_rich = "rich" not in sys.modules
+if _hides_rich:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python itself says that a module is not to be had
+import structlog  # noqa: E402
+from structlog.typing import FilteringBoundLogger  # noqa: E402
+
+if _hides_rich:
+    del sys.modules["rich"]
+
+MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
+MAX_TEXT_CHARS = 256
+MAX_TRACE_CHARS = 2800
+# So many refusals of one kind in a window have lines of their own. More are a flood.
+REFUSAL_LINES = 100
+REFUSAL_WINDOW_S = 1.0
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class RequestLine(NamedTuple):
+    """What is told about one request at its end; None is left out. Times in milliseconds, sizes in bytes."""
+
+    request_id: str
+    route: str
+    method: str
+    status: int
+    code: str | None = None
+    layer: str | None = None
+    batch_requests: int | None = None
+    tokens: int | None = None
+    decode_ms: float | None = None
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    total_ms: float | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Stream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+def configure_logs(level: str, stream: Stream | None = None) -> None:
+    """Once a process, before its first line; `stream` is stdout unless a test says otherwise."""
+    global _lines  # noqa: PLW0603 (structlog's configuration is global as well)
+    lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, _render],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=lambda *_: lines,
+        # With a stream of a test's own the next configuration must reach loggers that already exist.
+        cache_logger_on_first_use=stream is None,
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_FromLogging()]
+    root.setLevel(_LEVELS[level])
+    # uvicorn tells its own start and stop; `worker/server.py` and the supervisor tell ours.
+    logging.getLogger("uvicorn").setLevel(max(_LEVELS[level], logging.WARNING))
+    logging.captureWarnings(capture=True)
+
+
+def get_logger() -> FilteringBoundLogger:
+    """A logger; `logger.info("event_name", field=value)`."""
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def log_request(line: RequestLine) -> None:
+    """The one line of a request; it is written at the end of the loop's turn, together with those of others."""
+    if _lines.level <= _LEVELS["info"]:
+        _lines.put_off(line)
+
+
+def num_dropped_lines() -> int:
+    """How many lines of this process found no reader so far; what still waits for one is tried again."""
+    _stdout.flush()
+    return _stdout.num_dropped
+
+
+def finish_logs() -> None:
+    """Before the process ends: what was put off is written, and a reader that is slow gets a moment."""
+    _lines.finish()
+    _stdout.finish()
+
+
+class _Lines:
+    """Where structlog writes: as few writes as lines fit into MAX_LINE_BYTES."""
+
+    def __init__(self, stream: Stream, level: int) -> None:
+        self.level = level
+        self._stream = stream
+        self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
+        self._put_off: list[tuple[int, RequestLine]] = []
+        self._turn = Turn(self._write_put_off)
+
+    def msg(self, line: str) -> None:
+        self._write_put_off()
+        self._write([line])
+
+    def put_off(self, line: RequestLine) -> None:
+        """To the end of the loop's turn: lines that are made one after another cost half of what each does by itself."""
+        if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
+            return
+        told = time.time_ns(), line  # before the list is asked for: another thread may log meanwhile and take it away
+        self._put_off.append(told)
+        self._turn.ask()
+
+    def finish(self) -> None:
+        self._refusals.close()
+        self._write_put_off()
+
+    def _suppressed(self, kind: RefusalKind, count: int) -> None:
+        route, status, code = kind
+        get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
+
+    def _write_put_off(self) -> None:
+        lines, self._put_off = self._put_off, []
+        names = RequestLine._fields
+        self._write([_line("info", "request", zip(names, line, strict=True), at_ns) for at_ns, line in lines])
+
+    def _write(self, lines: Iterable[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for together in _together(lines):
+                self._stream.write(together)
+
+    debug = info = warning = warn = error = critical = exception = log = msg
+
+
+RefusalKind = tuple[str, int, str]
+"""Route, status and code. A caller chooses none of them freely, so there are few kinds."""
+
+
+class RefusalLimit:
+    """Limits the lines of identical refusals; `report` gets the number of those without a line, once a window and kind.
+
+    A window has REFUSAL_LINES of each kind. If that is not enough the next window has none, and so on until one has fewer
+    refusals again. `now` is monotonic seconds. `call_later` is called only while there is something to report.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+        report: Callable[[RefusalKind, int], object],
+    ) -> None:
+        self._now = now
+        self._call_later = call_later
+        self._report = report
+        self._counts: dict[RefusalKind, int] = {}
+        self._floods: frozenset[RefusalKind] = frozenset()
+        self._ends_at = float("-inf")
+        self._is_scheduled = False
+
+    def admits(self, kind: RefusalKind) -> bool:
+        """Whether this refusal, which is counted here, has a line of its own."""
+        now = self._now()
+        if now >= self._ends_at:
+            self.close()
+            if now >= self._ends_at + REFUSAL_WINDOW_S:
+                self._floods = frozenset()
+            self._ends_at = now + REFUSAL_WINDOW_S
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count <= self._limit(kind):
+            return True
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_later(self._ends_at - now, self._check)
+        return False
+
+    def close(self) -> None:
+        """Ends the window: reports what has no line of its own."""
+        counts, self._counts = self._counts, {}
+        if not counts:
+            return  # the timer was here first
+        for kind, count in counts.items():
+            if count > self._limit(kind):
+                self._report(kind, count - self._limit(kind))
+        self._floods = frozenset(kind for kind, count in counts.items() if count > REFUSAL_LINES)
+
+    def _limit(self, kind: RefusalKind) -> int:
+        return 0 if kind in self._floods else REFUSAL_LINES
+
+    def _check(self) -> None:
+        left_s = self._ends_at - self._now()
+        if left_s > 0:  # the timer is coarse, or another window has begun
+            self._call_later(left_s, self._check)
+        else:
+            self._is_scheduled = False
+            self.close()
+
+
+def _call_later(delay_s: float, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
+        asyncio.get_running_loop().call_later(delay_s, call)
+
+
+def _together(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
+    joined: list[str] = []
+    size = 0
+    for line in lines:
+        num_bytes = len(line) if line.isascii() else 4 * len(line)
+        if joined and size + num_bytes > MAX_LINE_BYTES:
+            yield "".join(joined)
+            joined, size = [], 0
+        joined.append(line)
+        size += num_bytes
+    if joined:
+        yield "".join(joined)
+
+
+_stdout = LineWriter(1)
+_lines = _Lines(_stdout, _LEVELS["info"])
+
+
+class _FromLogging(logging.Handler):
+    """What uvicorn, asyncio and `warnings` say becomes a line like any other."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 (a library's wrong format string must not end a request)
+            text = str(record.msg)
+        get_logger().log(record.levelno, "library", logger=record.name, message=text, exc_info=record.exc_info)
+
+
+def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+    """The last processor."""
+    return _line(level, event.pop("event"), event.items(), time.time_ns())
+
+
+def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
+    """One JSON line, whatever the values are, of what happened at that time since the epoch."""
+    head: dict[str, Any] = {
+        "timestamp": timestamp(at_ns),
+        "level": level,
+        "event": event,
+        "version": __version__,
+    }
+    for name, value in fields:
+        if value is not None:
+            # Most values are short: a call for each would be a fifth of the line's cost.
+            head[name] = value if type(value) is not str or len(value) <= MAX_TEXT_CHARS else _cut(name, value)
+    line = _dumps(head)
+    if len(line) >= MAX_LINE_BYTES:
+        line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
+    return line + "\n"
+
+
+def _cut(name: str, value: str) -> str:
+    """The start of a text says most; of a traceback it is the end."""
+    return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, int | float) and abs(value) < 2**53:
+        return value
+    # Escaped before it is cut, so that JSON can at most double it.
+    return str(value)[:60].encode("unicode_escape").decode("ascii")[:60]
+
+
+def _dumps(line: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(line, default=_ascii).decode()
+    except (TypeError, ValueError):
+        # A lone surrogate, an integer beyond 64 bits: what orjson refuses is told as text.
+        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()}).decode()
+
+
+def _ascii(value: Any) -> str:
+    return str(value)[:MAX_TRACE_CHARS].encode("ascii", "backslashreplace").decode("ascii")

@@ -1,0 +1,183 @@
+"""Series: how one is made, in this process's registry; and what a process of the same slot left in its files.
+
+Lives here: the prefix, the buckets; the registry of all processes together. Must not know: which series there are.
+Laws: labels are bounded by whoever makes a series; a process shows what all have told, and of layers those that are served.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from service.observability.shared_values import Shared, SharedValues
+
+T = TypeVar("T", bound=MetricWrapperBase)
+
+PREFIX = "attention"
+# One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
+TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
+SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
+
+
+class Histogram(prometheus_client.Histogram):
+    """The library's, told of many observations at once: its own looks through the buckets for each, 2 µs at 18 of them."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Each a number in the series' unit; no exemplars."""
+        self._sum.inc(sum(amounts))
+        bounds = self._upper_bounds
+        numbers: dict[int, int] = {}
+        for amount in amounts:
+            bucket = bisect.bisect_left(bounds, amount)
+            numbers[bucket] = numbers.get(bucket, 0) + 1
+        for bucket, number in numbers.items():
+            self._buckets[bucket].inc(number)
+
+
+class Children(dict[tuple[str, ...], T]):
+    """A series by its labels; the library's own look-up locks, counts and converts at every event. Labels are bounded."""
+
+    def __init__(self, series: T) -> None:
+        super().__init__()
+        self._series = series
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._series.labels(*labels)
+        return child
+
+
+class Series:
+    """Makes the series of one process; with `shared` their values are in files, and `render` adds up all processes'."""
+
+    def __init__(self, shared: Shared | None = None) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        # The library decides by an environment variable at its import; here it is decided in one visible place.
+        self._values = None if shared is None else SharedValues(shared)
+        values.ValueClass = self._values or values.MutexValue
+        self._registry = CollectorRegistry()
+        self._shared = shared
+
+    def counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
+
+    def gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
+        """`mode` says what the values of several processes are together; without labels it begins at 0."""
+        series = Gauge(
+            name,
+            text,
+            tuple(labels),
+            namespace=PREFIX,
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
+        if not labels:
+            series.set(0)
+        return series
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
+        return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
+
+    def write(self) -> None:
+        """What has changed goes to the files now."""
+        if self._values is not None:
+            self._values.write()
+
+    def keep(self) -> bool:
+        """Makes this process's files again where they are lost; whether they were. Raises OSError."""
+        return self._values is not None and self._values.keep()
+
+    def close(self) -> None:
+        """The end of the process; what it counted stays."""
+        if self._values is not None:
+            self._values.close()
+
+    def samples(self) -> Iterator[Sample]:
+        """Of all processes; it reads their files, so call it in a thread."""
+        return (sample for family in self._all_processes().collect() for sample in family.samples)
+
+    def render(self, served: frozenset[str] | None) -> bytes:
+        """Prometheus' text form, without layers that are not `served` (None: with all); it reads the files as well."""
+        shown = CollectorRegistry()
+        shown.register(_Shown(self._all_processes(), served))
+        return generate_latest(shown)
+
+    def _all_processes(self) -> CollectorRegistry:
+        if self._shared is None or self._values is None or not self._values.is_shared:
+            return self._registry
+        registry = CollectorRegistry()
+        registry.register(_AllProcesses(self._shared.directory, self._registry))
+        return registry
+
+
+class _AllProcesses(Collector):
+    """What can be read of the files in a directory; where they change faster than they are read, what this process has."""
+
+    def __init__(self, directory: Path, own: CollectorRegistry) -> None:
+        self._directory = directory
+        self._own = own
+
+    def collect(self) -> Iterable[Metric]:
+        files = [str(path) for path in self._directory.glob("*.db")]
+        for _ in range(2):
+            try:
+                return _merged(files)
+            except Exception:  # noqa: BLE001 (one was removed meanwhile, cut or overwritten: the others are shown)
+                files = [file for file in files if _is_whole(file)]
+        return self._own.collect()
+
+
+def _merged(files: list[str]) -> Iterable[Metric]:
+    merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    return merged
+
+
+def _is_whole(file: str) -> bool:
+    try:
+        _merged([file])
+    except Exception:  # noqa: BLE001 (whatever it breaks)
+        return False
+    return True
+
+
+class _Shown(Collector):
+    """A registry's series without those of layers that are not served (any more)."""
+
+    def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
+        self._registry = registry
+        self._served = served
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if self._served is not None:
+                family.samples = [x for x in family.samples if x.labels.get("layer", None) in {None, *self._served}]
+            yield family
+
+
+def left_in(shared: Shared) -> dict[str, float]:
+    """What the last process of this slot has counted, by sample, over all labels; files that cannot be read are removed."""
+    files = list(shared.directory.glob(f"*_{shared.slot}.db"))
+    sums: dict[str, float] = {}
+    try:
+        for family in _merged([str(file) for file in files]):
+            for sample in family.samples:
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        if not all(map(math.isfinite, sums.values())):
+            raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one way out for whatever is wrong)
+    except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        return {}
+    return sums

@@ -1,0 +1,208 @@
+"""Shared values: the numbers behind the metrics, in memory while the loop's turn lasts and then in files that all processes read.
+
+Lives here: what prometheus_client asks of a value, over its own files (`MmapedDict`). Its own class writes a file at every
+change, and looks for a fork first: with ten changes a request that was a tenth of the loop's time.
+Laws: one slot's files have one writer, the event loop's thread; a value goes on where the slot's last process left it; what
+was changed is in the files at the end of the turn, so a process that is killed takes no more than a turn with it; files that are
+lost or find no space keep nobody from counting: they are made again with what this process has counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from service.loop_tick import Turn
+
+# What the library names a process's files after, and space in each for the series of some fifty layers; more is reserved at need.
+KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
+RESERVED_BYTES = 2**19
+# What an entry of a file takes beside its key, at most.
+_ENTRY_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shared:
+    """The directory that the processes of one service share and this process's place in it."""
+
+    directory: Path
+    slot: int
+
+    @property
+    def counters(self) -> Path:
+        """There already where another process had the slot before."""
+        return self.file("counter")
+
+    def file(self, kind: str) -> Path:
+        return self.directory / f"{kind}_{self.slot}.db"
+
+
+class SharedValues:
+    """The values of one process; makes one for each sample that the library asks for. Without files they are its own alone."""
+
+    _multiprocess = True  # prometheus_client's word for values in files
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._files: dict[str, MmapedDict] = {}
+        self._places: dict[Path, tuple[int, int] | None] = {}
+        self._values: list[_Value] = []
+        self._changed: list[_Value] = []
+        self._turn = Turn(self.write)
+        with contextlib.suppress(OSError):  # `keep` tries again, and says why not
+            self._open()
+
+    def __call__(
+        self,
+        typ: str,
+        metric_name: str,
+        name: str,
+        labelnames: Sequence[str],
+        labelvalues: Sequence[str],
+        help_text: str,
+        multiprocess_mode: str = "",
+        **_: object,
+    ) -> _Value:
+        kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
+        assert kind in KINDS, f"{kind} has no file. This is a bug."
+        value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
+        self._values.append(value)
+        with contextlib.suppress(OSError):  # no space for one series more: this process alone knows it
+            value.go_on_in(self._files.get(kind))
+        return value
+
+    def changed(self, value: _Value) -> None:
+        self._changed.append(value)
+        self._turn.ask()
+
+    def write(self) -> None:
+        """What has changed goes to the files now."""
+        changed, self._changed = self._changed, []
+        for value in changed:
+            value.write()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the files are where others look for them, and whole; any thread may ask."""
+        return bool(self._places) and all(_place(path) == place for path, place in self._places.items())
+
+    def keep(self) -> bool:
+        """Makes the files again where one is lost, with all numbers; whether one was. Raises OSError where there is no space."""
+        if self.is_shared:
+            return False
+        self._close()
+        self._remove()
+        self._open()
+        with self._or_without_files():
+            for value in self._values:
+                value.move_to(self._files[value.kind])
+        return True
+
+    def close(self) -> None:
+        """The end of the process: nothing that was told is lost."""
+        self.write()
+        self._close()
+
+    def _open(self) -> None:
+        """Reserves the space for the files; raises OSError where there is none."""
+        paths = {kind: self._shared.file(kind) for kind in KINDS}
+        with self._or_without_files():
+            for path in paths.values():
+                with path.open("ab") as file:
+                    os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+            for kind, path in paths.items():
+                self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
+        self._places = {path: _place(path) for path in paths.values()}
+
+    @contextlib.contextmanager
+    def _or_without_files(self) -> Iterator[None]:
+        """Where the block fails there are none, and others have the space."""
+        try:
+            yield
+        except OSError:
+            self._close()
+            with contextlib.suppress(OSError):
+                self._remove()
+            raise
+
+    def _close(self) -> None:
+        files, self._files, self._places = self._files, {}, {}
+        for value in self._values:
+            value.move_to(None)
+        for file in files.values():
+            file.close()  # type: ignore[no-untyped-call]
+
+    def _remove(self) -> None:
+        for kind in KINDS:
+            self._shared.file(kind).unlink(missing_ok=True)
+
+
+class _File(MmapedDict):
+    """The library's, which is written to as memory: a page without space is a SIGBUS, so space is reserved before it grows."""
+
+    def _init_value(self, key: str) -> None:
+        if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
+            os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that has its name; None where it is gone or cut."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found.st_size >= RESERVED_BYTES else None
+
+
+class _Value:
+    """One sample. prometheus_client calls `inc`, `set` and `get`; exemplars it does not keep in files either."""
+
+    __slots__ = ("_file", "_is_changed", "_key", "_value", "_values", "kind")
+
+    def __init__(self, values: SharedValues, kind: str, key: str) -> None:
+        self.kind = kind
+        self._values = values
+        self._file: MmapedDict | None = None
+        self._key = key
+        self._value = 0.0
+        self._is_changed = False
+
+    def go_on_in(self, file: MmapedDict | None) -> None:
+        """With what the slot's last process left there; raises OSError where there is no space."""
+        if file is not None:
+            self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
+        self._file = file
+
+    def move_to(self, file: MmapedDict | None) -> None:
+        """With its own number; raises OSError where there is no space."""
+        self._file = file
+        self.write()
+
+    def inc(self, amount: float) -> None:
+        self.set(self._value + amount)
+
+    def set(self, value: float, timestamp: float | None = None) -> None:  # noqa: ARG002 (the library's signature)
+        self._value = value
+        if not self._is_changed:
+            self._is_changed = True
+            self._values.changed(self)
+
+    def get(self) -> float:
+        return self._value
+
+    def set_exemplar(self, exemplar: object) -> None:
+        pass
+
+    def get_exemplar(self) -> None:
+        return None
+
+    def write(self) -> None:
+        self._is_changed = False
+        if self._file is not None:
+            self._file.write_value(self._key, self._value, 0.0)  # type: ignore[no-untyped-call]

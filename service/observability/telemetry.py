@@ -1,0 +1,232 @@
+"""Telemetry: what happens in the rooms becomes metrics and log lines.
+
+Laws: each event is told once and counted once; a request's line and its count come from the same trace, so they agree; when
+each layer last answered is kept here, because readiness follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from service import __version__
+from service.api.auth.key_ring import KeyRing, KeysError, Role
+from service.api.request_record import Trace, milliseconds
+from service.attention.engine import Engine
+from service.attention.loaded_layer import Resident
+from service.attention.numerics import Fingerprint
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
+from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
+from service.observability.layer_counters import Tally
+from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
+from service.observability.metrics import Metrics, is_counted
+
+# The last part of the lane that readiness probes wait in.
+PROBE = "probe"
+
+
+class Telemetry:
+    """The one listener of the waiting room and of the door; `now` is monotonic seconds."""
+
+    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._now = now
+        self._log = get_logger()
+        self._answered_at: dict[str, float] = {}
+        self._busy_seconds = 0.0
+        self._filler_rows = 0
+        self._dropped_lines = 0
+        self._tally = Tally()
+
+    # The door.
+
+    def received(self, trace: Trace) -> None:
+        if is_counted(trace.path):
+            self._metrics.received()
+
+    def answered(self, trace: Trace, total_s: float) -> None:
+        if not is_counted(trace.path):
+            return
+        self._metrics.answered(
+            Answered(
+                route=trace.route,
+                status=trace.status,
+                total_s=total_s,
+                code=trace.code,
+                layer=trace.layer,
+                queue_s=trace.queue_s,
+                masked_rows=trace.masked_rows,
+            )
+        )
+        self._tally.answered(trace, total_s)
+        log_request(_line(trace, total_s))
+
+    def abandoned(self, trace: Trace, total_s: float) -> None:
+        """The caller left before the answer."""
+        if not is_counted(trace.path):
+            return
+        self._metrics.cancelled(trace.stage)
+        trace.code = "client_gone"
+        log_request(_line(trace, total_s))
+
+    def faulted(self, trace: Trace, error: BaseException) -> None:
+        self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)
+
+    def keys_taken(self, ring: KeyRing) -> None:
+        self._metrics.keys_read(is_usable=True)
+        self._log.info("api_keys_taken", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
+
+    def keys_refused(self, error: KeysError) -> None:
+        self._metrics.keys_read(is_usable=False)
+        self._log.error("api_keys_refused", reason=error.message, effect="the earlier keys stay in force")
+
+    # The waiting room.
+
+    def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
+        self._metrics.queue_changed(num_jobs, num_bytes)
+
+    def queue_stands(self, *, is_so: bool) -> None:
+        self._metrics.queue_stands(is_so=is_so)
+
+    def batch_done(self, event: BatchEvent) -> None:
+        layer = layer_of(event.lane)
+        self._answered_at[layer] = self._now()
+        if is_probe(event.lane):
+            return  # nobody asked for it, so no number may tell of it
+        self._tally.computed(layer, event.sequences)
+        self._metrics.batch_done(
+            BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
+        )
+
+    def retried_apart(self, event: RetryEvent) -> None:
+        self._metrics.batch_retried()
+        self._log.warning("batch_retried", layer=layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+
+    def batch_split(self, event: SplitEvent) -> None:
+        self._metrics.batch_split()
+        self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
+
+    def job_cancelled(self, event: CancelEvent) -> None:
+        """Counted with its request, by the stage that the trace reached."""
+
+    def died(self, event: DeathEvent) -> None:
+        self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
+
+    # The library and the engine.
+
+    def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
+        self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
+        self._metrics.sized(capacity)
+        self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
+
+    def routes_known(self, routes: list[str]) -> None:
+        self._metrics.routes_known(routes)
+
+    def layer_loaded(self, name: str, resident: Resident) -> None:
+        self._answered_at[name] = self._now()
+        self._metrics.layer_loaded(name, resident.seconds)
+        if resident.is_sequential:
+            self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
+        self._log.info("layer_loaded", layer=name, seconds=round(resident.seconds, 3))
+
+    def layer_refused(self, name: str, error: LayerError) -> None:
+        self._metrics.layer_load_failed(error.code)
+        self._log.error("layer_refused", layer=name, reason=error.message)
+
+    def layer_lacking(self, error: LayerError) -> None:
+        """A layer that all are to serve cannot be served here."""
+        self._metrics.layer_load_failed(error.code)
+        self._log.error("layer_lacking", reason=error.message)
+
+    def serving(self, names: list[str]) -> None:
+        """From now on; what is told of other layers is no longer shown."""
+        self._metrics.layers_served(names)
+        now = self._now()
+        self._answered_at = {name: self._answered_at.get(name, now) for name in names}
+        self._log.info("serving", layers=len(names))
+
+    def layer_unfit(self, name: str, error: ServiceError) -> None:
+        """An admin asked for a layer whose file cannot be served."""
+        self._metrics.layer_load_failed(LayerError.code)
+        self._log.error("layer_refused", layer=name, reason=error.message)
+
+    def layers_changed(self, action: str, name: str) -> None:
+        self._log.info("layers_changed", action=action, layer=name)
+
+    def life_ended(self, error: BaseException) -> None:
+        self._log.critical("life_ended", exc_info=error)
+
+    def beats_failed(self, reason: str) -> None:
+        self._log.error("heartbeat_not_written", reason=reason)
+
+    def beats_again(self) -> None:
+        self._log.info("heartbeat_written_again")
+
+    def run_directory_made_again(self) -> None:
+        self._log.warning("run_directory_made_again", effect="counters of processes that have ended begin anew")
+
+    def roll_not_found(self, reason: str) -> None:
+        self._log.error("roll_not_found", reason=reason)
+
+    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+        self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
+
+    def seconds_since_answer(self, name: str) -> float:
+        """Since the layer last gave an answer (its check at load counts)."""
+        return self._now() - self._answered_at.get(name, float("-inf"))
+
+    def sample(self, engine: Engine) -> None:
+        """What is measured rather than told: memory, what the engine has done and the log has lost since the last time."""
+        busy, filled = engine.busy_seconds, engine.filler_rows
+        self._metrics.engine_worked(busy - self._busy_seconds, filled - self._filler_rows)
+        self._busy_seconds, self._filler_rows = busy, filled
+        dropped = num_dropped_lines()
+        self._metrics.log_lines_dropped(dropped - self._dropped_lines)
+        self._dropped_lines = dropped
+        self.tell_tally()
+        self._metrics.memory_measured()
+        self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)
+
+    def render(self) -> bytes:
+        return self._metrics.render()
+
+    def tell_now(self) -> None:
+        """What this turn of the loop has counted so far is read by whoever reads next."""
+        self._metrics.tell_now()
+
+    def tell_tally(self) -> None:
+        """What layers have done goes into the metrics now, not at the next heartbeat."""
+        self._metrics.layers_worked(self._tally.take())
+
+    def layer_totals(self) -> dict[str, LayerTotals]:
+        """Of all processes; the others' are as old as their last heartbeat."""
+        return self._metrics.layer_totals()
+
+
+def is_probe(lane: Hashable) -> bool:
+    return isinstance(lane, tuple) and lane[-1] == PROBE
+
+
+def layer_of(lane: Hashable) -> str:
+    assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
+    return str(lane[0])
+
+
+def _line(trace: Trace, total_s: float) -> RequestLine:
+    decode_s, queue_s, compute_s = trace.decode_s, trace.queue_s, trace.compute_s
+    return RequestLine(
+        request_id=trace.request_id,
+        route=trace.route,
+        method=trace.method,
+        status=trace.status,
+        code=trace.code,
+        layer=trace.layer,
+        batch_requests=trace.batch_requests,
+        tokens=trace.tokens,
+        decode_ms=None if decode_s is None else milliseconds(decode_s),
+        queue_ms=None if queue_s is None else milliseconds(queue_s),
+        compute_ms=None if compute_s is None else milliseconds(compute_s),
+        total_ms=milliseconds(total_s),
+        bytes_in=trace.bytes_in,
+        bytes_out=trace.bytes_out,
+    )

@@ -1,0 +1,20 @@
+"""Timestamps: a time as every log line tells it, ISO 8601 in UTC to the microsecond.
+
+Lives here for the supervisor too, which cannot afford what `observability/logs.py` loads. `datetime` takes three times as long for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+
+
+def timestamp(at_ns: int) -> str:
+    """Of a time in nanoseconds since the epoch."""
+    second, micros = divmod(at_ns // 1000, 10**6)
+    return f"{_second(second)}.{micros:06d}Z"
+
+
+@functools.lru_cache(2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

@@ -1,0 +1,48 @@
+"""Trace export: where spans go, over OTLP by HTTP, as the standard `OTEL_…` variables say; imported only where tracing is on.
+
+Laws: the caller of a request never waits for it (a thread of the SDK sends, and drops what is too much); a collector that is
+gone costs spans and log lines, and at the end no more than FLUSH_S.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Tracer
+
+from service import __version__
+from service.observability.tracing import NAME
+
+FLUSH_S = 1.0
+_UNNAMED = "unknown_service"
+
+
+class TraceExport:
+    """One process's exporter; made before the first request, closed after the last."""
+
+    def __init__(self) -> None:
+        self._exporter = OTLPSpanExporter()
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+
+    @property
+    def tracer(self) -> Tracer:
+        return self._provider.get_tracer(NAME, __version__)
+
+    def close(self) -> None:
+        """Sends what is left, within FLUSH_S; the SDK's own end would wait up to 30 s for a collector that is not there."""
+        flush = threading.Thread(target=self._provider.force_flush, daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _resource() -> Resource:
+    """What the environment says of this service, and its name and version where that says nothing."""
+    told = Resource.create().attributes
+    name = NAME if str(told["service.name"]).startswith(_UNNAMED) else told["service.name"]
+    return Resource({"service.version": __version__, **told, "service.name": name})

@@ -1,0 +1,185 @@
+"""Tracing: each request and each batch as an OpenTelemetry span, made at its end.
+
+Lives here: an ASGI wall around the door, inside its count, and an observer around the telemetry. Neither exists unless tracing
+is on, so that a service without it does nothing more for it. Must not know: where spans go (`observability/trace_export.py`).
+Laws: one server span a request, whatever becomes of it, in the caller's trace if he has one; its phases are its children, with
+the times that were measured anyway; it links to the span of its batch, which is a trace of its own, for no caller owns a batch.
+What health checks and scrapes ask for has no span. No attribute repeats what a caller wrote, but for a known method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.util.types import AttributeValue
+
+from service.api.request_record import Trace, trace_of
+from service.batching.job import BatchInfo
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
+from service.http.asgi import Application, ClientGone, Receive, Scope, Send
+from service.observability.metrics import is_counted
+from service.observability.telemetry import is_probe, layer_of
+
+NAME = "attention-service"
+_NS = 10**9
+_SERVER_FAULT = 500
+_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+# Where a batch's notes have the context of its span.
+_SPAN = "span"
+
+
+class RequestSpans:
+    """`now` is the clock of the traces (monotonic seconds), `wall_ns` what spans are told in."""
+
+    def __init__(
+        self, tracer: Tracer, now: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._tracer = tracer
+        self._now = now
+        self._wall_ns = wall_ns
+
+    def around(self, inside: Application) -> Application:
+        """`inside`, and a span at the end of every request to it."""
+
+        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+            if not is_counted(scope["path"]):
+                await inside(scope, receive, send)
+                return
+            cut: str | None = "incomplete"
+            try:
+                await inside(scope, receive, send)
+                cut = None
+            except ClientGone:
+                cut = "client_gone"
+                raise
+            finally:
+                self._tell(scope, trace_of(scope), cut)
+
+        return traced
+
+    def _tell(self, scope: Scope, trace: Trace, cut: str | None) -> None:
+        end = self._wall_ns()
+        start = end - int((self._now() - trace.started) * _NS)
+        span = self._tracer.start_span(
+            f"{_method(trace)} {trace.route}" if trace.route != "unmatched" else _method(trace),
+            context=propagate.extract(_carrier(scope)),
+            kind=SpanKind.SERVER,
+            attributes=dict(_attributes(scope, trace)),
+            links=_links(trace.batch),
+            start_time=start,
+        )
+        if span.is_recording():
+            if cut is not None or trace.status >= _SERVER_FAULT:
+                span.set_attribute("error.type", cut or trace.code or str(trace.status))
+                span.set_status(StatusCode.ERROR)
+            self._tell_phases(span, trace, start, end)
+        span.end(end)
+
+    def _tell_phases(self, span: Span, trace: Trace, start: int, end: int) -> None:
+        """The phases in their order; one that was not finished goes by how far the request had come."""
+        if trace.receive_s is None:
+            return
+        inside = set_span_in_context(span, Context())
+        done = (
+            ("receive", trace.receive_s),
+            ("decode", trace.decode_s),
+            ("queue", trace.queue_s),
+            ("compute", trace.compute_s),
+        )
+        for name, seconds in done:
+            if seconds is None:
+                break
+            self._phase(name, inside, start, until := start + int(seconds * _NS))
+            start = until
+        if trace.encode_s is not None:
+            self._phase("send", inside, end - int(trace.encode_s * _NS), end)
+        else:
+            self._phase(trace.stage, inside, start, end)
+
+    def _phase(self, name: str, inside: Context, start: int, end: int) -> None:
+        self._tracer.start_span(name, context=inside, start_time=start).end(end)
+
+
+class BatchSpans(Observer):
+    """Tells `inner` everything it hears and makes a span of each batch that somebody asked for."""
+
+    def __init__(self, tracer: Tracer, inner: Observer, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self._tracer = tracer
+        self._inner = inner
+        self._wall_ns = wall_ns
+
+    def batch_done(self, event: BatchEvent) -> None:
+        self._inner.batch_done(event)
+        if is_probe(event.lane):
+            return
+        end = self._wall_ns()
+        span = self._tracer.start_span(
+            "batch",
+            context=Context(),
+            attributes={
+                "attention.layer": layer_of(event.lane),
+                "attention.batch.requests": event.requests,
+                "attention.batch.sequences": event.sequences,
+                "attention.batch.tokens": event.tokens,
+                "attention.batch.weights_bytes": event.weights_bytes,
+            },
+            start_time=end - int(event.compute_s * _NS),
+        )
+        span.end(end)
+        event.notes[_SPAN] = span.get_span_context()
+
+    def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
+        self._inner.queue_changed(num_jobs, num_bytes)
+
+    def retried_apart(self, event: RetryEvent) -> None:
+        self._inner.retried_apart(event)
+
+    def batch_split(self, event: SplitEvent) -> None:
+        self._inner.batch_split(event)
+
+    def job_cancelled(self, event: CancelEvent) -> None:
+        self._inner.job_cancelled(event)
+
+    def died(self, event: DeathEvent) -> None:
+        self._inner.died(event)
+
+
+def _links(batch: BatchInfo | None) -> list[Link]:
+    context = None if batch is None else batch.notes.get(_SPAN)
+    return [Link(context)] if isinstance(context, SpanContext) else []
+
+
+def _carrier(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _method(trace: Trace) -> str:
+    return trace.method if trace.method in _METHODS else "HTTP"
+
+
+def _attributes(scope: Scope, trace: Trace) -> Iterator[tuple[str, AttributeValue]]:
+    """HTTP's by their semantic conventions (1.44), then ours."""
+    yield "http.request.method", trace.method if trace.method in _METHODS else "_OTHER"
+    yield "url.scheme", scope.get("scheme", "http")
+    yield "network.protocol.version", scope.get("http_version", "1.1")
+    if trace.route != "unmatched":
+        yield "http.route", trace.route
+        path = trace.route.replace("{layer}", trace.layer or "{layer}")
+        if "{" not in path:
+            yield "url.path", path
+    if (server := scope.get("server")) is not None:
+        yield "server.address", str(server[0])
+        if server[1] is not None:
+            yield "server.port", int(server[1])
+    if trace.status:
+        yield "http.response.status_code", trace.status
+    yield "http.request.body.size", trace.bytes_in
+    yield "http.response.body.size", trace.bytes_out
+    yield "attention.request_id", trace.request_id
+    for name, value in (("layer", trace.layer), ("tokens", trace.tokens), ("code", trace.code)):
+        if value is not None:
+            yield f"attention.{name}", value

@@ -1,0 +1,241 @@
+"""Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
+
+Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time (a look at
+the workers' signs of life is one).
+Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 15 MB, for `become` leaves
+behind what reading the settings took (38 with it).
+Laws:
+- a slot holds one process at a time; one that crashed is started again, and one whose event loop stands still is ended and
+  started again (`supervisor/slot.py`);
+- a process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it said why, and
+  would say it again. In a slot that did serve it is a crash like any other, and its mates go on serving;
+- SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force; a second one ends
+  them by force at once (the same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its
+  own copy). SIGHUP is ignored, in the workers too: there is nothing to read again;
+- a worker that has news for all (a change of layers) signals it, and it signals every worker;
+- when it is killed itself, the workers see their lifeline end and leave.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, Protocol
+
+from service.supervisor.notification import NEWS
+from service.supervisor.plan import Plan
+from service.supervisor.processes import Posix, StartError, reserve_port, say, unblocked_streams, write_log_line
+from service.supervisor.run_directory import RunDirectory
+from service.supervisor.slot import Slot
+from service.supervisor.watchdog import LOOKS, WHERE, look_interval_s
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 3
+# The engine is stuck or its device has failed: the process told everyone who waited and left to be replaced.
+EXIT_ENGINE_DOWN = 4
+
+FORCE_S = 2.0
+ECHO_S = 0.2
+# A worker that we told to leave before it could listen to signals ends by the signal itself: nothing was lost.
+_ORDERLY = (0, -signal.SIGTERM)
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+Log = Callable[..., None]
+
+
+class System(Protocol):
+    """The operating system, as far as the decisions need it (`processes.Posix`)."""
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int: ...
+
+    def kill(self, pid: int, signum: int) -> None: ...
+
+    def reap(self) -> Iterable[tuple[int, int]]: ...
+
+    def wait(self, timeout_s: float | None) -> int | None: ...
+
+    def heard(self) -> Iterable[int]: ...
+
+    def now(self) -> float: ...
+
+
+class Supervisor:
+    """`bury(slot, pid)` forgets what a dead process left behind and says whether it had become ready."""
+
+    def __init__(
+        self, plan: Plan, values: Mapping[str, str], system: System, bury: Callable[[int, int], bool], log: Log
+    ) -> None:
+        self._plan = plan
+        self._values = values
+        self._system = system
+        self._bury = bury
+        self._log = log
+        self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
+        self._look_s = look_interval_s(plan.silence_s)
+        self._look_at = system.now() + self._look_s
+        self._exit_code: int | None = None
+        self._deadline: float | None = None
+        self._told: tuple[signal.Signals, float] | None = None
+
+    def run(self) -> int:
+        """Until the end; the exit code says how it came."""
+        while True:
+            self._start_due()
+            signum = self._system.wait(self._patience())
+            if signum in (signal.SIGTERM, signal.SIGINT):
+                self._stop(signal.Signals(signum))
+            elif signum == signal.SIGHUP:
+                self._log("info", "signal_ignored", signal="SIGHUP")
+            elif signum == NEWS:
+                self._pass_on()
+            for pid, code in self._system.reap():
+                self._ended(pid, code)
+            if self._exit_code is None and self._system.now() >= self._look_at:
+                self._look()
+            if self._deadline is not None and self._system.now() >= self._deadline:
+                self._log("error", "workers_killed", reason="they did not leave within the grace", pids=self._alive())
+                self._kill_all(signal.SIGKILL)
+            if self._exit_code is not None and not self._alive():
+                self._log("info", "stopped", exit_code=self._exit_code)
+                return self._exit_code
+
+    def _pass_on(self) -> None:
+        for pid in self._alive() if self._exit_code is None else ():
+            self._system.kill(pid, NEWS)
+
+    def _alive(self) -> list[int]:
+        return [slot.pid for slot in self._slots if slot.pid is not None]
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None = only a signal can bring news."""
+        due = [slot.start_at for slot in self._slots if slot.start_at is not None]
+        if self._exit_code is None:
+            due.append(self._look_at)
+        if self._deadline is not None:
+            due.append(self._deadline)
+        return max(0.0, min(due) - self._system.now()) if due else None
+
+    def _look(self) -> None:
+        """Who gave no sign of life for so many looks is asked where it stands, and then ended; `_ended` does the rest."""
+        self._hear()
+        for slot in self._slots:
+            silent = slot.looked_at()
+            if slot.pid is not None and silent in (LOOKS - 1, LOOKS):
+                signum = WHERE if silent < LOOKS else signal.SIGKILL
+                self._system.kill(slot.pid, signum)
+                fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
+                self._log("error", "worker_silent", **fields)
+        self._look_at = self._system.now() + self._look_s
+
+    def _hear(self) -> None:
+        for index in self._system.heard():
+            if index < len(self._slots):  # a worker may write anything
+                self._slots[index].heard()
+
+    def _start_due(self) -> None:
+        for slot in self._slots:
+            if slot.start_at is not None and slot.start_at <= self._system.now():
+                self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        self._hear()
+        mates = sum(other.looks_since_sign is not None for other in self._slots if other is not slot)
+        values = {**self._values, "{slot}": str(slot.index), "{mates}": str(mates)}
+        command = [values.get(part, part) for part in self._plan.command]
+        slot.started = self._system.now()
+        try:
+            slot.occupy(self._system.spawn(command, self._plan.environment))
+        except OSError as error:
+            self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
+            slot.retry_later(slot.started)
+            return
+        self._log("info", "worker_started", slot=slot.index, pid=slot.pid)
+
+    def _ended(self, pid: int, code: int) -> None:
+        slot = next((slot for slot in self._slots if slot.pid == pid), None)
+        if slot is None:
+            return
+        self._hear()  # what it wrote is not to count for who comes next
+        slot.vacate()
+        slot.has_served |= self._bury(slot.index, pid)
+        how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+        lived_s = round(self._system.now() - slot.started, 3)
+        if self._exit_code is not None:
+            level = "info" if code in _ORDERLY else "error"
+            self._log(level, "worker_left", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            if code not in _ORDERLY:
+                self._exit_code = self._exit_code or EXIT_FAILED
+        elif code == EXIT_REFUSED and not slot.has_served:
+            self._log("error", "worker_refused", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            self._end_all(EXIT_REFUSED)
+        else:
+            restart_in_s = slot.retry_later(self._system.now())
+            fields = dict(slot=slot.index, pid=pid, lived_s=lived_s, restart_in_s=restart_in_s)
+            self._log("error", "worker_died", **fields, **how)
+
+    def _stop(self, signum: signal.Signals) -> None:
+        now = self._system.now()
+        if self._told is not None and self._told[0] == signum and now - self._told[1] < ECHO_S:
+            return
+        self._told = (signum, now)
+        if self._exit_code is None:
+            self._log("info", "stopping", signal=signum.name)
+            self._end_all(0)
+        else:
+            self._log("warning", "workers_killed", reason=f"a second signal ({signum.name})", pids=self._alive())
+            self._exit_code = 128 + signum
+            self._kill_all(signal.SIGKILL)
+
+    def _end_all(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._kill_all(signal.SIGTERM)
+        self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
+
+    def _kill_all(self, signum: signal.Signals) -> None:
+        self._deadline = None
+        for slot in self._slots:
+            slot.start_at = None
+            if slot.pid is not None:
+                self._system.kill(slot.pid, signum)
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def become(plan: Plan) -> NoReturn:
+    """This process goes on as the supervisor, and forgets all that it has imported.
+
+    Who tells it to stop meanwhile is heard as soon as there is a handler: a mask outlives the exchange of programs.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    command = (sys.executable, "-m", "service.supervisor.supervisor", *plan.arguments)
+    os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
+
+
+@unblocked_streams()
+def supervise(plan: Plan, log: Log = write_log_line) -> int:
+    """Serves until told to stop and returns the exit code; the process must end with it (it has taken the signals over).
+
+    What keeps it from starting is one line on stderr and EXIT_FAILED.
+    """
+    system = Posix()
+    try:
+        with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
+            port = reserved.getsockname()[1]
+            descriptors = {"{lifeline}": str(system.lifeline), "{pulse}": str(system.pulse)}
+            values = {"{port}": str(port), "{run_dir}": str(run.path), **descriptors}
+            log("info", "serving", host=plan.host, port=port, workers=plan.workers)
+            return Supervisor(plan, values, system, run.bury, log).run()
+    except StartError as error:
+        say(error.message)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(supervise(Plan.of_arguments(sys.argv[1:], os.environ)))

@@ -1,0 +1,1 @@
+"""Requests and answers of the Open Inference Protocol."""

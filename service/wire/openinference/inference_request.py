@@ -1,0 +1,234 @@
+"""Open Inference Protocol V2: an inference request as the document that `/v1` takes.
+
+A body is JSON, or JSON followed by the bytes of those inputs that say so (the binary tensor extension). Inputs: `query`,
+`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always there. Laws: from here on a
+request takes the way of `/v1`, so it gives the same bits; every byte behind the JSON belongs to exactly one input; what a
+request keeps while it waits is no larger than its tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
+from service.wire.dtypes import BY_INFERENCE, FLOATS, WHOLES
+from service.wire.number_list import NumberList, nested_numbers
+from service.wire.openinference.inference_schemas import (
+    WITHOUT_MEANING,
+    InferInput,
+    InferOutput,
+    InferParameters,
+    InferRequest,
+)
+from service.wire.schemas import AttendRequest, checked_request, translated
+from service.wire.tensors import MAX_VALUES, RawTensor
+
+TENSORS = ("query", "key", "value")
+MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
+_FLOATS = tuple(dtype.inference for dtype in FLOATS)
+INPUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(TENSORS, _FLOATS),
+    "attend_mask": ("BOOL",),
+    "ignore_mask": ("BOOL",),
+    "bias": _FLOATS,
+    "lengths": tuple(dtype.inference for dtype in WHOLES),
+}
+OUTPUTS = ("output", "weights")
+QUERY_RANK = 3
+MAX_LISTED = 16  # inputs or outputs that are looked at
+MAX_TIMEOUT_US = 10**15
+_WITHOUT_JSON = ("FP16", "BF16")
+_NO_PARAMETERS = InferParameters()
+_SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WantedOutput:
+    name: str
+    is_binary: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WantedAnswer:
+    """How the answer is to be written, and how soon."""
+
+    id: str | None
+    outputs: tuple[WantedOutput, ...]
+    timeout_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InferenceRequest:
+    """`attend` is what `/v1` would have been sent; `mask_params` are the inputs that its masks came in, as pointers."""
+
+    attend: AttendRequest
+    mask_params: tuple[str, ...]
+    wanted: WantedAnswer
+
+
+def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, memoryview]:
+    """The JSON of a body and what follows it; `json_length` is the header's text, None where all is JSON. Raises BadBinary."""
+    head = _json_bytes(json_length, len(body))
+    rest = memoryview(body)[head:]
+    # Tensors are views, and would keep the JSON alive as long as they are.
+    return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
+
+
+def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceRequest:
+    """The request of a body's parsed JSON and of the bytes behind it.
+
+    Raises BadBinary where bytes and announcements do not match, and what fields and tensors are refused for.
+    """
+    request = _checked(document)
+    _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
+    tensors = {}
+    for entry in request.inputs:
+        tensors[entry.name], rest = _tensor(entry, rest)
+    if len(rest):
+        raise BadBinary(f"{len(rest)} bytes behind the JSON belong to no input")
+    outputs = _wanted_outputs(request)
+    _check_json_form(request.inputs, outputs)
+    parameters = request.parameters or _NO_PARAMETERS
+    timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
+    return InferenceRequest(
+        attend=_attend(tensors, parameters, outputs),
+        mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
+        wanted=WantedAnswer(request.id, outputs, timeout_s),
+    )
+
+
+def _json_bytes(announced: bytes | None, size: int) -> int:
+    if announced is None:
+        return size
+    if not announced.isdigit() or len(announced.lstrip(b"0")) > len(str(size)) or int(announced) > size:
+        raise BadBinary(
+            f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
+        )
+    if int(announced) == 0:
+        raise BadBinary("a body without JSON is for models of one input; this one says its inputs in JSON")
+    return int(announced)
+
+
+def _checked(document: dict[str, Any]) -> InferRequest:
+    """Lengths and names are looked at here and not by pydantic, which would describe every one of a hundred thousand."""
+    for name in ("inputs", "outputs"):
+        listed = document.get(name)
+        if isinstance(listed, list) and len(listed) > MAX_LISTED:
+            raise InvalidInput(f"{name} has {len(listed)} entries, at most {MAX_LISTED} are taken", param=f"/{name}")
+    parameters = document.get("parameters")
+    if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
+        known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
+        raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
+    try:
+        return InferRequest.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+
+
+def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
+    if not set(names).issubset(known):
+        raise UnknownField(f"there is no such {what}; the {what}s are {', '.join(known)}", param=param)
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"an {what} is there twice", param=param)
+
+
+def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
+    """The tensor as `/v1` takes it, and the bytes that are left for the inputs behind it."""
+    name, shape = entry.name, entry.shape
+    if entry.datatype not in INPUTS[name]:
+        raise BadDtype(f"the datatype of {name} must be one of {', '.join(INPUTS[name])}", param=f"/{name}/datatype")
+    if name in TENSORS and len(shape) != QUERY_RANK:
+        raise BadShape(f"{name} must be [B, L, d], got {len(shape)} axes", param=f"/{name}")
+    if min(shape, default=0) < 0:
+        raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
+    if math.prod(shape) > MAX_VALUES:
+        raise CostLimit(f"the shape of {name} takes more than {MAX_VALUES:,} values", param=f"/{name}")
+    dtype = BY_INFERENCE[entry.datatype]
+    size = _binary_size(entry)
+    if size is None:
+        return _listed_tensor(entry, dtype.name), rest
+    expected = math.prod(shape) * dtype.item_bytes
+    if size != expected:
+        raise BadBinary(f"binary_data_size of {name} is not the {expected} bytes that its shape and datatype take")
+    if size > len(rest):
+        raise BadBinary(f"{name} announces {size} bytes, the body has {len(rest)} left")
+    return RawTensor(dtype.name, tuple(shape), rest[:size]), rest[size:]
+
+
+def _binary_size(entry: InferInput) -> int | None:
+    """The announced number of bytes, or None where the values are in the JSON."""
+    parameters = entry.parameters or {}
+    if not _SHARED_MEMORY.isdisjoint(parameters):
+        raise InvalidInput(f"{entry.name} lies in shared memory, which is not served", param=f"/{entry.name}")
+    size = parameters.get("binary_data_size")
+    if (size is None) == (entry.data is None):
+        raise InvalidInput(f"{entry.name} must have either data or binary_data_size", param=f"/{entry.name}")
+    if size is not None and (type(size) is not int or size < 0):
+        raise InvalidInput(f"binary_data_size of {entry.name} must be a number of bytes", param=f"/{entry.name}")
+    return size
+
+
+def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
+    """Values in the JSON, row-major: nested as the shape says, or flat."""
+    if entry.datatype in _WITHOUT_JSON:
+        raise BadDtype(
+            f"{entry.datatype} has no JSON form: send {entry.name} with binary_data_size", param=f"/{entry.name}"
+        )
+    numbers = nested_numbers(entry.data) if isinstance(entry.data, list) else entry.data
+    if not isinstance(numbers, NumberList):
+        raise InvalidInput(f"the data of {entry.name} must be a list", param=f"/{entry.name}")
+    shape, count = tuple(entry.shape), math.prod(entry.shape)
+    if numbers.fault is None:
+        if numbers.shape not in (shape, (count,)):
+            raise BadShape(
+                f"the data of {entry.name} is {list(numbers.shape)}, its shape takes {list(shape)} or [{count}]",
+                param=f"/{entry.name}",
+            )
+        numbers = dataclasses.replace(numbers, shape=(len(numbers.values),))
+    return {"dtype": dtype, "shape": entry.shape, "data": numbers}
+
+
+def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
+    """In the asked order; a flag of an output's own goes before that of the request."""
+    parameters = request.parameters or _NO_PARAMETERS
+    default = parameters.binary_data_output or False
+    if not request.outputs:
+        names = OUTPUTS if parameters.weights else OUTPUTS[:1]
+        return tuple(WantedOutput(name, default) for name in names)
+    _check_names([output.name for output in request.outputs], OUTPUTS, "output", "/outputs")
+    return tuple(WantedOutput(output.name, _is_binary(output, default)) for output in request.outputs)
+
+
+def _is_binary(output: InferOutput, default: bool) -> bool:
+    parameters = output.parameters or {}
+    if "classification" in parameters or not _SHARED_MEMORY.isdisjoint(parameters):
+        raise InvalidInput("classification and shared memory are not served", param="/outputs")
+    flag = parameters.get("binary_data", default)
+    if not isinstance(flag, bool):
+        raise InvalidInput("binary_data must be true or false", param="/outputs")
+    return flag
+
+
+def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
+    """The output has the query's dtype, which must have a JSON form where it is to be JSON."""
+    if all(output.is_binary or output.name != "output" for output in outputs):
+        return
+    for entry in inputs:
+        if entry.name == "query" and entry.datatype in _WITHOUT_JSON:
+            raise BadDtype(f"{entry.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
+
+
+def _attend(
+    tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...]
+) -> AttendRequest:
+    masks = [{"kind": kind, "values": tensors[name]} for name, kind in MASKS.items() if name in tensors]
+    if parameters.causal is not None:
+        masks.append({"kind": "causal", "align": parameters.causal})
+    document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}
+    if any(output.name == "weights" for output in outputs):
+        document["weights"] = {"form": parameters.weights or "heads"}
+    return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"})

@@ -1,0 +1,195 @@
+"""Changes: loading, replacing and unloading a layer at run time, in all processes or in none.
+
+Lives here: the author's side of a change, in whichever process the request came to. Must not know: HTTP, how a process follows a
+roll (`worker/layer_registry.py`), how the others are told (a callable).
+Laws: one change at a time over all processes; no process serves the new layers before every one has them ready; the caller hears
+of success only when every process serves them; on anything else (a refusal, a death, a timeout, a caller who leaves) the roll is
+taken back, and what was served before goes on being served. The name decides which file is read: nothing else of the request
+reaches the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.layers.stored_layer import NAME
+from service.supervisor.worker_status import Board, Heartbeat, State
+from service.worker.desired_state import Phase, Roll, RollBook
+
+TAKE_BACK_S = 2.0
+_UP = (State.READY, State.FAILED)
+
+
+class Library(Protocol):
+    """What the directory has (`worker/layer_registry.py`)."""
+
+    async def digest(self, name: str) -> str: ...
+
+
+class Changes:
+    """`tell` lets every process look at the roll, this one included; a change has `timeout_s` for each of its steps."""
+
+    def __init__(
+        self,
+        library: Library,
+        book: RollBook,
+        board: Board,
+        tell: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self._library = library
+        self._book = book
+        self._board = board
+        self._tell = tell
+        self._timeout_s = timeout_s
+        self._news = asyncio.Event()
+        self._is_closed = False
+
+    def look(self) -> None:
+        """Somebody may have acknowledged, or died."""
+        self._news.set()
+
+    def close(self) -> None:
+        """The process drains: a change under way is taken back, none is begun."""
+        self._is_closed = True
+        self._news.set()
+
+    async def put(self, name: str) -> bool:
+        """Every process serves the layer that the directory has now; whether none of that name was served before."""
+        _check_name(name)
+        seen = self._between_changes().layers.get(name)
+        # Not alone yet: a file may be slow to read, and most often there is nothing to change.
+        digest = await self._digest(name)
+        if self._is_served(name, digest):
+            return False
+        with self._alone() as roll:
+            stands = roll.layers.get(name)
+            if stands not in (seen, digest):
+                raise LayerChanged("another change of this layer came first; nothing was changed")
+            await self._carry_out(roll, name, digest)
+            return stands is None
+
+    async def drop(self, name: str) -> None:
+        """No process serves the layer any more."""
+        _check_name(name)
+        with self._alone() as roll:
+            if name not in roll.layers:
+                raise _not_served()
+            await self._carry_out(roll, name, None)
+
+    def _standing(self) -> Roll:
+        if self._is_closed:
+            raise Draining("the service is shutting down and changes no layers")
+        roll = self._book.read()
+        if roll is None:
+            raise NotReady("layers are being loaded", retry_after_s=1)
+        return roll
+
+    def _between_changes(self) -> Roll:
+        """The roll as it stands; raises NotReady while a change is under way."""
+        roll = self._standing()
+        if roll.phase is Phase.SETTLED:
+            return roll
+        with self._alone() as roll:
+            return roll
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Roll]:
+        """The roll as it stands, which nobody else changes meanwhile."""
+        with self._book.locked() as is_ours:
+            if not is_ours:
+                raise NotReady("another change of layers is under way", retry_after_s=1)
+            roll = self._standing()
+            yield roll if roll.phase is Phase.SETTLED else self._written(roll.take_back())
+
+    async def _digest(self, name: str) -> str:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._library.digest(name)
+        except TimeoutError:
+            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
+        except LayerMissing:
+            raise LayerNotFound("the layer directory has no file of that name") from None
+        except LayerError as error:
+            raise InvalidInput(error.message) from error
+
+    async def _carry_out(self, roll: Roll, name: str, digest: str | None) -> None:
+        pids = self._pids_of_all()
+        # Not in the block: until this is written there is nothing to take back.
+        roll = self._written(roll.prepare(name, digest))
+        try:
+            await self._followed(roll, self._timeout_s, pids)
+            roll = self._written(roll.serve())
+            await self._followed(roll, self._timeout_s)
+        except BaseException as error:
+            back = self._written(roll.take_back())
+            if isinstance(error, NotReady | LayerChanged):
+                with contextlib.suppress(NotReady, Draining):
+                    await self._followed(back, TAKE_BACK_S)
+            raise
+        self._written(roll.settle())
+
+    def _written(self, roll: Roll) -> Roll:
+        try:
+            self._book.write(roll)
+        except OSError:
+            raise NotReady("the run directory cannot be written", retry_after_s=5) from None
+        self._tell()
+        return roll
+
+    async def _followed(self, roll: Roll, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
+        """Until every process has acknowledged the roll; with `pids` these very ones: a death ends it at once."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._have_all_followed(roll, pids):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise NotReady("not every process followed in time; the change was taken back", retry_after_s=5) from None
+
+    def _have_all_followed(self, roll: Roll, pids: frozenset[int]) -> bool:
+        beats = self._board.fresh()
+        followers = [beat for beat in beats if beat.roll == roll.version]
+        if self._is_closed:
+            raise Draining("the service is shutting down; the change was taken back")
+        for beat in followers:
+            if beat.trouble and beat.file_changed:
+                raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
+            if beat.trouble:
+                raise NotReady(
+                    f"a process could not follow, the change was taken back: {beat.trouble}", retry_after_s=5
+                )
+        if pids - {beat.pid for beat in beats}:
+            raise NotReady("a process ended meanwhile; the change was taken back", retry_after_s=5)
+        return len(followers) >= self._board.expected_workers
+
+    def _pids_of_all(self) -> frozenset[int]:
+        """Of the processes that are up; raises NotReady unless that is every one."""
+        pids = frozenset(beat.pid for beat in self._board.fresh() if beat.state in _UP and beat.roll)
+        if len(pids) < self._board.expected_workers:
+            raise NotReady(f"{len(pids)} of {self._board.expected_workers} processes are up", retry_after_s=5)
+        return pids
+
+    def _is_served(self, name: str, digest: str) -> bool:
+        """By every process, and no change is under way."""
+        roll = self._standing()
+
+        def is_content(beat: Heartbeat) -> bool:
+            return beat.roll == roll.version and beat.state is State.READY
+
+        if roll.phase is not Phase.SETTLED or roll.layers.get(name) != digest:
+            return False
+        return sum(map(is_content, self._board.fresh())) >= self._board.expected_workers
+
+
+def _check_name(name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise _not_served()
+
+
+def _not_served() -> LayerNotFound:
+    return LayerNotFound("no layer of that name is served; GET /v1/layers lists them")

@@ -1,0 +1,63 @@
+"""Probes: real forward passes for layers that nobody has asked lately; readiness follows their answers.
+
+Laws: a probe waits in the queue like any request, in a lane of its own; whatever goes wrong with one shows in the age of its
+layer's last answer, and nowhere else; nobody asked for them, so no number tells of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Protocol
+
+import torch
+
+from service.attention.call import Answer, Call
+from service.attention.loaded_layer import Work
+from service.batching.batcher import Batcher
+from service.batching.job import Cost
+from service.errors import ServiceError
+from service.layers.catalog import Catalog, ServedLayer
+from service.observability.telemetry import PROBE
+
+# A layer whose probes have failed for this many probe intervals is no longer called ready.
+STALE_INTERVALS = 3
+
+
+class Ages(Protocol):
+    """Who knows when a layer last answered (`observability/telemetry.py`)."""
+
+    def seconds_since_answer(self, name: str) -> float: ...
+
+
+class Probes:
+    """A layer is probed when it has answered nothing for `every_s`; a probe may take `patience_s`."""
+
+    def __init__(self, batcher: Batcher[Work, Answer], ages: Ages, every_s: float, patience_s: float) -> None:
+        self._batcher = batcher
+        self._ages = ages
+        self._every_s = every_s
+        self._patience_s = patience_s
+
+    async def ask(self, catalog: Catalog) -> None:
+        for name in catalog.names():
+            if self._ages.seconds_since_answer(name) >= self._every_s:
+                with contextlib.suppress(ServiceError):
+                    await self._ask(catalog.get(name))
+
+    def why_not_ready(self, catalog: Catalog) -> str | None:
+        for name in catalog.names():
+            age = self._ages.seconds_since_answer(name)
+            if age > STALE_INTERVALS * self._every_s:
+                return f'layer "{name}" has not answered for {age:.0f} s'
+        return None
+
+    async def _ask(self, layer: ServedLayer) -> None:
+        spec = layer.spec
+        query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
+        cost = Cost(
+            sequences=1, tokens=2, cells=spec.num_heads, weights_bytes=0, input_bytes=0, flops=spec.flops(1, 1, 1)
+        )
+        work = Work(layer.resident, Call(layer.name, query, key, value))
+        lane = (layer.name, layer.digest, PROBE)
+        await self._batcher.submit(work, lane, cost, time.monotonic() + self._patience_s)

@@ -1,0 +1,299 @@
+"""Server: uvicorn for one worker process, with an end in three steps.
+
+Lives here: uvicorn's configuration, signals and the lifeline, the order of the drain.
+Must not know: routes, batches, the supervisor's decisions.
+Laws: the first SIGTERM or SIGINT makes readiness say no at once; service goes on unchanged for `delay_s`; then the
+listener closes, idle kept-alive connections may speak once more for LINGER_S (and hear `connection: close`), and what
+was accepted is answered within `grace_s`; whoever is not then hears so from `settle` and is cut off ANSWER_S later. A
+second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
+supervisor died) is an end without delay. No traceback in any of these. A process that joins later gets its share of the
+connections: ours end with their next answer (`rebalance`), never between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from service.http.connection import Connection
+from service.http.connection_limits import TransportLimits
+from service.http.listener import BACKLOG, PAUSE_S, Listener, Place, Places
+from service.http.write_coalescing import Departures
+from service.observability.logs import finish_logs, get_logger
+from service.worker.tls import Tls, has_all
+
+# Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
+KEEP_ALIVE_S = 75
+LINGER_S = 0.8
+ANSWER_S = 0.8
+CUT_S = 0.2
+PART_S = 0.2
+# Their clients connect again, over TLS with a handshake of a millisecond each.
+SHED_PER_S = 500
+# Who leaves because of a fault is to be replaced soon: whoever still sends a body does not keep it for the whole grace.
+FAULT_GRACE_S = 2.0
+
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    return None
+
+
+def _always() -> bool:
+    return True
+
+
+def _exit_at_once(exit_code: int) -> None:
+    finish_logs()
+    os._exit(exit_code)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drain:
+    """A worker's end: its times, and what the application does at each step (on the loop, at once, raising nothing)."""
+
+    delay_s: float
+    grace_s: float
+    begin: Callable[[], None]
+    """Readiness says no; everything else goes on."""
+    stop_admitting: Callable[[], None] = _nothing
+    """The listener closes now: a new request on an open connection is refused as draining."""
+    settle: Callable[[], None] = _nothing
+    """The grace is over: every request that still waits gets its refusal now."""
+    is_over: Callable[[], bool] = _always
+    """Asked at the very end: False where a thread still works that an orderly exit would wait for."""
+
+
+class Server(uvicorn.Server):
+    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
+
+    `begun` is called on the loop as soon as it runs, `opened` once connections are taken.
+    """
+
+    def __init__(
+        self,
+        application: Any,
+        listener: socket.socket,
+        drain: Drain,
+        limits: TransportLimits,
+        *,
+        begun: Callable[[], None] = _nothing,
+        opened: Callable[[], None] = _nothing,
+        lifeline: int | None = None,
+        tls: Tls | None = None,
+        force: Callable[[int], object] = _exit_at_once,
+    ) -> None:
+        super().__init__(_config(application, tls))
+        self.exit_code = 0
+        self._bound = listener
+        self._limits = limits
+        self._drain = drain
+        self._begun = begun
+        self._opened = opened
+        self._lifeline = lifeline
+        self._force = force
+        self._log = get_logger()
+        self._departures = Departures()
+        self._leaving = False
+        self._leave = asyncio.Event()
+        self._connections: _Watched[Connection] = _Watched()
+        self.server_state.connections = self._connections  # type: ignore[assignment]
+        self._tasks = self.server_state.tasks
+
+    def run_to_end(self) -> int:
+        self.run()
+        return self.exit_code
+
+    def rebalance(self) -> None:
+        """Sheds the open connections, for another process has joined: each ends with its next answer.
+
+        All of them, for the kernel gives the new process only its share of those whose clients connect again.
+        """
+        connections = list(self._connections)
+        if not connections:
+            return
+        self._log.info("rebalancing", connections=len(connections))
+        loop = asyncio.get_running_loop()
+        for number, connection in enumerate(connections):
+            loop.call_later(number / SHED_PER_S, connection.shed)
+
+    def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
+        """Begins the end, on the loop; a second call changes nothing."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self.exit_code = exit_code
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._close)
+        else:
+            # The loop comes to it after this step, and comes to it whatever `begin` does.
+            self._close()
+        self._drain.begin()
+
+    def _close(self) -> None:
+        self.should_exit = True
+        self._leave.set()
+
+    def _signalled(self, signum: int) -> None:
+        if not self._leaving:
+            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._drain.delay_s)
+            self.leave(delay_s=self._drain.delay_s)
+            return
+        self._log.warning("forced", signal=signal.Signals(signum).name)
+        self._force(128 + signum)
+
+    def _orphaned(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self._log.error("draining", reason="the supervisor is gone")
+        self.leave()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, but signals arrive on the loop and are not raised again at the end."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_signal_handler(signal.SIGHUP, _nothing)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._orphaned, self._lifeline)
+        self._begun()
+        await self._serve(sockets)
+        self._log.info("left", exit_code=self.exit_code)
+        if not self._drain.is_over():
+            # A forward pass that does not end, a file that is still read: nobody waits for its result any more.
+            self._log.warning("forced", reason="a thread still works")
+            self._force(self.exit_code)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
+        """As uvicorn does, with a listener of our own."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        places = Places(self._limits.max_connections)
+        self._listener = Listener(
+            self._bound, places, self._protocol, self.config.ssl, self._limits.header_timeout_s, self._resting
+        )
+        self._listener.open()
+        self.started = True
+        host, port = self._bound.getsockname()[:2]
+        scheme = "https" if self.config.is_ssl else "http"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._log.info("listening", address=address, pid=os.getpid())
+        self._opened()
+
+    async def main_loop(self) -> None:
+        """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leave.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
+        """Instead of uvicorn's, which closes idle connections under their clients' hands and cancels late requests."""
+        loop = asyncio.get_running_loop()
+        grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
+        end = loop.time() + grace_s
+        self._drain.stop_admitting()
+        # Taken over in the very step that closes the listener, which would reset them.
+        waiting = self._listener.close()
+        # Every answer from here on says that it is the last one of its connection.
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        # Together: with TLS each returns only after the peer's handshake, and a peer may leave us waiting for it.
+        await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
+        for connection in list(self._connections):
+            if not _is_idle(connection):
+                connection.shutdown()
+        await self._quiet(LINGER_S)
+        for connection in list(self._connections):
+            connection.shutdown()
+        if not await self._parted(end):
+            self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
+            self._drain.settle()
+            await self._quiet(ANSWER_S)
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await self._quiet(CUT_S)
+        await self.lifespan.shutdown()
+
+    def _resting(self, error: OSError) -> None:
+        self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
+
+    def _protocol(self, place: Place) -> asyncio.Protocol:
+        return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place, self._departures)
+
+    async def _parted(self, end: float) -> bool:
+        """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""
+        if self.config.ssl is None:
+            return await self._quiet(max(0.0, end - asyncio.get_running_loop().time()))
+        while (left_s := end - asyncio.get_running_loop().time()) > 0:
+            if await self._quiet(min(PART_S, left_s)):
+                return True
+            for connection in list(self._connections):
+                if connection.transport.is_closing() and has_all(connection.transport):
+                    connection.transport.abort()
+        return await self._quiet(0)
+
+    async def _quiet(self, timeout_s: float) -> bool:
+        """Whether no connection and no request was left within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._connections or self._tasks:
+                    await self._connections.emptied()
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
+        return not (self._connections or self._tasks)
+
+
+class _Watched(set[T]):
+    """uvicorn's set of connections, which shrinks by `discard` only; tells when nothing is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def add(self, item: T) -> None:
+        super().add(item)
+        self._empty.clear()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self._empty.set()
+
+    async def emptied(self) -> None:
+        await self._empty.wait()
+
+
+def _is_idle(connection: Any) -> bool:
+    return connection.cycle is None or connection.cycle.response_complete
+
+
+def _config(application: Any, tls: Tls | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        loop="uvloop",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
+    )

@@ -1,0 +1,281 @@
+"""Service: one process's engine, waiting room and library, built and joined here, from the first task to the last.
+
+Laws: layers are loaded while the process listens already, unless others answer meanwhile; a layer is served only when the engine
+has checked it with real forward passes; shutdown settles everything that was accepted, and waits for no thread longer than it
+must. Tasks beside the batcher's (the named exceptions of `docs/decisions.md`): one loads, then beats; one follows the roll; one
+looks after the keys file where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from opentelemetry.trace import Tracer
+
+from service.api.auth.key_file import KeyFile
+from service.api.reception import Reception
+from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
+from service.api.shared_work import Throttle
+from service.attention.call import Answer
+from service.attention.engine import Engine, EngineOptions, pick_device
+from service.attention.heap import Memory
+from service.attention.loaded_layer import Work
+from service.attention.numerics import fingerprint
+from service.attention.spec import LayerSpec
+from service.batching.batcher import Batcher
+from service.batching.clock import LoopClock
+from service.batching.decoding_queue import DecodingQueue
+from service.errors import InvalidInput, NotReady, ServiceError
+from service.events import Capacity, LayerTotals
+from service.layers.catalog import Catalog, ServedLayer
+from service.layers.store import Store
+from service.limits import STEP_S, batch_limits, exchange_limits, queue_limits
+from service.observability.telemetry import Telemetry
+from service.observability.tracing import BatchSpans
+from service.settings import Settings
+from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
+from service.supervisor.worker_status import Board
+from service.worker.desired_state import RollBook
+from service.worker.layer_registry import Shelf
+from service.worker.layer_rollout import Changes
+from service.worker.probes import Probes
+from service.worker.readiness import Readiness
+from service.worker.reconciler import Follower
+
+# How long the end of a process waits for a forward pass that nobody waits for any more.
+CLOSE_S = 1.0
+
+
+class Service:
+    """One process's engine, waiting room and library; made inside the event loop it runs on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        telemetry: Telemetry,
+        board: Board,
+        leave: Callable[[int, str], None],
+        engine: Callable[[EngineOptions], Engine] = Engine,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._bell = board.bell
+        self._leave = leave
+        device = pick_device(settings.device)
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        step_s = STEP_S if device.type == "cpu" else math.inf
+        self.engine = engine(
+            EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
+        )
+        observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
+        limits = queue_limits(settings, step_s)
+        self.batcher: Batcher[Work, Answer] = Batcher(
+            self.engine, batch_limits(settings), limits, LoopClock(), observer
+        )
+        bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
+        self.reception = Reception(
+            lambda: self.catalog, self.batcher, bodies, exchange_limits(settings), time.monotonic
+        )
+        self._memory = Memory()
+        self.numerics = fingerprint(device, dtype, settings.compute_threads)
+        self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
+        self._shelf = Shelf(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
+        book = RollBook(board.directory)
+        self._follower = Follower(
+            self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge, has_mates=board.has_mates
+        )
+        self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
+        self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
+        self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
+        self._rendered = Throttle(self._render, LoopClock())
+        self.readiness = Readiness(board, self.batcher, self._shelf, self._follower, self._probes, telemetry)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
+        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, board.expected_workers))
+
+    @property
+    def catalog(self) -> Catalog:
+        """The served layers; raises NotReady until all are loaded and checked."""
+        if self._shelf.catalog is None:
+            raise NotReady(self.readiness.reason, retry_after_s=1)
+        return self._shelf.catalog
+
+    async def start(self) -> None:
+        """Returns before the layers are loaded, but not before it is known who may ask."""
+        if self.keys is not None:
+            try:
+                await self.keys.open()
+            except ServiceError as error:
+                # Nobody gets in meanwhile: there are no keys.
+                self._leave(EXIT_REFUSED, error.message)
+            self._begin(self.keys.watch(), "keys")
+        self.batcher.start()
+        self._bell.listen(self.look)
+        self._begin(self._live(), "life")
+
+    def look(self) -> None:
+        """Something in the run directory may be new."""
+        self._follower.look()
+        self._changes.look()
+
+    async def put_layer(self, name: str) -> bool:
+        """Every process serves what the layer directory has under that name; whether it is new."""
+        try:
+            is_new = await self._changes.put(name)
+        except InvalidInput as error:
+            self._telemetry.layer_unfit(name, error)
+            raise
+        self._telemetry.layers_changed("put", name)
+        return is_new
+
+    async def drop_layer(self, name: str) -> None:
+        """No process serves that layer any more."""
+        await self._changes.drop(name)
+        self._telemetry.layers_changed("drop", name)
+
+    def begin_drain(self) -> None:
+        """Readiness says no at once; requests are still served until the listener closes."""
+        self._changes.close()
+        self.readiness.drain()
+
+    def is_over(self) -> bool:
+        """Whether no thread works any more."""
+        return self._is_over and not self._shelf.is_reading
+
+    def stop_admitting(self) -> None:
+        """The listener closes: what has come in goes on to its answer, nothing new is taken."""
+        self.reception.close()
+
+    def settle(self) -> None:
+        """The grace is over: whoever still waits is told so now."""
+        self.batcher.give_up()
+        self.reception.settle()
+
+    async def stop(self) -> None:
+        """Ends the tasks and the compute thread; whoever still waits is told so."""
+        self.begin_drain()
+        await self.batcher.drain(self._settings.shutdown_grace_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.batcher.stop()
+        self._telemetry.sample(self.engine)  # what was done since the last heartbeat
+        self._shelf.close()
+        self.rendering.shutdown(wait=False)
+        await self.reception.end()
+        self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
+
+    def why_not_ready(self) -> str | None:
+        return self.readiness.why_not()
+
+    def describe(self, served: ServedLayer) -> LayerAnswer:
+        layer, spec, settings = served.stored, served.spec, self._settings
+        return LayerAnswer(
+            **{**spec.to_json(), "extra_keys": spec.extra_keys},
+            name=layer.name,
+            family=layer.family,
+            source=layer.source,
+            digest=layer.digest,
+            stored_dtype=str(layer.dtype).removeprefix("torch."),
+            batching="sequential" if served.resident.is_sequential else "packed",
+            numerics=NumericsAnswer(**dataclasses.asdict(self.numerics)),
+            limits=LayerLimits(
+                body_bytes=settings.max_body_bytes,
+                sequences=settings.max_sequences,
+                tokens=settings.max_request_tokens,
+                cells=settings.max_request_cells,
+                weights_bytes=settings.max_weights_bytes,
+                table_bytes=settings.max_table_bytes,
+                timeout_ms=settings.request_timeout_ms,
+            ),
+        )
+
+    def example_layer(self) -> tuple[str, LayerSpec] | None:
+        """A served layer for the page's examples to fit."""
+        served = [] if self._shelf.catalog is None else [*self._shelf.catalog.layers.values()]
+        return (served[0].name, served[0].spec) if served else None
+
+    async def metrics_text(self) -> bytes:
+        """What has been counted by now; computed once for all that ask within a tenth of a second."""
+        return await self._rendered.get()
+
+    async def _render(self) -> bytes:
+        self._telemetry.sample(self.engine)
+        self._telemetry.tell_now()
+        # In a thread: it reads the files of all processes.
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
+
+    @property
+    def max_sequences(self) -> int:
+        return self._settings.max_sequences
+
+    async def layer_totals(self) -> dict[str, LayerTotals]:
+        """What each layer has done, over all processes."""
+        self._telemetry.tell_tally()
+        self._telemetry.tell_now()  # else the thread may read the files before the turn ends
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        self._tasks[-1].add_done_callback(self._life_ended)
+
+    async def _live(self) -> None:
+        try:
+            await self._load()
+        except NotReady as error:
+            self._telemetry.roll_not_found(error.message)
+            self.readiness.give_up(error.message)
+            self._leave(EXIT_FAILED, error.message)
+        except ServiceError as error:
+            self.readiness.give_up(error.message)
+            self._leave(EXIT_REFUSED, error.message)
+        while self.batcher.is_alive:
+            if self._shelf.catalog is not None:
+                await self._probes.ask(self._shelf.catalog)
+            self._beat()
+            is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes)
+            await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
+            self.look()
+            await self.batcher.ended_within(self._settings.heartbeat_s)
+        # Nothing can be computed here any more: the supervisor replaces this process.
+        self._beat()
+        self._leave(EXIT_ENGINE_DOWN, "the engine is down")
+
+    def _life_ended(self, task: asyncio.Task[None]) -> None:
+        """A process that neither loads nor beats is of no use to anyone: it says so and leaves."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.readiness.give_up("an internal fault")
+            self._telemetry.life_ended(error)
+            self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
+
+    async def _load(self) -> None:
+        self._beat()
+        await self._follower.begin(strict=self._settings.strict_layers)
+        self._begin(self._follower.follow(), "follower")
+        # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
+        gc.collect()
+        gc.freeze()
+
+    def _acknowledge(self) -> None:
+        """Another roll has been followed: everybody may know."""
+        self.readiness.follows()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self.look()
+        self._bell.ring()
+
+    def _beat(self) -> None:
+        self._telemetry.sample(self.engine)
+        self._telemetry.queue_stands(is_so=self.batcher.num_standing > 0)
+        self.readiness.tell()

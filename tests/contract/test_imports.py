@@ -1,0 +1,151 @@
+"""Imports run one way, without cycles; and what each room may import from outside."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SERVICE = Path(__file__).parents[2] / "service"
+LOADTEST = SERVICE.parent / "loadtest"
+MODULES = {
+    path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
+}
+
+# Each room, and the rooms below it; `errors`, `events` and `loop_tick` are below all of them.
+TOP = {"errors", "events", "loop_tick"}
+BELOW: dict[str, set[str]] = {
+    **dict.fromkeys(TOP, TOP),
+    "settings": set(),
+    "http": set(),
+    "attention": set(),
+    "batching": set(),
+    "layers": {"attention"},
+    "wire": {"batching", "layers", "attention"},
+    "api": {"http", "wire", "batching", "layers", "attention"},
+    "observability": {"api", "http", "batching", "attention"},
+    "supervisor": {"settings", "observability"},
+    "limits": {"settings", "supervisor", "api", "http", "wire", "batching"},
+    "calling": set(),
+    "client": {"calling"},
+    "__init__": set(),
+}
+BELOW["worker"] = {
+    "settings",
+    "limits",
+    "api",
+    "http",
+    "layers",
+    "attention",
+    "batching",
+    "observability",
+    "supervisor",
+}
+BELOW["app"] = BELOW["worker"] | {"worker"}
+BELOW["commands"] = BELOW["app"] | {"app", "wire", "client"}
+BELOW["cli"] = {"commands"}
+BELOW["__main__"] = {"cli"}
+# Few enough to be read at one look.
+MAX_MODULES_AT_THE_TOP = 9
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", sorted(MODULES), ids=lambda path: str(path.relative_to(SERVICE)))
+def test_a_room_imports_only_from_rooms_below_it(path):
+    room = room_of(MODULES[path])
+    own = {name for name in imports_of(path) if name.startswith("service.")}
+    wrong = {name for name in own if room_of(name) not in BELOW[room] | TOP | {room, "__version__"}}
+    assert not wrong
+
+
+def test_few_modules_lie_beside_the_rooms():
+    assert len([path for path in SERVICE.glob("*.py") if path.stem != "__init__"]) <= MAX_MODULES_AT_THE_TOP
+
+
+def test_the_supervisor_never_imports_torch():
+    code = "import sys, service.supervisor.supervisor; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("batching", {"torch", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
+        ("attention", {"asyncio", "fastapi", "starlette", "pydantic", "uvicorn", "orjson"}),
+        ("layers", {"asyncio", "fastapi", "starlette", "pydantic", "uvicorn"}),
+        ("wire", {"fastapi", "starlette", "uvicorn"}),
+        ("calling", {"fastapi", "starlette", "uvicorn", "pydantic"}),
+        ("http", {"torch", "numpy", "fastapi", "starlette", "pydantic"}),
+        ("supervisor", {"torch", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
+    ],
+)
+def test_a_room_does_not_know_what_is_not_its_business(room, forbidden):
+    for path in (SERVICE / room).rglob("*.py"):
+        known = {name.split(".")[0] for name in imports_of(path)}
+        assert not known & forbidden, path
+
+
+@pytest.mark.parametrize("path", sorted(LOADTEST.rglob("*.py")), ids=lambda path: str(path.relative_to(LOADTEST)))
+def test_the_load_test_knows_nothing_of_the_service_and_needs_nothing_that_is_not_pinned(path):
+    pinned = (LOADTEST / "requirements.txt").read_text(encoding="utf-8").lower()
+    known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
+    assert {name for name in known if name != "attention_load" and f"\n{name}==" not in pinned} == set()
+
+
+def test_of_the_load_test_only_the_users_and_the_wiring_know_locust():
+    knowing = {path.name for path in LOADTEST.rglob("*.py") if "locust" in {x.split(".")[0] for x in imports_of(path)}}
+    assert knowing == {"locustfile.py", "user.py"}
+
+
+def test_only_settings_reads_the_environment():
+    """The supervisor gives all of its own to the workers, and looks at nothing in it."""
+    handed_on = {"supervisor.py": 1}
+    for path in MODULES:
+        if path.name != "settings.py":
+            assert path.read_text(encoding="utf-8").count("os.environ") == handed_on.get(path.name, 0), path
+            assert "getenv" not in path.read_text(encoding="utf-8"), path
+
+
+def test_nothing_loads_pickles_evaluates_strings_or_hides_disconnects():
+    for path in MODULES:
+        names = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute)
+        }
+        names |= {
+            node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
+        }
+        assert not names & {"eval", "exec", "pickle", "BaseHTTPMiddleware"}, path
+
+
+def test_there_is_no_cycle_of_imports():
+    graph = {name: {n for n in imports_of(path) if n in set(MODULES.values())} for path, name in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"cycle: {' -> '.join((*trail, name))}"
+        if name in done:
+            return
+        for below in graph[name]:
+            visit(below, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())

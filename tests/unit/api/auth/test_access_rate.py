@@ -1,0 +1,75 @@
+"""The rate limit: a token bucket, pure, with its law over all scripts of arrivals."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.auth.rate_limit import Bucket, Limiter, Rate
+from service.errors import RateLimited
+from tests.doubles import ManualClock
+
+RATES = st.builds(Rate, st.floats(0.01, 1000), st.integers(1, 50))
+GAPS = st.lists(st.floats(0, 20) | st.just(0.0), max_size=100)
+
+
+@given(RATES, GAPS)
+def test_in_t_seconds_at_most_burst_and_t_times_the_rate_get_through(rate, gaps):
+    now, bucket, taken = 1e5, Bucket(rate, 1e5), [1e5]
+    for gap in gaps:
+        now += gap
+        if bucket.take(now) == 0:
+            taken.append(now)
+    for first in range(1, len(taken)):
+        for last in range(first, len(taken)):
+            passed = taken[last] - taken[first]
+            assert last - first + 1 <= rate.burst + passed * rate.per_s + 1e-3
+
+
+@given(RATES, GAPS)
+def test_whoever_comes_back_when_told_gets_through(rate, gaps):
+    clock = ManualClock(1e6)
+    limiter = Limiter(rate, clock.now)
+    for gap in [*gaps, 0.0]:
+        clock.advance(gap)
+        try:
+            limiter.take(b"x")
+        except RateLimited as refused:
+            wait_s = refused.retry_after_s
+        else:
+            continue
+        assert wait_s is not None
+        assert wait_s == int(wait_s) >= 1
+        clock.advance(wait_s)
+        limiter.take(b"x")
+
+
+@given(RATES, GAPS)
+def test_asking_in_vain_costs_nothing(rate, gaps):
+    """Who hammers gets exactly as much as one who asks whenever there is a token."""
+    hammered, asked = Bucket(rate, 0.0), Bucket(rate, 0.0)
+    now = 0.0
+    for gap in gaps:
+        now += gap
+        while (wait := hammered.take(now)) == 0:
+            assert asked.take(now) == 0
+        for part in (0.25, 0.5, 0.9):
+            assert hammered.take(now + wait * part) > 0
+
+
+@pytest.mark.parametrize(("per_s", "waits"), [(10.0, 1), (1.0, 1), (0.5, 2), (0.3, 4), (1 / 60, 60)])
+def test_a_refusal_says_in_whole_seconds_when_the_next_token_is_there(per_s, waits):
+    limiter = Limiter(Rate(per_s, 1), ManualClock().now)
+    limiter.take(b"x")
+    with pytest.raises(RateLimited) as refused:
+        limiter.take(b"x")
+    assert refused.value.retry_after_s == waits
+
+
+def test_callers_have_buckets_of_their_own():
+    limiter = Limiter(Rate(1, 1), ManualClock().now)
+    for caller in (b"a", b"b"):
+        limiter.take(caller)
+        with pytest.raises(RateLimited):
+            limiter.take(caller)
+    limiter.keep([b"b", b"c"])
+    assert limiter.num_buckets == 1

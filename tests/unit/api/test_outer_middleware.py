@@ -1,0 +1,183 @@
+"""The edge: one answer, one count, one end for every request, whatever happens inside."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.routing import Route
+
+from service.api.outer_middleware import Edge
+from service.errors import BadShape, HeadersTooLarge, QueueFull
+from service.http.asgi import REFUSED, ClientGone
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, object]] = []
+
+    def received(self, trace):
+        self.events.append(("received", trace.method))
+
+    def answered(self, trace, total_s):
+        self.events.append(("answered", trace.status))
+
+    def abandoned(self, trace, total_s):
+        self.events.append(("abandoned", trace.stage))
+
+    def faulted(self, trace, error):
+        self.events.append(("faulted", type(error).__name__))
+
+
+async def ok(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+async def nothing_comes():
+    raise AssertionError
+
+
+def failing(error: BaseException):
+    async def inner(scope, receive, send):
+        raise error
+
+    return inner
+
+
+def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None, more=None):
+    ledger, sent = Ledger(), []
+
+    async def send(message):
+        sent.append(message)
+
+    routes = [Route("/x", ok, methods=["POST"]), Route("/x", ok, methods=["GET"])]
+    edge = Edge(inner, lambda: list(routes), ledger, lambda: 0.0)
+    scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": "", **(more or {})}
+
+    asyncio.run(edge(scope, nothing_comes, send))
+    return sent, ledger.events
+
+
+def problem(sent):
+    assert sent[0]["type"] == "http.response.start"
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_an_answer_is_counted_once_and_carries_the_fixed_headers():
+    sent, events = serve(ok)
+    assert events == [("received", "GET"), ("answered", 200)]
+    names = dict(sent[0]["headers"])
+    assert names[b"cache-control"] == b"no-store"
+    assert names[b"x-content-type-options"] == b"nosniff"
+    assert len(names[b"x-request-id"]) == 24
+
+
+def test_a_failure_of_the_family_becomes_its_problem():
+    sent, events = serve(failing(BadShape("three axes", param="/query")))
+    status, body = problem(sent)
+    assert (status, body["code"], body["detail"], body["param"]) == (422, "bad_shape", "three axes", "/query")
+    assert events == [("received", "GET"), ("answered", 422)]
+
+
+def test_a_refusal_is_counted_like_any_answer():
+    sent, events = serve(failing(QueueFull("full", retry_after_s=3)))
+    assert problem(sent)[0] == 429
+    assert events[-1] == ("answered", 429)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "-"])
+def test_what_the_transport_refuses_is_answered_counted_and_logged_like_any_failure(method):
+    sent, events = serve(failing(AssertionError()), method, more={REFUSED: HeadersTooLarge("at most 16 KiB")})
+    status, body = problem(sent)
+    assert (status, body["code"], body["detail"]) == (431, "headers_too_large", "at most 16 KiB")
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert events == [("received", method), ("answered", 431)]
+
+
+def test_a_foreign_error_is_a_500_without_its_text_and_its_trace_is_kept():
+    sent, events = serve(failing(RuntimeError("secret /path")))
+    status, body = problem(sent)
+    assert (status, body["code"]) == (500, "engine_failed")
+    assert "secret" not in json.dumps(body)
+    assert ("faulted", "RuntimeError") in events
+
+
+def test_a_caller_who_left_is_abandoned_not_answered():
+    sent, events = serve(failing(ClientGone()))
+    assert sent == []
+    assert events == [("received", "GET"), ("abandoned", "receiving")]
+
+
+def test_a_cancellation_is_counted_and_goes_on():
+    with pytest.raises(asyncio.CancelledError):
+        serve(failing(asyncio.CancelledError()))
+
+
+def test_head_is_get_without_the_body():
+    seen = []
+
+    async def inner(scope, receive, send):
+        seen.append(scope["method"])
+        await ok(scope, receive, send)
+
+    sent, events = serve(inner, "HEAD")
+    assert seen == ["GET"]
+    assert sent[1]["body"] == b""
+    assert events[0] == ("received", "HEAD")
+
+
+def test_head_leaves_the_servers_own_scope_as_it_was():
+    """uvicorn looks at its scope to know that a HEAD's answer has a length and no body."""
+    scope = {"type": "http", "method": "HEAD", "path": "/x", "headers": [], "root_path": ""}
+
+    async def send(message):
+        pass
+
+    asyncio.run(Edge(ok, list, Ledger(), lambda: 0.0)(scope, nothing_comes, send))
+    assert scope["method"] == "HEAD"
+
+
+def test_an_answer_that_breaks_off_is_counted_as_the_failure_that_it_is():
+    """Not as a caller who left: of those no objective hears."""
+
+    async def breaking(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError
+
+    ledger = Ledger()
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "root_path": ""}
+    with pytest.raises(Exception, match="internal fault"):
+        asyncio.run(Edge(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
+    assert [event for event, _ in ledger.events] == ["received", "faulted", "answered"]
+    assert ledger.events[-1] == ("answered", 500)
+
+
+def test_options_of_everything_is_answered():
+    sent, events = serve(failing(AssertionError()), "OPTIONS", more={"path": "*"})
+    assert sent[0]["status"] == 204
+    assert events[-1] == ("answered", 204)
+
+
+def test_options_answers_204_with_what_is_allowed():
+    sent, _ = serve(failing(AssertionError()), "OPTIONS")
+    assert sent[0]["status"] == 204
+    assert (b"allow", b"GET, HEAD, OPTIONS, POST") in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("asked", [b"abc-1", b"a" * 128, b"00-4bf92f3577b34da6a3ce929d0e0e4736-00"])
+def test_a_sane_request_id_is_taken(asked):
+    sent, _ = serve(ok, headers=[(b"x-request-id", asked)])
+    assert (b"x-request-id", asked) in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("asked", [b"", b"a" * 129, b"a\r\nb", b"caf\xc3\xa9", b'"x"', b"a b"])
+def test_any_other_request_id_is_replaced(asked):
+    """H30."""
+    sent, _ = serve(ok, headers=[(b"x-request-id", asked)])
+    given = dict(sent[0]["headers"])[b"x-request-id"]
+    assert given != asked
+    assert len(given) == 24

@@ -1,0 +1,244 @@
+"""Bodies within limits: what is announced, what arrives, what it decompresses to."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+import zstandard
+
+from service.api.byte_budget import Allowance
+from service.api.caller import caller_of
+from service.api.request_body import BodyLimits, read_body
+from service.errors import (
+    BadEncoding,
+    BadRequest,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    QueueFull,
+    UnsupportedContentEncoding,
+)
+from service.http.asgi import ClientGone
+from service.http.header_fields import HeaderFields
+
+LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
+
+
+class Parts:
+    """A caller that sends these parts, then hangs or leaves."""
+
+    def __init__(self, *parts: bytes, then: str = "end") -> None:
+        self.messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        if then == "end":
+            (self.messages or [{}])[-1]["more_body"] = False
+        elif then == "leave":
+            self.messages.append({"type": "http.disconnect"})
+        self.taken = 0
+
+    async def __call__(self):
+        if not self.messages:
+            await asyncio.get_running_loop().create_future()
+        self.taken += 1
+        return self.messages.pop(0)
+
+
+PACKERS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"gzip": gzip.compress,
+    b"zstd": zstandard.compress,
+    b"deflate": zlib.compress,
+}
+packed = pytest.mark.parametrize("name", list(PACKERS), ids=lambda name: name.decode())
+
+
+async def in_a_thread(work):
+    return await asyncio.to_thread(work)
+
+
+def read(
+    receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
+) -> bytes:
+    return b"".join(
+        asyncio.run(
+            read_body(
+                HeaderFields(headers),
+                caller_of({}, receive),
+                limits,
+                codings,
+                Allowance(2**40, "bodies").share(),
+                in_a_thread,
+            )
+        )
+    )
+
+
+def test_parts_are_joined():
+    assert read(Parts(b"ab", b"", b"cd")) == b"abcd"
+
+
+def test_a_body_of_exactly_the_limit_passes_and_one_byte_more_does_not():
+    """H17."""
+    assert len(read(Parts(b"x" * 600, b"x" * 400))) == 1000
+    with pytest.raises(BodyTooLarge, match="1,000"):
+        read(Parts(b"x" * 600, b"x" * 401))
+
+
+@pytest.mark.parametrize("announced", [b"1001", b"9" * 40, b"%d" % 2**63])
+def test_a_length_announced_too_large_is_refused_before_a_byte_is_read(announced):
+    """H3."""
+    parts = Parts(b"x")
+    with pytest.raises(BodyTooLarge):
+        read(parts, (b"content-length", announced))
+    assert parts.taken == 0
+
+
+@pytest.mark.parametrize("announced", [b"-1", b"+5", b"0x10", b"5,5", b"", b"5 5"])
+def test_a_length_that_is_no_number_is_a_bad_request(announced):
+    """H4."""
+    with pytest.raises(BadRequest):
+        read(Parts(b"x"), (b"content-length", announced))
+
+
+def test_two_lengths_are_a_bad_request():
+    with pytest.raises(BadRequest):
+        read(Parts(b"x"), (b"content-length", b"1"), (b"content-length", b"2"))
+
+
+def test_leading_zeros_of_a_length_mean_nothing():
+    assert read(Parts(b"x"), (b"content-length", b"0" * 30 + b"1")) == b"x"
+
+
+def test_a_body_that_never_ends_is_a_client_timeout():
+    with pytest.raises(ClientTimeout):
+        read(Parts(b"x", then="hang"), limits=BodyLimits(1000, 0.01))
+
+
+def test_a_caller_who_leaves_while_sending_is_gone():
+    with pytest.raises(ClientGone):
+        read(Parts(b"x", then="leave"))
+
+
+class Arriving(Parts):
+    """A caller whose first bytes are here; told of to whoever asks, as our own transport does."""
+
+    def __init__(self) -> None:
+        super().__init__(then="hang")
+        self.tell: Callable[[int], object] | None = None
+
+    async def receive(self):
+        return await self()
+
+    def take_body(self) -> None:
+        return None
+
+    def when_come(self, tell: Callable[[int], object] | None) -> None:
+        self.tell = tell
+        if tell is not None:
+            tell(600)
+
+    def when_gone(self, tell: Callable[[], object] | None) -> None:
+        pass
+
+
+def test_who_was_refused_at_once_is_counted_no_more():
+    """What still comes would be added to a share that nobody gives back any more."""
+    allowance, caller = Allowance(1000, "bodies"), Arriving()
+    with pytest.raises(QueueFull):
+        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), allowance.share(), in_a_thread))
+    assert caller.tell is None
+    assert allowance.num_bytes == 0
+
+
+@packed
+def test_compressed_bodies_are_opened_up_to_the_limit(name):
+    assert read(Parts(PACKERS[name](b"y" * 1000)), (b"content-encoding", name)) == b"y" * 1000
+    with pytest.raises(DecompressedTooLarge):
+        read(Parts(PACKERS[name](b"y" * 1001)), (b"content-encoding", name))
+
+
+@packed
+def test_a_bomb_is_refused_at_the_limit(name):
+    bomb = PACKERS[name](b"\0" * 50_000_000)
+    with pytest.raises(DecompressedTooLarge):
+        read(Parts(bomb), (b"content-encoding", name), limits=BodyLimits(2**20, 5))
+
+
+@packed
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-3], lambda b: b + b"tail", lambda b: b"", lambda b: b[: len(b) // 2] + b"\0" * 9]
+)
+def test_a_damaged_compressed_body_is_bad_encoding(name, damage):
+    """H16."""
+    body = damage(PACKERS[name](bytes(range(200))))
+    with pytest.raises(BadEncoding):
+        read(Parts(body), (b"content-encoding", name))
+
+
+def test_a_wrong_checksum_is_bad_encoding():
+    body = bytearray(gzip.compress(b"hello"))
+    body[-6] ^= 1
+    with pytest.raises(BadEncoding):
+        read(Parts(bytes(body)), (b"content-encoding", b"gzip"))
+
+
+def test_gzip_members_follow_each_other():
+    assert read(Parts(gzip.compress(b"ab") + gzip.compress(b"cd")), (b"content-encoding", b"gzip")) == b"abcd"
+
+
+SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        zstandard.compress(b"ab") + zstandard.compress(b"cd"),
+        SKIPPABLE + zstandard.compress(b"abcd"),
+        zstandard.compress(b"abc") + SKIPPABLE * 2 + zstandard.compress(b"d") + SKIPPABLE,
+    ],
+)
+def test_zstd_frames_follow_each_other_and_skippable_ones_are_skipped(body):
+    assert read(Parts(body), (b"content-encoding", b"zstd")) == b"abcd"
+
+
+@pytest.mark.parametrize(
+    "body", [SKIPPABLE, SKIPPABLE[:-1], SKIPPABLE * 1025, zstandard.compress(b"ab") + SKIPPABLE[:-2]]
+)
+def test_skippable_frames_alone_cut_or_without_end_are_bad_encoding(body):
+    with pytest.raises(BadEncoding):
+        read(Parts(body), (b"content-encoding", b"zstd"), limits=BodyLimits(2**20, 5))
+
+
+def test_a_body_of_very_many_members_is_refused_and_not_worked_through():
+    with pytest.raises(BadEncoding, match="1024 members"):
+        read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), limits=BodyLimits(2**20, 5))
+
+
+def test_a_compressed_body_that_holds_nothing_is_bad_encoding():
+    with pytest.raises(BadEncoding):
+        read(Parts(gzip.compress(b"")), (b"content-encoding", b"gzip"))
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 300_000])
+def test_members_of_any_size_are_joined(size):
+    parts = [bytes([i]) * size for i in range(3)]
+    packed = b"".join(gzip.compress(part, compresslevel=0) for part in parts)
+    limits = BodyLimits(2**20, 5)
+    assert read(Parts(packed), (b"content-encoding", b"gzip"), limits=limits) == b"".join(parts)
+
+
+@pytest.mark.parametrize("name", [b"br", b"compress", b"zzz", b"gzip, gzip", b"deflate"])
+def test_other_content_encodings_are_unsupported(name):
+    """H14."""
+    with pytest.raises(UnsupportedContentEncoding):
+        read(Parts(zlib.compress(b"x")), (b"content-encoding", name), codings=(b"gzip", b"zstd"))
+
+
+def test_deflate_without_its_zlib_frame_is_bad_encoding():
+    bare = zlib.compressobj(wbits=-15)
+    with pytest.raises(BadEncoding):
+        read(Parts(bare.compress(b"x") + bare.flush()), (b"content-encoding", b"deflate"))
+
+
+def test_identity_is_no_encoding():
+    assert read(Parts(b"x"), (b"content-encoding", b"identity")) == b"x"

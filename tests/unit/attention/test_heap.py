@@ -1,0 +1,119 @@
+"""What was freed goes back, and a trim is made only where it can help."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from service.attention.heap import BUSY_GROWTH_BYTES, GROWTH_BYTES, Memory, resident_bytes
+
+MIB = 2**20
+
+
+class Process:
+    """Its memory in use, and what was freed and is kept."""
+
+    def __init__(self) -> None:
+        self.used, self.kept, self.num_trims = 300 * MIB, 0, 0
+        self.memory = Memory(lambda: self.used + self.kept, self._trim)
+
+    def _trim(self) -> None:
+        self.num_trims += 1
+        self.kept = 0
+
+
+def test_what_is_kept_goes_back_once_and_what_is_in_use_is_the_new_measure():
+    process = Process()
+    process.memory.give_back()
+    assert process.num_trims == 1
+    process.kept = 900 * MIB
+    for _ in range(5):
+        process.memory.give_back()
+    assert (process.num_trims, process.kept) == (2, 0)
+    process.used += 200 * MIB
+    for _ in range(5):
+        process.memory.give_back()
+    assert process.num_trims == 3
+    process.kept = GROWTH_BYTES
+    process.memory.give_back()
+    assert process.num_trims == 3, "too little to look for"
+
+
+def test_while_there_is_work_only_much_goes_back():
+    process = Process()
+    process.memory.give_back()
+    process.memory.give_back(is_busy=True)
+    process.kept = BUSY_GROWTH_BYTES
+    process.memory.give_back(is_busy=True)
+    assert process.num_trims == 2
+    process.kept += MIB
+    for _ in range(5):
+        process.memory.give_back(is_busy=True)
+    assert (process.num_trims, process.kept) == (3, 0)
+
+
+def test_what_is_in_use_while_there_is_work_is_no_measure_for_later():
+    process = Process()
+    process.memory.give_back()
+    process.used += 500 * MIB
+    process.memory.give_back(is_busy=True)
+    process.used, process.kept = process.used - 500 * MIB, 500 * MIB
+    process.memory.give_back()
+    assert process.kept == 0
+
+
+def test_a_measure_falls_with_what_is_used():
+    process = Process()
+    process.used = 800 * MIB
+    process.memory.give_back()
+    process.used = 300 * MIB
+    process.memory.give_back()
+    process.kept = 100 * MIB
+    process.memory.give_back()
+    assert process.kept == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_what_is_freed_is_not_mapped_anew():
+    """Three blocks of 8 MiB, ten times: by default glibc would give 16 of the 24 MiB back each time."""
+    program = """if True:
+        import resource
+        from service.attention.heap import keep_freed
+
+        keep_freed()
+        for _ in range(10):
+            blocks = [bytearray(8 * 2**20) for _ in range(3)]
+            for block in blocks:
+                block[::4096] = bytes(2048)
+            del block, blocks
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    """
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 2 * 6144 + 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_this_process_is_measured_and_trimmed():
+    before = resident_bytes()
+    block = np.ones(8 * MIB, np.float64)
+    assert resident_bytes() > before + 32 * MIB
+    del block
+    Memory().give_back()
+    assert resident_bytes() < before + 48 * MIB
+
+
+def test_memory_is_measured_while_no_descriptor_is_free():
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/proc/self/statm", os.O_RDONLY)
+        found = resident_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    assert found > MIB

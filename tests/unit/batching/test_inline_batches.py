@@ -1,0 +1,265 @@
+"""Brief batches, for which the loop may wait: which they are, what comes along, and what the loop gets done in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+import uvloop
+
+from service.batching.inline_policy import FAR_TOO_LONG, MAX_SEQUENCES
+from service.batching.runner import TURNS_TO_COME_IN
+from service.batching.speed import WINDOW
+from service.errors import DeadlineExceeded
+from tests.doubles import GateEngine, run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+
+
+class AtOnce(GateEngine):
+    """Answers before it returns, and takes its time for it; the room's clock goes on meanwhile."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(is_open=True)
+        self.seconds = seconds
+        self.room_of: Room | None = None
+
+    def run(self, batch, **hints):
+        assert self.room_of is not None
+        self.room_of.clock._now += self.seconds  # calls that are due come when the loop has a turn
+        return super().run(batch, **hints)
+
+
+def room_with(engine: AtOnce, **limits) -> Room:
+    engine.room_of = Room(engine=engine, **limits)
+    return engine.room_of
+
+
+async def learn(room: Room, seconds: float = 1.0) -> None:
+    """A batch of 1,000 flops has taken so long."""
+    await room.send_running("known")
+    room.clock.advance(seconds)
+    room.engine.release()
+    await turns()
+
+
+@pytest.mark.parametrize(("flops", "is_brief"), [(2_000, True), (2_001, False)])
+def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops, is_brief):
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            room.send("x", cost=cost_of(flops=flops - 1000))
+            room.send("y")
+            await turns()
+            assert room.engine.batches == [["known"], ["x", "y"]]
+            assert room.engine.briefs == [False, is_brief], "of the first one nothing is known"
+
+    run(main)
+
+
+def test_a_batch_of_many_sequences_is_not_brief():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
+            room.send("y", cost=cost_of(sequences=1, flops=1))
+            await turns()
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+def test_another_lane_tells_nothing_of_a_batch():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            await room.send_running("x", lane="b")
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_for_a_while():
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, brief_s=2.0) as room:
+            await ended(room.send("known"))
+            engine.seconds = 2.0 * FAR_TOO_LONG + 0.1
+            await ended(room.send("stall"))
+            engine.seconds = 1.0
+            await ended(room.send("next"))
+            assert engine.briefs == [False, True, False]
+
+    run(main)
+
+
+def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_does_again_in_its_thread():
+    """It failed on the loop, and the engine hands over a future that is not done."""
+
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, brief_s=2.0) as room:
+            for _ in range(WINDOW):
+                await ended(room.send("known"))
+            engine.seconds, engine.is_open = 2.0 * FAR_TOO_LONG + 0.1, False
+            (client,) = await room.send_running("stumbles")
+            engine.open()
+            assert result_of(await ended(client)) == ("answer", "stumbles")
+            engine.seconds = 1.0
+            await ended(room.send("next"))
+            assert engine.briefs[-3:] == [True, True, False]
+
+    run(main)
+
+
+def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_long_the_loop_had_waited():
+    async def main():
+        engine = AtOnce(seconds=4.0)
+        async with room_with(engine, brief_s=8.0, max_compute_s=5.0) as room:
+            await ended(room.send("known"))
+            engine.is_open = False
+            (client,) = await room.send_running("stumbles")
+            room.clock.advance(4.9)
+            await turns()
+            engine.open()
+            assert result_of(await ended(client)) == ("answer", "stumbles")
+
+    run(main)
+
+
+def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
+    async def main():
+        async with Room(brief_s=2.0) as room:
+            await learn(room)
+            await room.send_running("x")
+            room.engine.fail(ValueError("x"))
+            await turns()
+            await room.send_running("y")
+            assert room.engine.briefs == [False, True, False]
+
+    run(main)
+
+
+def test_no_batch_is_brief_where_the_loop_is_to_wait_for_none():
+    async def main():
+        async with Room() as room:
+            await learn(room)
+            await room.send_running("x")
+            assert room.engine.briefs == [False, False]
+
+    run(main)
+
+
+async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: int) -> None:
+    for payload in payloads:
+        room.send(payload)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_turns):
+    """A request takes two turns of the loop from its socket to the queue."""
+
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns)
+            await turns()
+            assert room.engine.batches[1:] == [["u", "v", "w", "x"]]
+
+    run(main)
+
+
+def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            room.send("u")
+            room.send("large", lane="b", cost=cost_of(flops=10**6))
+            await come_one_after_the_other(room, ["v", "w"], num_turns=1)
+            await turns()
+            assert room.engine.batches[1:] == [["u", "v", "w"]]
+
+    run(main)
+
+
+def test_a_deadline_that_passes_while_the_loop_waits_keeps_its_request_from_being_computed():
+    async def main():
+        async with room_with(AtOnce(seconds=1.0), max_requests=1) as room:
+            first, late = room.send("first"), room.send("late", timeout_s=1.0)
+            await turns()
+            assert result_of(first) == ("answer", "first")
+            assert isinstance(error_of(late), DeadlineExceeded)
+            assert room.engine.batches == [["first"]]
+
+    run(main)
+
+
+def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v"], num_turns=5)
+            assert room.engine.batches[1:] == [["u"]]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("limits", "batch"),
+    [({"brief_s": 2.0}, ["u", "v", "w"]), ({"brief_s": 8.0, "max_requests": 2}, ["u", "v"])],
+    ids=["too long to be waited for", "full"],
+)
+def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
+    async def main():
+        async with Room(**limits) as room:
+            await learn(room)
+            await come_one_after_the_other(room, ["u", "v", "w", "x", "y"], num_turns=1)
+            assert room.engine.batches[1] == batch
+
+    run(main)
+
+
+def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
+    async def main():
+        async with Room(brief_s=8.0) as room:
+            await learn(room)
+            client = room.send("x")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            client.cancel()
+            await turns()
+            assert room.engine.batches == [["known"]]
+            room.engine.open()
+            assert result_of(await ended(room.send("next"))) == ("answer", "next")
+
+    run(main)
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_between_two_batches_that_are_answered_at_once_the_loop_takes_in_what_has_come(loop_factory):
+    async def main():
+        async with room_with(AtOnce(), max_requests=1) as room:
+            seen = Counter[int]()
+            clients = [room.send(number) for number in range(5)]
+            await asyncio.sleep(0)  # they have been admitted
+            while not all(client.done() for client in clients):
+                seen[len(room.engine.batches)] += 1
+                await asyncio.sleep(0)
+            assert {seen[number] for number in range(1, 5)} == {TURNS_TO_COME_IN}
+
+    run(main, loop_factory=loop_factory)
+
+
+def test_a_deadline_that_passed_while_the_loop_waited_is_told_and_the_others_are_answered():
+    async def main():
+        async with room_with(AtOnce(seconds=1.0)) as room:
+            late, patient = room.send("late", timeout_s=1.0), room.send("patient", timeout_s=1.1)
+            await turns()
+            assert isinstance(error_of(late), DeadlineExceeded)
+            assert "there was no answer in the 1.000 s" in str(error_of(late))
+            assert result_of(patient) == ("answer", "patient")
+            assert patient.result().compute_s == 1.0
+
+    run(main)

@@ -1,0 +1,988 @@
+"""One connection: one answer for each request, in order; deadlines, early bytes, and an end that the client survives."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import gc
+import weakref
+
+import pytest
+
+from service.api.caller import caller_of
+from service.errors import QueueFull
+from service.http.body_framing import LINES_A_TURN
+from service.http.connection_limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S
+from tests.raw_inputs import BAD_REQUESTS
+from tests.unit.http.wire import LIMITS, Room, turns
+
+HOST = b"Host: x\r\n"
+
+
+def post(path: bytes = b"/", body: bytes = b"hello", *fields: bytes) -> bytes:
+    lines = [*fields, b"Content-Length: %d" % len(body)]
+    return b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+
+
+def chunked(path: bytes, *chunks: bytes) -> bytes:
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+
+
+def on_the_loop(test):
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+# Requests
+
+
+@on_the_loop
+async def test_a_request_is_answered_and_the_connection_is_free_for_the_next():
+    room = Room()
+    await room.send(post(), post(b"/2", b"again"))
+    assert room.statuses == [200, 200]
+    assert room.echo.seen == [("POST", "/", b"hello"), ("POST", "/2", b"again")]
+    assert room.wire.events == []
+
+
+@pytest.mark.parametrize("raw", [post(), chunked(b"/", b"he", b"llo")], ids=["counted", "chunked"])
+@on_the_loop
+async def test_a_request_may_come_byte_by_byte(raw):
+    room = Room()
+    await room.send(b"\r\n", *[raw[i : i + 1] for i in range(len(raw))])
+    assert room.echo.seen == [("POST", "/", b"hello")]
+    assert room.statuses == [200]
+
+
+@on_the_loop
+async def test_requests_that_come_early_are_answered_one_after_another():
+    room = Room()
+    await room.send(post(b"/held", b"1") + chunked(b"/2", b"2") + post(b"/3", b"3") + post(b"/4", b"4")[:30])
+    assert room.echo.seen == [("POST", "/held", b"1")]
+    room.echo.gate.set()
+    await turns(60)
+    assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/3"]
+    assert [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")] == sorted(
+        room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")
+    )
+    await room.send(post(b"/4", b"4")[30:])
+    assert room.statuses == [200] * 4
+
+
+@on_the_loop
+async def test_early_bytes_are_not_read_without_end():
+    room = Room()
+    await room.send(post(b"/held"), b"x" * 50_000, b"x" * 50_000)
+    assert not room.wire.is_reading
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200, 400]
+
+
+@on_the_loop
+async def test_an_early_request_that_is_none_is_refused_in_its_turn():
+    room = Room()
+    await room.send(post(b"/held") + b"nonsense\r\n\r\n")
+    assert room.statuses == []
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200, 400]
+    assert room.ledger.ends == [200, "bad_request"]
+
+
+@on_the_loop
+async def test_a_caller_who_leaves_is_noticed_at_every_stage():
+    for raw in (post(b"/", b"hello")[:-1], post(b"/held"), post(b"/held") + post(b"/2")):
+        room = Room()
+        await room.send(raw)
+        await room.lose()
+        room.echo.gate.set()
+        await turns()
+        assert room.ledger.num_received == len(room.ledger.ends) == 1
+        assert room.ledger.ends == ["gone"]
+        assert room.clock.num_calls == 0
+
+
+class Asking:
+    """An application that asks the connection about its caller (`api/caller.py`), and answers when `gate` opens."""
+
+    def __init__(self, room: Room) -> None:
+        self.gate = asyncio.Event()
+        self.taken: list[bytes | None] = []
+        self.gone: list[str] = []
+        room.connection.app = self
+
+    async def __call__(self, scope, receive, send):
+        caller = caller_of(scope, receive)
+        whole = caller.take_body()
+        self.taken.append(None if whole is None else b"".join(whole))
+        while whole is None and (await receive())["more_body"]:
+            pass
+        caller.when_gone(lambda: self.gone.append(scope["path"]))
+        await self.gate.wait()
+        caller.when_gone(None)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@on_the_loop
+async def test_a_body_that_is_here_is_had_without_waiting_and_once():
+    room = Room()
+    asking = Asking(room)
+    await room.send(post(b"/1", b"hello"))
+    assert asking.taken == [b"hello"]
+    asking.gate.set()
+    await turns()
+    await room.send(post(b"/2", b"hello")[:-1], b"o")
+    assert asking.taken == [b"hello", None]
+    assert room.statuses == [200, 200]
+
+
+@on_the_loop
+async def test_bytes_are_counted_when_they_come_and_not_when_they_are_received():
+    room = Room()
+    come: list[int] = []
+
+    async def application(scope, receive, send):
+        caller = caller_of(scope, receive)
+        caller.when_come(come.append)
+        await receive()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(raw[:-900])
+    await room.send(raw[-900:-400])
+    assert come == [100, 500]
+    await room.lose()
+
+
+@on_the_loop
+async def test_a_body_that_finds_no_room_is_let_go_and_whoever_receives_it_hears_why():
+    room = Room()
+    held: list[int] = []
+
+    def come(num_bytes):
+        if sum(held) + num_bytes > 300:
+            raise QueueFull("no room")
+        held.append(num_bytes)
+
+    async def application(scope, receive, send):
+        caller_of(scope, receive).when_come(come)
+        with pytest.raises(QueueFull, match="no room"):
+            await receive()
+        await asyncio.Event().wait()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    for start, stop in ((0, len(raw) - 800), (len(raw) - 800, len(raw) - 400), (len(raw) - 400, len(raw))):
+        await room.send(raw[start:stop])
+    assert held == [200]
+    assert room.connection.cycle._pieces == []
+    await room.lose()
+
+
+@on_the_loop
+async def test_what_was_read_of_a_refused_body_is_not_kept_while_the_rest_is_dropped():
+    """The error's frames hold it."""
+    room = Room()
+    counted, refusals = [], []
+
+    def come(num_bytes):
+        counted.append(num_bytes)
+        if len(counted) == 1:
+            return
+        refusal = QueueFull("no room")
+        refusals.append(weakref.ref(refusal))
+        raise refusal
+
+    async def application(scope, receive, send):
+        caller_of(scope, receive).when_come(come)
+        with contextlib.suppress(QueueFull):
+            await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await asyncio.Event().wait()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(raw[:-500])
+    await room.send(raw[-500:])
+    assert [refusal() for refusal in refusals] == [None]
+    await room.lose()
+
+
+@on_the_loop
+async def test_who_asked_is_told_once_that_the_caller_left_and_nobody_after_the_answer():
+    room = Room()
+    asking = Asking(room)
+    await room.send(post(b"/1"))
+    await room.lose()
+    assert asking.gone == ["/1"]
+    answered = Room()
+    asking = Asking(answered)
+    asking.gate.set()
+    await answered.send(post(b"/2"))
+    await answered.lose()
+    assert asking.gone == []
+
+
+@on_the_loop
+async def test_a_body_that_drips_wakes_nobody_until_it_is_whole():
+    room = Room()
+    woken: list[int] = []
+
+    async def application(scope, receive, send):
+        message = await receive()
+        woken.append(len(message["body"]))
+        while message["more_body"]:
+            message = await receive()
+            woken.append(len(message["body"]))
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 1000)
+    await room.send(*(raw[i : i + 1] for i in range(len(raw))))
+    assert woken == [1000]
+
+
+@on_the_loop
+async def test_what_is_over_needs_no_garbage_collector():
+    room = Room()
+    await room.send(post(b"/1"))
+    gc.disable()
+    try:
+        first = weakref.ref(room.connection.cycle)
+        await room.send(post(b"/2"))
+        assert first() is None
+    finally:
+        gc.enable()
+
+
+@on_the_loop
+async def test_a_head_that_was_never_complete_is_no_request():
+    room = Room()
+    await room.send(b"POST / HT")
+    assert not room.connection.eof_received()
+    await room.lose()
+    assert room.ledger.num_received == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+@on_the_loop
+async def test_what_is_no_request_is_refused_once_and_the_connection_ends(raw):
+    room = Room()
+    await room.send(raw[:1], raw[1:])
+    assert room.statuses == [400]
+    assert (room.ledger.ends, room.ledger.num_received) == (["bad_request"], 1)
+    assert b"connection: close" in room.wire.written
+    await room.send(post())
+    assert len(room.statuses) == 1
+    assert room.wire.events == ["eof"]
+    await room.advance(LINGER_S)
+    assert room.wire.events == ["eof", "close"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"GET /" + b"a" * 256 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "target_too_long"),
+        (b"GET /" + b"a" * 400, "target_too_long"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 1024 + b"\r\n\r\n", "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 1100, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20 + b"\r\n", "headers_too_large"),
+    ],
+    ids=["H11-target", "H11-target-that-never-ends", "header-block", "header-that-never-ends", "many-fields"],
+)
+@on_the_loop
+async def test_what_is_too_much_is_refused_by_its_name(raw, code):
+    room = Room()
+    await room.send(raw)
+    assert room.codes == [code]
+    assert room.statuses == [414 if code == "target_too_long" else 431]
+
+
+@pytest.mark.parametrize(("path", "form"), [(b"/v2/models", b'{"error":'), (b"/v1/layers", b'"code":"bad_request"')])
+@on_the_loop
+async def test_a_refusal_has_the_form_of_the_path_it_came_to(path, form):
+    room = Room()
+    await room.send(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+    assert form in room.wire.written
+    for header in (b"x-request-id: ", b"cache-control: no-store", b"x-content-type-options: nosniff"):
+        assert header in room.wire.written
+
+
+@on_the_loop
+async def test_a_refusal_is_sent_to_a_client_that_has_said_its_last():
+    room = Room()
+    room.connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    assert room.connection.eof_received()
+    await turns()
+    assert room.statuses == [400]
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_a_body_that_breaks_is_refused_by_whoever_reads_it():
+    room = Room()
+    await room.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"nonsense\r\n")
+    assert room.statuses == [400]
+    assert room.ledger.ends == ["bad_request"]
+    assert room.wire.events == ["eof"]
+
+
+@on_the_loop
+async def test_many_small_chunks_are_read_with_pauses_and_meanwhile_little_is_read_ahead():
+    room = Room()
+    whole, pauses = chunked(b"/", *[b"0123456789abcdef"] * 20_000), 0
+    for start in range(0, len(whole), 2**16):
+        room.connection.data_received(whole[start : start + 2**16])
+        while not room.wire.is_reading:
+            pauses += 1
+            await room.advance(PAUSE_S)
+        assert len(room.connection._waiting) <= 2**17
+    while room.is_pausing:
+        await room.advance(PAUSE_S)
+    assert pauses > 10
+    assert room.echo.seen == [("POST", "/", b"0123456789abcdef" * 20_000)]
+
+
+# Ends
+
+
+@on_the_loop
+async def test_an_answer_before_a_small_rest_of_the_body_leaves_the_connection_usable():
+    room = Room()
+    raw = post(b"/early", b"x" * MAX_DROPPED_BYTES)
+    head, body = raw[:-MAX_DROPPED_BYTES], raw[-MAX_DROPPED_BYTES:]
+    await room.send(head, body[:10])
+    assert room.statuses == [404]
+    assert b"connection: close" not in room.wire.written
+    await room.send(body[10:] + post(b"/2"))
+    assert room.statuses == [404, 200]
+
+
+@on_the_loop
+async def test_the_rest_that_never_comes_ends_the_connection():
+    room = Room()
+    await room.send(post(b"/early", b"x" * 100)[:-1])
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.wire.events == ["close"]
+    assert room.ledger.ends == [404]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1))[: -MAX_DROPPED_BYTES - 1],
+        post(b"/early", b"x", b"Expect: 100-continue")[:-1],
+        chunked(b"/early", b"x")[:-5],
+    ],
+    ids=["large", "H25-expected", "chunked"],
+)
+@on_the_loop
+async def test_an_answer_before_any_other_rest_is_the_last_and_the_client_may_read_it(raw):
+    room = Room()
+    await room.send(raw)
+    assert room.statuses == [404]
+    assert b"connection: close" in room.wire.written
+    assert room.wire.events == ["eof"]
+    await room.send(b"x" * 100_000)
+    await room.advance(LINGER_S - 0.1)
+    assert room.wire.events == ["eof"]
+    await room.advance(0.2)
+    assert room.wire.events == ["eof", "close"]
+
+
+@on_the_loop
+async def test_lingering_is_bounded_in_bytes():
+    room = Room()
+    await room.send(post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1))[: -MAX_DROPPED_BYTES - 1])
+    piece = b"x" * 2**20
+    for _ in range(MAX_LINGER_BYTES // len(piece)):
+        room.connection.data_received(piece)
+    assert room.wire.events == ["eof"]
+    room.connection.data_received(b"x")
+    assert room.wire.events == ["eof", "abort"]
+
+
+@on_the_loop
+async def test_a_whole_request_that_asks_for_the_end_gets_it_at_once():
+    room = Room()
+    await room.send(post(b"/", b"hello", b"Connection: Keep-Alive, Close"))
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_the_head_of_an_answer_goes_with_the_beginning_of_its_body():
+    room = Room()
+    await room.send(post())
+    assert room.wire.num_writes == 1
+    await room.send(post(b"/long"))
+    assert room.wire.num_writes == 3, "two pieces"
+    assert room.statuses == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n", 200),
+        (b"HEAD / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n", 200),
+        (b"POST /nothing HTTP/1.1\r\n" + HOST + b"\r\n", 204),
+    ],
+)
+@on_the_loop
+async def test_an_answer_without_a_body_is_sent_as_well(raw, status):
+    room = Room()
+    await room.send(raw)
+    assert room.statuses == [status]
+    assert room.wire.written.endswith(b"\r\n\r\n")
+    assert room.wire.events == ["close"] * (b"close" in raw)
+    if not room.wire.is_closing():
+        await room.send(post())
+        assert room.statuses == [status, 200]
+
+
+@on_the_loop
+async def test_a_head_whose_body_never_comes_is_sent_before_the_end(monkeypatch):
+    room = Room()
+    monkeypatch.setattr(room.ledger, "faulted", lambda trace, error: None)
+    await room.send(post(b"/broken"))
+    assert room.statuses == [200]
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("expected", [True, False])
+@on_the_loop
+async def test_100_continue_is_said_when_the_body_is_wanted(expected):
+    room = Room()
+    raw = post(b"/", b"hello", *[b"Expect: 100-continue"] * expected)
+    await room.send(raw[:-5])
+    assert room.wire.written.startswith(b"HTTP/1.1 100") == expected
+    await room.send(raw[-5:])
+    assert room.statuses == [100] * expected + [200]
+
+
+@on_the_loop
+async def test_shutdown_ends_an_idle_connection_and_waits_for_one_at_work():
+    idle, working = Room(), Room()
+    await idle.send(post())
+    await working.send(post(b"/held"))
+    for room in (idle, working):
+        room.connection.shutdown()
+    assert (idle.wire.events, working.wire.events) == (["close"], [])
+    working.echo.gate.set()
+    await turns()
+    assert working.statuses == [200]
+    assert b"connection: close" in working.wire.written
+    assert working.wire.events == ["close"]
+
+
+# A client that ends its own sending
+
+CLOSE = b"Connection: close"
+FEW, MANY = [b"hello"], [b"x"] * LINES_A_TURN * 3
+SAYS_LAST = {
+    "close": post(b"/held", b"hello", CLOSE),
+    "http-1-0": post(b"/held").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "chunked": chunked(b"/held", *FEW).replace(HOST, HOST + CLOSE + b"\r\n"),
+    "an-end-of-line-behind-it": post(b"/held", b"hello", CLOSE) + b"\r\n",
+    "another-request-behind-it": post(b"/held", b"hello", CLOSE) + post(),
+}
+
+
+async def answered_at_last(room: Room) -> None:
+    room.echo.gate.set()
+    await turns(60)
+    assert room.wire.events == ["close"], "at once, for the client has nothing more to say"
+    await room.advance(LINGER_S)
+    await room.lose()
+    assert room.clock.num_calls == 0
+
+
+@pytest.mark.parametrize("raw", SAYS_LAST.values(), ids=SAYS_LAST)
+@pytest.mark.parametrize("is_guest", [False, True])
+@on_the_loop
+async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_guest):
+    room = Room(is_guest=is_guest)
+    room.connection.data_received(raw)
+    assert room.connection.eof_received()
+    await turns()
+    await room.advance(100)
+    await answered_at_last(room)
+    assert room.statuses == [503 if is_guest else 200]
+    assert len(room.ledger.ends) == room.ledger.num_received == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"POST",
+        post(b"/held"),
+        post(b"/held") + post(),
+        post(b"/held", b"hello", CLOSE)[:-1],
+        post(b"/held") + b"\r\n",
+    ],
+    ids=["nothing", "a-beginning", "kept-alive", "two-kept-alive", "a-part-of-the-body", "an-end-of-line-behind-it"],
+)
+@on_the_loop
+async def test_any_other_client_that_ended_is_gone(raw):
+    room = Room()
+    await room.send(raw)
+    assert not room.connection.eof_received()
+
+
+@pytest.mark.parametrize("last", SAYS_LAST.values(), ids=SAYS_LAST)
+@on_the_loop
+async def test_requests_before_the_last_are_answered_in_their_order(last):
+    room = Room()
+    await room.send(post(b"/held", b"1") + post(b"/2", b"2") + last)
+    assert room.connection.eof_received()
+    await answered_at_last(room)
+    assert room.statuses == [200] * 3
+    assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/held"]
+
+
+@pytest.mark.parametrize("behind", [post(b"/2", b"hello", CLOSE)[:-1], b"GET / HTTP/1.0\r\n"], ids=["body", "head"])
+@on_the_loop
+async def test_a_last_request_that_is_not_whole_is_not_waited_for(behind):
+    room = Room()
+    await room.send(post(b"/held") + behind)
+    assert room.connection.eof_received()
+    await answered_at_last(room)
+    assert room.statuses == [200]
+    assert room.echo.seen == [("POST", "/held", b"hello")]
+    assert room.ledger.num_received == len(room.ledger.ends)
+
+
+@pytest.mark.parametrize(
+    ("raw", "statuses"),
+    [
+        (chunked(b"/held", *MANY).replace(HOST, HOST + CLOSE + b"\r\n"), [200]),
+        (chunked(b"/held", *MANY).replace(HOST, HOST + CLOSE + b"\r\n")[:-1], []),
+        (chunked(b"/held", *MANY), []),
+        (chunked(b"/held", *MANY) + SAYS_LAST["http-1-0"], [200, 200]),
+    ],
+    ids=["last", "not-whole", "kept-alive", "another-behind-it"],
+)
+@on_the_loop
+async def test_chunks_that_are_here_and_not_read_yet_are_read_before_that_is_decided(raw, statuses):
+    room = Room()
+    room.connection.data_received(raw)
+    assert room.is_pausing
+    assert room.connection.eof_received()
+    await room.send(b"")  # until no chunk waits
+    assert room.wire.events == ["close"] * (not statuses)
+    if not statuses:
+        await room.lose()
+    room.echo.gate.set()
+    await turns(60)
+    assert set(room.wire.events) == {"close"}
+    assert room.statuses == statuses
+    assert room.ledger.num_received == len(room.ledger.ends) == max(1, len(statuses))
+
+
+@on_the_loop
+async def test_a_client_that_ended_and_then_resets_is_gone():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    assert room.connection.eof_received()
+    await room.advance(10)
+    assert room.wire.events == []
+    room.taken.is_reset = True
+    await room.advance(RESET_CHECK_S)
+    assert room.wire.events == ["close"]
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_a_client_that_has_reset_before_its_end_is_seen_is_gone():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    room.taken.is_reset = True
+    assert not room.connection.eof_received()
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
+
+
+@on_the_loop
+async def test_a_client_that_ended_is_answered_at_shutdown_too():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    assert room.connection.eof_received()
+    room.connection.shutdown()
+    await answered_at_last(room)
+    assert room.statuses == [200]
+
+
+# Deadlines
+
+
+@on_the_loop
+async def test_H20_headers_that_drip_are_refused_at_the_deadline():
+    room = Room()
+    for _ in range(9):
+        await room.send(b"G")
+        await room.advance(1)
+    assert room.statuses == []
+    assert not room.state.tasks
+    await room.advance(1)
+    assert room.statuses == [408]
+    assert room.codes == ["client_timeout"]
+    assert room.wire.events == ["eof"]
+
+
+@on_the_loop
+async def test_H20_empty_lines_do_not_put_the_deadline_off():
+    room = Room()
+    await room.send(post())
+    await room.advance(50)
+    for _ in range(9):
+        await room.send(b"\r\n")
+        await room.advance(1)
+    await room.send(b"GET")
+    await room.advance(1)
+    assert room.statuses == [200, 408]
+
+
+@on_the_loop
+async def test_a_connection_that_says_nothing_is_closed_and_is_no_request():
+    room = Room()
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.wire.events == ["close"]
+    assert room.ledger.num_received == 0
+
+
+@on_the_loop
+async def test_a_kept_connection_has_the_keep_alive_time_and_then_the_header_time_from_its_first_byte():
+    room = Room()
+    await room.send(post())
+    await room.advance(74)
+    await room.send(b"POST")
+    await room.advance(9.9)
+    assert room.wire.events == []
+    await room.advance(0.2)
+    assert room.statuses == [200, 408]
+    other = Room()
+    await other.send(post())
+    await other.advance(75)
+    assert other.wire.events == ["close"]
+    assert other.statuses == [200]
+
+
+@on_the_loop
+async def test_a_request_at_work_has_no_deadline_here():
+    room = Room()
+    await room.send(post(b"/held"))
+    await room.advance(1000)
+    assert room.wire.events == []
+    room.echo.gate.set()
+    await turns()
+    assert room.statuses == [200]
+
+
+@on_the_loop
+async def test_a_thousand_requests_cost_a_timer_or_two():
+    room = Room()
+    for _ in range(1000):
+        await room.send(post())
+    assert room.clock.num_calls <= 2
+    await room.lose()
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_an_answer_that_is_not_taken_is_cut_off_and_counted_once():
+    room = Room()
+    await room.send(post(b"/long")[:-1])
+    room.wire.is_stuck = True
+    room.connection.pause_writing()
+    await room.send(b"o")
+    await room.advance(LIMITS.write_timeout_s - 0.1)
+    assert room.wire.events == []
+    await room.advance(0.2)
+    assert room.wire.events == ["abort"]
+    await room.lose()
+    assert room.ledger.ends == ["gone"]
+
+
+@on_the_loop
+async def test_a_client_that_takes_nothing_is_cut_off_though_it_goes_on_asking():
+    room = Room()
+    room.wire.full_with, room.wire.when_full = b"first", room.connection.pause_writing
+    await room.send(post(b"/1", b"first") + post(b"/2"))
+    await room.advance(LIMITS.write_timeout_s)
+    assert room.wire.events == ["abort"]
+    await room.lose()
+    assert room.ledger.ends == [200, "gone"]
+
+
+@on_the_loop
+async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
+    room = Room()
+    await room.send(post(b"/held"))
+    room.wire.is_stuck = True
+    for _ in range(5):
+        room.connection.pause_writing()
+        await room.advance(LIMITS.write_timeout_s - 1)
+        room.connection.resume_writing()
+    room.echo.gate.set()
+    await turns()
+    assert room.wire.events == []
+
+
+RATED = dataclasses.replace(LIMITS, min_response_bytes_per_s=1000)
+PIECE = b"x" * 10_000
+
+
+class LongAnswer:
+    """An application whose answer has `num_pieces` pieces, each sent at its `turn`; the client of `room` takes none at once."""
+
+    def __init__(self, room: Room, num_pieces: int) -> None:
+        self._room, self._num_pieces = room, num_pieces
+        self._turn = asyncio.Event()
+        room.connection.app = self
+        room.wire.full_with, room.wire.when_full = PIECE, room.connection.pause_writing
+
+    async def __call__(self, scope, receive, send):
+        length = (b"content-length", b"%d" % (self._num_pieces * len(PIECE)))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        for _ in range(self._num_pieces):
+            await self._turn.wait()
+            self._turn.clear()
+            await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def taken_after(self, seconds: float) -> None:
+        """A piece is written, and taken so long afterwards, unless the client is cut off before."""
+        self._turn.set()
+        await turns()
+        await self._room.advance(seconds)
+        if not self._room.wire.events:
+            self._room.wire.is_stuck = False
+            self._room.connection.resume_writing()
+            await turns()
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "is_cut"),
+    [
+        ([10] * 20, False),
+        ([29, 20, 10], False),
+        ([12] * 14, False),
+        ([12] * 17, True),
+        ([1] * 30 + [29] * 10, False),
+        ([29, 29, 29], True),
+        ([1, 1, 30], True),
+    ],
+)
+@on_the_loop
+async def test_the_waits_of_one_answer_together_are_bounded_by_its_bytes_D9(waits_s, is_cut):
+    """Each piece is worth 10 s, and 30 s more are free. The time between two waits does not count."""
+    room = Room(RATED)
+    answer = LongAnswer(room, len(waits_s))
+    await room.send(post())
+    for wait_s in waits_s:
+        await room.advance(1000)
+        await answer.taken_after(wait_s)
+    assert room.wire.events == ["abort"] * is_cut
+    await room.lose()
+    assert room.wire.written.endswith(PIECE)
+    assert len(room.wire.written) < (len(waits_s) + 1) * len(PIECE)
+
+
+@on_the_loop
+async def test_each_answer_of_a_connection_has_its_own_time():
+    room = Room(RATED)
+    for _ in range(5):
+        answer = LongAnswer(room, 2)
+        await room.send(post())
+        for _ in range(2):
+            await answer.taken_after(24)
+    assert room.statuses == [200] * 5
+    assert room.wire.events == []
+
+
+@on_the_loop
+async def test_a_wait_for_the_last_answers_end_is_not_the_next_ones():
+    room = Room(RATED)
+    answer = LongAnswer(room, 2)
+
+    async def application(scope, receive, send):
+        await (room.echo if scope["path"] == "/first" else answer)(scope, receive, send)
+
+    room.connection.app, room.wire.full_with = application, b"first"
+    await room.send(post(b"/first", b"first") + post())
+    assert room.wire.is_stuck
+    await room.advance(29)
+    room.wire.is_stuck, room.wire.full_with = False, PIECE
+    room.connection.resume_writing()
+    for _ in range(2):
+        await answer.taken_after(24)
+    assert room.statuses == [200] * 2
+    assert room.wire.events == []
+
+
+@pytest.mark.parametrize("last", [[], [b"Connection: close"]], ids=["kept", "closed"])
+@on_the_loop
+async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
+    room = Room()
+    room.wire.is_stuck = True
+    await room.send(post(b"/", b"hello", *last))
+    room.connection.pause_writing()
+    room.connection.resume_writing()
+    await room.advance(LIMITS.write_timeout_s)
+    assert room.wire.events[-1] == "abort"
+    assert room.ledger.ends == [200]
+
+
+@on_the_loop
+async def test_before_http_1_1_a_long_answer_ends_with_the_connection_and_has_no_chunks():
+    room = Room()
+    await room.send(post(b"/long").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\n" + b"x" * 10 + b"y" * 10)
+    assert b"transfer-encoding" not in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_before_http_1_1_a_short_answer_tells_its_length():
+    room = Room()
+    await room.send(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert room.wire.written.endswith(b"\r\n\r\nhello")
+    assert b"\r\ncontent-length: 5\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+# Shed, because another process has joined
+
+
+@on_the_loop
+async def test_a_shed_connection_ends_with_its_next_answer_and_not_before_D9():
+    room = Room()
+    await room.send(post())
+    room.connection.shed()
+    await turns()
+    assert room.wire.events == []
+    assert b"connection: close" not in room.wire.written
+    await room.send(post())
+    assert room.statuses == [200, 200]
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_an_answer_that_has_not_begun_can_be_the_last_of_a_shed_connection():
+    room = Room()
+    await room.send(post(b"/held"))
+    room.connection.shed()
+    room.echo.gate.set()
+    await turns()
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_requests_that_came_early_are_answered_before_a_shed_connection_ends():
+    room = Room()
+    room.connection.shed()
+    await room.send(post(b"/held") + post(b"/2") + post(b"/3"))
+    room.echo.gate.set()
+    await turns(60)
+    assert room.statuses == [200] * 3
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_the_rest_of_a_body_is_not_waited_for_on_a_shed_connection():
+    room = Room()
+    room.connection.shed()
+    await room.send(post(b"/early", b"x" * 100)[:-1])
+    assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["eof"]
+
+
+# Over TLS, where one end cannot be closed without the other
+
+
+@on_the_loop
+async def test_over_tls_an_answer_that_came_early_ends_the_connection_a_moment_later():
+    room = Room()
+    room.wire.is_tls = True
+    await room.send(b"nonsense\r\n\r\n")
+    assert room.statuses == [400]
+    assert room.codes == ["bad_request"]
+    assert room.wire.events == []
+    await room.advance(LINGER_S)
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_over_tls_a_client_who_ends_is_gone():
+    room = Room()
+    room.wire.is_tls = True
+    room.connection.data_received(b"nonsense\r\n\r\n")
+    assert not room.connection.eof_received()
+
+
+# Guests, who come while as many are there as may stay
+
+
+@on_the_loop
+async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
+    room = Room(is_guest=True)
+    await room.send(post() + post(b"/2"))
+    assert room.statuses == [503]
+    assert room.codes == ["not_ready"]
+    assert b"\r\nretry-after: 1\r\n" in room.wire.written
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.echo.seen == []
+    assert "eof" in room.wire.events
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/v2/health/live", b"/metrics"])
+@on_the_loop
+async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
+    room = Room(is_guest=True)
+    await room.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert room.statuses == [200]
+    assert b"\r\nconnection: close\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("is_guest", [False, True])
+@on_the_loop
+async def test_a_place_is_free_when_its_connection_is_lost(is_guest):
+    room = Room(is_guest=is_guest)
+    assert len(room.places) == 1
+    await room.lose()
+    assert len(room.places) == 0
+
+
+@on_the_loop
+async def test_a_body_of_single_bytes_takes_hardly_more_than_its_bytes():
+    """An object for each byte would take forty times as much."""
+    room = Room()
+    asking = Asking(room)
+    raw = post(b"/", b"x" * 20_000)
+    await room.send(raw[:200])
+    for at in range(200, len(raw) - 1):
+        room.connection.data_received(raw[at : at + 1])
+    assert len(room.connection.cycle._pieces) < 10
+    await room.send(raw[-1:])
+    assert asking.taken == [None]
+    asking.gate.set()
+    await turns()
+    assert room.statuses == [200]

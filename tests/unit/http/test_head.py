@@ -1,0 +1,267 @@
+"""Reading heads: what is read, and that two other parsers read the same wherever we read anything."""
+
+import contextlib
+import dataclasses
+
+import h11
+import httptools
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
+from service.http.asgi import fields_of
+from service.http.connection_limits import TransportLimits
+from service.http.head import END, check_begun, glimpse, read_head
+from service.http.scope import request_scope
+
+LIMITS = TransportLimits(
+    max_header_bytes=1000,
+    max_target_bytes=100,
+    max_headers=20,
+    header_timeout_s=10,
+    write_timeout_s=30,
+    max_connections=9,
+)
+
+
+def head(*fields: bytes, line: bytes = b"POST /a/b?c=d HTTP/1.1", host: bytes = b"Host: x") -> bytes:
+    return b"\r\n".join([line, *[host] * bool(host), *fields])
+
+
+def test_a_head_is_its_line_its_fields_and_where_the_body_ends():
+    found = read_head(head(b"Content-Type:text/plain", b"X-Odd: \t a  b\xff \t", b"Content-Length: 007"), LIMITS)
+    assert tuple(found.line) == ("POST", "/a/b", b"/a/b", b"c=d", "1.1")
+    assert found.fields == [
+        (b"host", b"x"), (b"content-type", b"text/plain"), (b"x-odd", b"a  b\xff"), (b"content-length", b"007")
+    ]  # fmt: skip
+    assert (found.length, found.keeps_alive, found.expects_continue) == (7, True, False)
+
+
+def test_a_head_that_was_read_before_is_found_and_no_application_can_change_it():
+    raw = head(b"X-Twice: a", b"x-twice: b", b"Content-Length: 2")
+    found = read_head(raw, LIMITS)
+    assert read_head(bytes(bytearray(raw)), LIMITS) is found
+    first, second = (request_scope({}, found.line, found.fields, found.named, {}) for _ in range(2))
+    first["headers"].append((b"x-late", b"c"))
+    assert second["headers"] == found.fields
+    assert not fields_of(first)[b"x-late"]
+    as_any_server_says = {"headers": found.fields}
+    for name in (b"x-twice", b"content-length", b"host", b"absent"):
+        assert fields_of(second)[name] == fields_of(as_any_server_says)[name]
+    with pytest.raises(HeadersTooLarge):  # what is known under other limits is not known under these
+        read_head(raw, dataclasses.replace(LIMITS, max_headers=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [([], 0), ([b"Transfer-Encoding: Chunked"], None), ([b"content-LENGTH: 9223372036854775808"], 2**63)],
+)
+def test_a_body_is_counted_or_chunked(fields, length):
+    assert read_head(head(*fields), LIMITS).length == length
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "query"),
+    [
+        (b"GET / HTTP/1.1", "/", b""),
+        (b"GET //a HTTP/1.1", "//a", b""),
+        (b"GET /%41%2F%00%ff?x?y HTTP/1.1", "/A/\0\ufffd", b"x?y"),
+        (b"GET http://a.b:80/c?d HTTP/1.1", "/c", b"d"),
+        (b"GET HTTP://[::1]:80 HTTP/1.1", "/", b""),
+        (b"GET http://a?b HTTP/1.1", "/", b"b"),
+        (b"OPTIONS * HTTP/1.1", "*", b""),
+        (b"CONNECT /a HTTP/1.1", "/a", b""),
+        (b"FOO /a HTTP/1.0", "/a", b""),
+    ],
+)
+def test_a_target_is_a_path_or_leads_to_one(line, path, query):
+    found = read_head(head(line=line), LIMITS).line
+    assert (found.path, found.query) == (path, query)
+
+
+@pytest.mark.parametrize("authority", [b"evil.example", b"EVIL:80", b"[::2]:8000", b"a:"])
+@pytest.mark.parametrize("host", [b"Host: x", b"Host:", b"HOST: evil.example"])
+@pytest.mark.parametrize("rest", [b"", b"/v1/layers", b"?a"])
+def test_D9_a_whole_url_as_the_target_says_the_host_whatever_host_says(authority, host, rest):
+    raw = head(b"A: b", line=b"GET http://" + authority + rest + b" HTTP/1.1", host=host)
+    found = read_head(raw, LIMITS)
+    scope = request_scope({}, found.line, found.fields, found.named, {}, found.authority)
+    assert fields_of(scope)[b"host"] == (authority,)
+    assert sorted(scope["headers"]) == [(b"a", b"b"), (b"host", authority)]
+
+
+def test_a_whole_url_names_one_readable_host_and_needs_host_beside_it():
+    for authority in (b"a:b:c", b"a:80:80", b"[::1", b"a[b]"):
+        with pytest.raises(BadRequest):
+            read_head(head(line=b"GET http://" + authority + b"/ HTTP/1.1"), LIMITS)
+    with pytest.raises(BadRequest):
+        read_head(b"GET http://a/ HTTP/1.1\r\nA: b", LIMITS)
+    assert read_head(b"GET http://a/ HTTP/1.0\r\nA: b", LIMITS).authority == b"a"
+    for target in (b"/http://a/", b"/", b"/a?http://a/"):
+        assert read_head(head(line=b"GET " + target + b" HTTP/1.1"), LIMITS).authority == b""
+
+
+@pytest.mark.parametrize("host", [b"", b"a.b:80", b"[::1]:8000", b"127.0.0.1", b"a_b", b"a:"])
+def test_H28_one_host_of_any_name_is_enough(host):
+    assert read_head(head(host=b"Host: " + host), LIMITS)
+
+
+def test_before_http_1_1_no_host_is_needed_and_nothing_is_kept_or_expected():
+    found = read_head(head(b"Expect: nonsense", b"Connection: keep-alive", line=b"GET / HTTP/1.0", host=b""), LIMITS)
+    assert (found.keeps_alive, found.expects_continue) == (False, False)
+
+
+def test_limits_are_reached_and_not_passed():
+    target = b"/" + b"a" * 99
+    field = b"A: " + b"b" * (1000 - len(b"Host: x\r\nA: "))
+    assert read_head(head(field, line=b"GET " + target + b" HTTP/1.1"), LIMITS)
+    assert read_head(head(*[b"A: b"] * 19), LIMITS)
+    with pytest.raises(TargetTooLong):
+        read_head(head(line=b"GET " + target + b"a HTTP/1.1"), LIMITS)
+    with pytest.raises(HeadersTooLarge):
+        read_head(head(field + b"b"), LIMITS)
+    with pytest.raises(HeadersTooLarge):
+        read_head(head(*[b"A: b"] * 20), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("begun", "seen"),
+    [
+        (b"GET /v2/x?y z", ("GET", "/v2/x")),
+        (b"FOO /a%20b HTTP/9.9", ("FOO", "/a b")),
+        (b"GET http://x:80/v2/y HTTP", ("GET", "/v2/y")),
+        (b"GET \0", ("GET", "")),
+        (b"\x16\x03", ("-", "")),
+        (b"GET", ("-", "")),
+    ],
+)
+def test_a_refused_request_is_glimpsed_at(begun, seen):
+    assert glimpse(begun)[:2] == seen
+
+
+# Two other parsers as oracles, over heads that are right, nearly right and wrong.
+
+BYTES = st.integers(0, 255).map(lambda byte: bytes([byte]))
+RIGHT_LINES = [
+    b"GET / HTTP/1.1",
+    b"POST /a?b HTTP/1.1",
+    b"OPTIONS * HTTP/1.1",
+    b"PUT http://x/y HTTP/1.1",
+    b"GET / HTTP/1.0",
+]
+WRONG_LINES = [
+    b"GET /",
+    b"GET  / HTTP/1.1",
+    b"GET / HTTP/1.1 ",
+    b"GET / HTTP/2.0",
+    b"GET /\t HTTP/1.1",
+    b"GET /\xc3 HTTP/1.1",
+]
+RIGHT_FIELDS = st.sampled_from(
+    [b"Content-Length: 5", b"content-length:\t0", b"Transfer-Encoding: Chunked", b"Connection: a,close", b"X-Y:a\tb \t",
+     b"Expect: 100-continue", b"A: \xff", b"A:", b"B: c: d"]
+)  # fmt: skip
+NAMES = st.sampled_from([b"Host", b"Content-Length", b"Transfer-Encoding", b"Transfer-Encoding\t", b"A", b"", b" A"])
+VALUES = st.sampled_from(
+    [b"x", b"+5", b"5,5", b"5 5", b"gzip, chunked", b"chunked, chunked", b"xchunked", b"", b"a\0b"]
+)
+SEPARATORS = st.sampled_from([b": ", b":", b" : ", b"", b":\x0b"])
+WRONG_FIELDS = st.tuples(NAMES, SEPARATORS, VALUES).map(b"".join)
+WRONG_ENDS = st.sampled_from([b"\n", b"\r", b"\r\n ", b"\r\n\t", b"\r\r\n"])
+
+
+@st.composite
+def heads(draw):
+    """Each with one thing wrong at most, besides what right fields do to each other; a byte changed in some."""
+    wrong = draw(st.sampled_from(["nothing"] * 3 + ["line", "field", "end", "byte", "byte"]))
+    line = draw(st.sampled_from(WRONG_LINES if wrong == "line" else RIGHT_LINES))
+    fields = [b"Host: x", *draw(st.lists(RIGHT_FIELDS, max_size=2, unique=True))]
+    if wrong == "field":
+        fields.insert(draw(st.integers(0, len(fields))), draw(WRONG_FIELDS))
+    ends = [b"\r\n"] * len(fields)
+    if wrong == "end":
+        ends[draw(st.integers(0, len(ends) - 1))] = draw(WRONG_ENDS)
+    raw = line + b"".join(end + field for field, end in zip(fields, ends, strict=True))
+    if wrong == "byte":
+        at = draw(st.integers(0, len(raw)))
+        raw = raw[:at] + draw(BYTES) + raw[at + draw(st.integers(0, 1)) :]
+    return raw
+
+
+@given(heads())
+def test_whatever_we_read_h11_reads_in_the_same_way(raw):
+    """h11 is stricter with some targets and with coding names, never with where a body ends."""
+    try:
+        ours = read_head(raw.partition(END)[0], LIMITS)
+    except ServiceError:
+        return
+    theirs = h11.Connection(h11.SERVER)
+    theirs.receive_data(raw.partition(END)[0] + END)
+    request = theirs.next_event()
+    assert isinstance(request, h11.Request)
+    assert (request.method.decode(), request.http_version.decode()) == (ours.line.method, ours.line.version)
+    assert [(bytes(n), bytes(v)) for n, v in request.headers if n != b"content-length"] == [
+        (name, value.lower() if name == b"transfer-encoding" else value)
+        for name, value in ours.fields
+        if name != b"content-length"
+    ]
+    theirs.receive_data(b"")
+    event = theirs.next_event() if ours.length == 0 else None
+    assert ours.length != 0 or isinstance(event, h11.EndOfMessage)
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.url, self.fields, self.is_complete, self.body = b"", list[tuple[bytes, bytes]](), False, b""
+
+    def on_url(self, url):
+        self.url += url
+
+    def on_header(self, name, value):
+        self.fields.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_body(self, body):
+        self.body += body
+
+    def on_message_complete(self):
+        self.is_complete = True
+
+
+@given(heads())
+def test_whatever_we_read_llhttp_reads_in_the_same_way(raw):
+    try:
+        ours = read_head(raw.partition(END)[0], LIMITS)
+    except ServiceError:
+        return
+    noted = Noted()
+    parser = httptools.HttpRequestParser(noted)
+    try:
+        parser.feed_data(raw.partition(END)[0] + END)
+    except httptools.HttpParserInvalidMethodError:
+        assume(False)  # it knows a list of methods, and CONNECT, which leads elsewhere
+    assert (parser.get_method().decode(), parser.get_http_version()) == (ours.line.method, ours.line.version)
+    assert noted.fields == ours.fields
+    assert noted.is_complete == (ours.length == 0)
+    parser.feed_data(b"5\r\nhello\r\n0\r\n\r\n" if ours.length is None else b"x" * min(ours.length, 5))
+    assert noted.is_complete == (ours.length is None or ours.length <= 5)
+    assert len(noted.body) == (5 if ours.length is None else min(ours.length, 5))
+
+
+@given(heads())
+def test_a_head_that_will_be_read_is_never_refused_while_it_comes(raw):
+    whole = raw.partition(END)[0]
+    try:
+        read_head(whole, LIMITS)
+    except ServiceError:
+        return
+    for length in range(1, len(whole) + len(END)):
+        check_begun((whole + END)[:length], LIMITS)
+
+
+@given(st.binary(max_size=300))
+def test_whatever_comes_the_only_errors_are_ours(raw):
+    for read in (read_head, check_begun):
+        with contextlib.suppress(Rejected):
+            read(raw, LIMITS)
+    glimpse(raw)

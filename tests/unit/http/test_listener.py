@@ -1,0 +1,162 @@
+"""Connections have places, and there are only so many; what cannot be taken now is taken later."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+
+import pytest
+
+from service.http import listener as listening
+from service.http.listener import MAX_GUESTS, Listener, Place, Places, listen
+
+
+class Kept(asyncio.Protocol):
+    """Says nothing, and leaves its place at its end."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def connection_lost(self, exc):
+        self.place.leave()
+
+
+class Failing(socket.socket):
+    """A listener that for some time can make no connection."""
+
+    fails = 0
+
+    def accept(self):
+        if self.fails:
+            self.fails -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
+    """Runs `story(places, connect)` beside an open listener; `connect` gives a client's socket."""
+
+    rests: list[OSError] = []
+
+    async def main():
+        sock = bound or listen("127.0.0.1", 0)
+        places = Places(most)
+        listener = Listener(sock, places, Kept, tls, handshake_timeout_s, rests.append)
+        listener.open()
+        address = sock.getsockname()
+        clients = []
+
+        async def connect():
+            client = socket.create_connection(address, 5)
+            client.setblocking(False)
+            clients.append(client)
+            return client
+
+        try:
+            async with asyncio.timeout(20):
+                await story(places, connect)
+        finally:
+            for taken in listener.close():
+                taken.close()
+            for client in clients:
+                client.close()
+            async with asyncio.timeout(20):
+                await until(lambda: len(places) == 0)
+
+    asyncio.run(main())
+    return rests
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 (what is waited for is state, not an event)
+        await asyncio.sleep(0.001)
+
+
+async def has_ended(client) -> bool:
+    """Whether the other side has closed; an open one says nothing."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            return not await asyncio.get_running_loop().sock_recv(client, 1)
+    return False
+
+
+def test_who_comes_above_the_number_is_a_guest():
+    async def story(places, connect):
+        for _ in range(3):
+            await connect()
+        await until(lambda: len(places) == 3)
+        assert [place.is_guest for place in [*places._kept, *places._guests]] == [False, False, True]
+
+    hall(story)
+
+
+def test_a_place_that_was_left_is_kept_by_the_next():
+    async def story(places, connect):
+        first, _ = await connect(), await connect()
+        await until(lambda: len(places) == 2)
+        first.close()
+        await until(lambda: len(places) == 1)
+        await connect()
+        await until(lambda: len(places) == 2)
+        assert not places._guests
+
+    hall(story)
+
+
+def test_the_guest_who_came_first_goes_for_the_one_who_comes_last():
+    async def story(places, connect):
+        (kept,) = [await connect()]
+        await until(lambda: len(places) == 1)
+        guests = [await connect() for _ in range(MAX_GUESTS)]
+        await until(lambda: len(places) == 1 + MAX_GUESTS)
+        last = await connect()
+        assert await has_ended(guests[0])
+        assert not await has_ended(guests[1])
+        assert not await has_ended(last)
+        assert not await has_ended(kept)
+        assert len(places) == 1 + MAX_GUESTS
+
+    hall(story, most=1)
+
+
+def test_many_who_come_at_once_are_never_more_than_there_are_places():
+    async def story(places, connect):
+        for _ in range(5 * MAX_GUESTS):
+            await connect()
+            await asyncio.sleep(0)
+            assert len(places) <= 2 + MAX_GUESTS
+        await until(lambda: len(places) == 2 + MAX_GUESTS)
+
+    hall(story)
+
+
+def test_a_listener_that_can_take_nothing_rests_and_takes_later(monkeypatch):
+    monkeypatch.setattr(listening, "PAUSE_S", 0.02)
+    bound = Failing(socket.AF_INET, socket.SOCK_STREAM)
+    bound.bind(("127.0.0.1", 0))
+    bound.setblocking(False)
+    bound.fails = 3
+
+    async def story(places, connect):
+        await connect()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await until(lambda: len(places) == 1)
+        assert loop.time() - begun >= 3 * 0.02  # one try a pause, not one a turn
+        assert bound.fails == 0
+
+    assert [rest.errno for rest in hall(story, bound=bound)] == [errno.EMFILE] * 3
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "clear", "half"]
+)
+def test_a_handshake_takes_a_place_and_no_more_than_its_time(said):
+    async def story(places, connect):
+        client = await connect()
+        await until(lambda: len(places) == 1)
+        client.send(said)
+        await until(lambda: len(places) == 0)
+
+    hall(story, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), handshake_timeout_s=0.05)

@@ -1,0 +1,152 @@
+"""Of the answers of one turn the first leaves at once, the others together when it ends, in order, whatever becomes of them."""
+
+import asyncio
+
+import pytest
+
+from service.http.write_coalescing import Departures
+from tests.doubles import run
+from tests.unit.http.wire import Room, turns
+
+ASK = b"POST / HTTP/1.1\r\nhost: a\r\nx-request-id: same\r\ncontent-length: 2\r\n\r\n%s"
+
+
+class Answer:
+    def __init__(self, left: list["Answer"]) -> None:
+        self._left = left
+
+    def depart(self) -> None:
+        self._left.append(self)
+
+
+def test_the_first_answer_of_a_turn_leaves_at_once_and_the_others_when_it_ends_in_order():
+    async def main():
+        left: list[Answer] = []
+        departures, held = Departures(), [Answer(left) for _ in range(4)]
+        for _ in range(2):
+            assert [departures.may_leave(each) for each in held] == [True, False, False, False]
+            assert left == []
+            await asyncio.sleep(0)
+            assert left == held[1:]
+            left.clear()
+
+    run(main)
+
+
+def rooms(count: int) -> list[Room]:
+    departures = Departures()
+    return [Room(departures=departures) for _ in range(count)]
+
+
+async def ask_all(asked: list[Room], request: bytes = ASK % b"ab") -> list[int]:
+    """All ask at once; after each of the next turns, how many have been answered."""
+    for room in asked:
+        room.connection.data_received(request)
+    counts = []
+    for _ in range(20):
+        await asyncio.sleep(0)
+        counts.append(sum(bool(room.wire.written) for room in asked))
+    return counts
+
+
+def test_answers_of_several_connections_that_are_ready_together_leave_whole():
+    async def main():
+        asked = rooms(4)
+        counts = await ask_all(asked)
+        assert set(counts) == {1, 4}
+        assert [room.wire.num_writes for room in asked] == [1] * 4
+        assert all(room.wire.written.endswith(b"\r\n\r\nab") for room in asked)
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", [b"/long", b"/nothing", b"/early", b"/"])
+def test_an_answer_of_any_form_is_the_same_whether_it_was_held_back_or_not(path):
+    async def main():
+        asked = rooms(3)
+        await ask_all(asked, (ASK % b"ab").replace(b" / ", b" %s " % path))
+        assert asked[0].wire.written
+        assert {room.wire.written for room in asked} == {asked[0].wire.written}
+
+    run(main)
+
+
+def test_requests_that_came_at_once_on_one_connection_are_answered_in_order():
+    async def main():
+        _, room = asked = rooms(2)
+        await ask_all(asked, ASK % b"uv" + ASK % b"wx" + ASK % b"yz")
+        places = [room.wire.written.index(body) for body in (b"uv", b"wx", b"yz")]
+        assert places == sorted(places)
+        assert room.statuses == [200] * 3
+
+    run(main)
+
+
+def one_held() -> Room:
+    """Of two answers of one turn the second; the turn has not ended."""
+    first, room = rooms(2)
+    for each in (first, room):
+        each.connection._outlet.is_head = True
+        each.connection._outlet.write(b"head ")
+        each.connection._outlet.write(b"body")
+    assert (first.wire.written, room.wire.written) == (b"head body", b"")
+    return room
+
+
+def test_what_is_written_behind_a_held_answer_waits_for_it():
+    async def main():
+        room = one_held()
+        room.connection._outlet.write(b" more")
+        await turns(1)
+        assert room.wire.written == b"head body more"
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["close", "shutdown"])
+def test_a_held_answer_leaves_before_its_connection_is_closed(end):
+    async def main():
+        room = one_held()
+        room.connection.shutdown() if end == "shutdown" else room.connection._outlet.close()
+        assert room.wire.written == b"head body"
+        await turns()
+        assert room.wire.written == b"head body"
+
+    run(main)
+
+
+def test_a_held_answer_leaves_before_its_client_is_seen_to_have_ended():
+    """uvloop closes a connection whose end has come, and that may come before the turn's end does."""
+
+    async def main():
+        room = one_held()
+        room.connection.eof_received()
+        assert room.wire.written == b"head body"
+
+    run(main)
+
+
+def test_a_connection_that_cannot_be_written_to_is_cut_and_the_others_get_their_answers():
+    async def main():
+        asked = rooms(4)
+
+        def fail(pieces):
+            raise MemoryError
+
+        vars(asked[2].wire)["writelines"] = fail
+        for _ in range(2):
+            await ask_all(asked)
+        assert asked[2].wire.events == ["abort"]
+        assert [room.wire.num_writes for room in asked] == [2, 2, 0, 2]
+
+    run(main)
+
+
+def test_a_held_answer_whose_connection_is_lost_is_dropped():
+    async def main():
+        room = one_held()
+        room.wire.abort()
+        await room.lose()
+        assert room.wire.written == b""
+
+    run(main)

@@ -1,0 +1,216 @@
+"""Hand-written doubles: a transport that writes down what it is told, a loop whose time the test turns, an application.
+
+Law: time passes only by `clock.advance`; `turns` lets tasks run, and waits for nothing.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from service.api.outer_middleware import Edge
+from service.http.asgi import ClientGone
+from service.http.connection import Connection
+from service.http.connection_limits import PAUSE_S, TransportLimits
+from service.http.listener import Place
+from service.http.stage import Stage
+from service.http.write_coalescing import Departures
+from tests.doubles import ManualClock
+
+LIMITS = TransportLimits(
+    max_header_bytes=1024,
+    max_target_bytes=256,
+    max_headers=20,
+    header_timeout_s=10,
+    write_timeout_s=30,
+    max_connections=9,
+)
+
+
+class ManualLoop:
+    """The running loop, but for the time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.time = clock.now
+        self.call_at = clock.call_at
+
+    def create_task(self, coroutine):
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    def call_later(self, delay, callback):
+        return self.call_at(self.time() + delay, callback)
+
+
+class Wire:
+    """A transport; `is_stuck` while the client takes nothing, as from the moment when `full_with` is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.num_writes = 0
+        self.is_tls = False
+        self.events: list[str] = []
+        self.is_reading = True
+        self.is_stuck = False
+        self.full_with: bytes | None = None
+        self.when_full: Callable[[], None] = lambda: None
+
+    def write(self, data):
+        self.writelines((data,))
+
+    def writelines(self, pieces):
+        self.num_writes += 1
+        for piece in pieces:
+            self.written += piece
+        if self.full_with in pieces:
+            self.is_stuck = True
+            self.when_full()
+
+    def get_write_buffer_size(self):
+        return 1 if self.is_stuck else 0
+
+    def close(self):
+        self.events.append("close")
+
+    def abort(self):
+        self.events.append("abort")
+
+    def can_write_eof(self):
+        return not self.is_tls
+
+    def write_eof(self):
+        if self.is_tls:
+            raise NotImplementedError
+        self.events.append("eof")
+
+    def is_closing(self):
+        return "close" in self.events or "abort" in self.events
+
+    def pause_reading(self):
+        self.is_reading = False
+
+    def resume_reading(self):
+        self.is_reading = True
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+
+class Taken:
+    """A connection's socket, of which the kernel says in which state it is."""
+
+    is_reset = False
+
+    def getsockopt(self, *_):
+        return bytes([7 if self.is_reset else 8])
+
+
+class Ledger:
+    """Where the edge counts: how each request ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[Any] = []
+        self.num_received = 0
+
+    def received(self, trace):
+        self.num_received += 1
+
+    def answered(self, trace, total_s):
+        self.ends.append(trace.code or trace.status)
+
+    def abandoned(self, trace, total_s):
+        self.ends.append("gone")
+
+    def faulted(self, trace, error):
+        raise error
+
+
+class Echo:
+    """Answers with the body; to /early at once, to /held when `gate` opens, to /long in pieces, to /broken with a head alone."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.gate = asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        body, more = b"", scope["path"] != "/early"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message["body"]
+            more = message["more_body"]
+        self.seen.append((scope["method"], scope["path"], body))
+        if scope["path"] == "/held":
+            await self.gate.wait()
+        if scope["path"] == "/broken":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise RuntimeError("after the head")
+        status = {"/early": 404, "/nothing": 204}.get(scope["path"], 200)
+        headers = [(b"content-length", str(len(body)).encode())]
+        pieces = [body]
+        if scope["path"] == "/long":
+            headers, pieces = [], [b"x" * 10, b"y" * 10]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": piece is not pieces[-1]})
+
+
+class Room:
+    """One connection to the edge."""
+
+    def __init__(
+        self, limits: TransportLimits = LIMITS, *, is_guest: bool = False, departures: Departures | None = None
+    ) -> None:
+        self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
+        edge = Edge(self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
+        config = uvicorn.Config(
+            edge, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=75
+        )
+        config.load()
+        self.state = ServerState()
+        loop: Any = ManualLoop(self.clock)
+        self.taken = Taken()
+        taken: Any = self.taken
+        self.places: dict[Place, None] = {}
+        place = Place(taken, self.places, is_guest=is_guest)
+        self.connection = Connection(config, self.state, {}, limits, place, departures or Departures(), loop)
+        wire: Any = self.wire
+        self.connection.connection_made(wire)
+
+    async def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.connection.data_received(part)
+            await turns()
+            while self.is_pausing:
+                await self.advance(PAUSE_S)
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether chunks wait for the loop's next turn."""
+        return self.connection._stage is Stage.BODY and bool(self.connection._waiting)
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await turns()
+
+    async def lose(self) -> None:
+        self.connection.connection_lost(None)
+        await turns()
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(status) for status in re.findall(rb"HTTP/1.1 (\d{3}) ", self.wire.written)]
+
+    @property
+    def codes(self) -> list[str]:
+        return [end for end in self.ledger.ends if isinstance(end, str)]
+
+
+async def turns(number: int = 20) -> None:
+    """So many turns of the loop."""
+    for _ in range(number):
+        await asyncio.sleep(0)

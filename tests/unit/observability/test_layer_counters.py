@@ -1,0 +1,55 @@
+"""What layers have done, from requests to totals over all processes."""
+
+import time
+
+from service.api.request_record import Trace
+from service.events import LayerTotals
+from service.observability.layer_counters import Tally
+from service.observability.metrics import Metrics
+
+
+def trace(status: int = 200, layer: str | None = "small") -> Trace:
+    found = Trace("id", "POST", "/x", 0.0, status=status, layer=layer)
+    found.decode_s, found.queue_s, found.compute_s, found.encode_s = 0.1, 0.2, 0.3, 0.4
+    return found
+
+
+def test_requests_and_passes_add_up_until_they_are_taken():
+    tally = Tally(lambda: 1000.0)
+    tally.answered(trace(), 1.0)
+    tally.answered(trace(), 2.0)
+    tally.answered(trace(422), 0.5)
+    tally.computed("small", 3)
+    assert tally.take() == {
+        "small": LayerTotals(
+            successes=2, success_s=3.0, failures=1, failure_s=0.5, decode_s=0.2, queue_s=0.4, compute_s=0.6, encode_s=0.8,
+            sequences=3, batches=1, last_answer_s=1000.0,
+        )
+    }  # fmt: skip
+    assert tally.take() == {}
+
+
+def test_a_request_to_no_layer_counts_nowhere():
+    tally = Tally()
+    tally.answered(trace(404, layer=None), 1.0)
+    assert tally.take() == {}
+
+
+def test_totals_are_what_was_told_piece_by_piece():
+    metrics = Metrics()
+    before = time.time()
+    for _ in range(2):
+        tally = Tally()
+        tally.answered(trace(), 1.5)
+        tally.computed("small", 4)
+        tally.answered(trace(500, layer="other"), 1.0)
+        metrics.layers_worked(tally.take())
+    totals = metrics.layer_totals()
+    assert set(totals) == {"small", "other"}
+    assert (totals["small"].successes, totals["small"].success_s) == (2, 3.0)
+    assert (totals["small"].sequences, totals["small"].batches) == (8, 2)
+    assert (totals["other"].failures, totals["other"].successes) == (2, 0)
+    assert totals["small"].last_answer_s >= before
+    text = metrics.render().decode()
+    assert 'attention_layer_requests_total{layer="small",outcome="success"} 2.0' in text
+    assert 'attention_layer_phase_seconds_total{layer="small",phase="encode"} 0.8' in text

@@ -1,0 +1,191 @@
+"""Line writer: no line waits for a reader, and none is lost without being counted."""
+
+import contextlib
+import json
+import os
+import threading
+
+import pytest
+
+from service.observability import line_writer
+from service.observability.line_writer import MAX_WAITING_BYTES, LineWriter, log_line
+
+LINE = "x" * 199 + "\n"
+
+
+class Pipe:
+    """A pipe that does not block, with a writer at one end."""
+
+    def __init__(self):
+        self.source, self.end = os.pipe()
+        for descriptor in (self.source, self.end):
+            os.set_blocking(descriptor, False)
+        self.writer = LineWriter(self.end)
+
+    def read(self) -> str:
+        """All that is in it."""
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.source, 2**16):
+                text += data
+        return text.decode()
+
+    def read_all(self) -> str:
+        """And all that waits for room in it."""
+        text = self.read()
+        while self.writer._waiting:
+            self.writer.flush()
+            text += self.read()
+        return text
+
+    def fill(self) -> int:
+        """Lines until one is dropped; how many were not."""
+        number = 0
+        while not self.writer.num_dropped:
+            self.writer.write(f"{number:06d}{LINE}")
+            number += 1
+        return number - 1
+
+
+@pytest.fixture
+def pipe():
+    made = Pipe()
+    yield made
+    for descriptor in (made.source, made.end):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_a_line_is_written_at_once(pipe):
+    pipe.writer.write(LINE)
+    assert pipe.read() == LINE
+
+
+def test_a_full_pipe_holds_nobody_up_and_what_waits_goes_out_in_order(pipe):
+    kept = pipe.fill()
+    in_pipe = len(pipe.read().splitlines())
+    assert 0 < kept - in_pipe <= MAX_WAITING_BYTES / len(LINE), "what waits is bounded"
+    numbers = [int(line[:6]) for line in pipe.read_all().splitlines()[:-1]]
+    assert numbers == list(range(in_pipe, kept)), "a pipe takes all of a line or nothing"
+
+
+def test_lines_that_were_dropped_are_counted_and_told_once_behind_those_that_were_not(pipe):
+    kept = pipe.fill()
+    for _ in range(41):
+        pipe.writer.write(LINE + LINE)
+    assert pipe.writer.num_dropped == 1 + 82
+    text = pipe.read_all()
+    pipe.writer.write("the reader is back\n")
+    text += pipe.read()
+    *lines, report, last = text.splitlines()
+    assert len(lines) == kept
+    told = json.loads(report)
+    assert (told["level"], told["event"], told["lines"]) == ("warning", "log_lines_dropped", 83)
+    assert last == "the reader is back"
+    pipe.writer.write(LINE)
+    assert pipe.read() == LINE, "once"
+
+
+def test_what_is_lost_later_is_told_later(pipe):
+    for expected in (7, 3):
+        while pipe.writer._waiting_bytes + len(LINE) <= MAX_WAITING_BYTES:
+            pipe.writer.write(LINE)
+        for _ in range(expected):
+            pipe.writer.write(LINE)
+        assert json.loads(pipe.read_all().splitlines()[-1])["lines"] == expected
+    assert pipe.writer.num_dropped == 10
+
+
+def test_what_waits_goes_out_without_another_line(pipe):
+    pipe.fill()
+    pipe.read()
+    pipe.writer.flush()
+    assert LINE in pipe.read()
+
+
+def test_a_line_that_was_torn_is_finished_before_the_next(pipe, monkeypatch):
+    """A full disk takes a part of it."""
+    write, room = os.write, [5, 0, 3]
+
+    def write_some(descriptor, data):
+        if room and not room[0]:
+            room.pop(0)
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[: room.pop(0)] if room else data)
+
+    monkeypatch.setattr(os, "write", write_some)
+    for text in ("first line\n", "second line\n", "third line\n"):
+        pipe.writer.write(text)
+    pipe.writer.flush()
+    assert pipe.read() == "first line\nsecond line\nthird line\n"
+    assert pipe.writer._waiting_bytes == 0
+
+
+def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe):
+    os.close(pipe.source)
+    kept = pipe.fill()
+    assert 0 < kept <= MAX_WAITING_BYTES / len(LINE)
+    pipe.writer.finish()
+    assert pipe.writer.num_dropped == 1
+
+
+def test_at_the_end_a_slow_reader_gets_what_waits(pipe):
+    kept = pipe.fill()
+    os.set_blocking(pipe.source, True)
+    got: list[bytes] = []
+
+    def read() -> None:
+        while not got or b"log_lines_dropped" not in got[-1]:
+            got.append(os.read(pipe.source, 1000))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pipe.writer.finish()
+    reader.join(10)
+    assert b"".join(got).count(b"x\n") == kept
+
+
+def test_at_the_end_nobody_waits_for_a_reader_that_is_not_there(pipe, monkeypatch):
+    monkeypatch.setattr(line_writer, "FINISH_S", 0)
+    kept = pipe.fill()
+    pipe.writer.finish()
+    assert len(pipe.read().splitlines()) < kept
+
+
+def test_a_line_that_is_logged_while_another_is_written_comes_behind_it(pipe, monkeypatch):
+    """The collector may run anywhere, and a finalizer may log."""
+    write, nested = os.write, [f"{number}\n" for number in range(3)]
+
+    def write_and_log(descriptor, data):
+        done = write(descriptor, data)
+        if nested:
+            pipe.writer.write(nested.pop())
+        return done
+
+    monkeypatch.setattr(os, "write", write_and_log)
+    pipe.writer.write("outer\n")
+    assert sorted(pipe.read().splitlines()) == ["0", "1", "2", "outer"]
+    assert pipe.writer._waiting_bytes == 0
+
+
+def test_no_line_of_many_threads_is_lost_or_counted_twice(pipe):
+    """Some wait, some are dropped: together they are all."""
+
+    def write() -> None:
+        for _ in range(400):
+            pipe.writer.write(LINE)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    *lines, report = pipe.read_all().splitlines()
+    assert set(lines) == {LINE.strip()}
+    assert json.loads(report)["lines"] == pipe.writer.num_dropped
+    assert len(lines) + pipe.writer.num_dropped == 1600
+
+
+def test_a_line_has_what_all_lines_have():
+    line = json.loads(log_line("info", "serving", port=1))
+    assert list(line) == ["timestamp", "level", "event", "version", "port"]

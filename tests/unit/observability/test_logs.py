@@ -1,0 +1,344 @@
+"""Logs: whatever is told, it is one bounded JSON line."""
+
+import asyncio
+import io
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from datetime import UTC, datetime
+
+import pytest
+import structlog
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import service
+from service.observability.logs import (
+    MAX_LINE_BYTES,
+    REFUSAL_LINES,
+    REFUSAL_WINDOW_S,
+    RefusalLimit,
+    RequestLine,
+    configure_logs,
+    finish_logs,
+    get_logger,
+    log_request,
+)
+from tests.doubles import ManualClock
+
+LINE = RequestLine(
+    request_id="abc",
+    route="/v1/layers/{layer}/attend",
+    method="POST",
+    status=200,
+    layer="minilm-l0",
+    batch_requests=3,
+    tokens=48,
+    decode_ms=0.4,
+    queue_ms=0.1,
+    compute_ms=1.25,
+    total_ms=2.0,
+    bytes_in=1000,
+    bytes_out=2000,
+)
+
+
+class Captured:
+    """Logs configured to write into memory, and put back as they were at the end."""
+
+    def __init__(self, level="info"):
+        self.level = level
+        self.stream = io.StringIO()
+
+    def __enter__(self):
+        root = logging.getLogger()
+        self.before = structlog.get_config(), root.handlers[:], root.level, logging.getLogger("uvicorn").level
+        configure_logs(self.level, self.stream)
+        return self
+
+    def __exit__(self, *_):
+        config, handlers, level, uvicorn_level = self.before
+        structlog.configure(**config)
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+        logging.getLogger("uvicorn").setLevel(uvicorn_level)
+        logging.captureWarnings(capture=False)
+
+    @property
+    def text(self):
+        return self.stream.getvalue()
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@pytest.fixture
+def captured():
+    with Captured() as captured:
+        yield captured
+
+
+def test_a_line_says_when_how_bad_what_and_by_which_version(captured):
+    get_logger().warning("layer_slow", layer="minilm-l0")
+    (line,) = captured.lines
+    stamp = datetime.fromisoformat(line.pop("timestamp"))
+    assert stamp.utcoffset() is not None
+    assert not stamp.utcoffset()
+    assert line == {"level": "warning", "event": "layer_slow", "version": service.__version__, "layer": "minilm-l0"}
+
+
+def test_a_request_is_one_line_with_what_is_known_of_it(captured):
+    log_request(LINE)
+    (line,) = captured.lines
+    assert line["event"] == "request"
+    assert {name: line[name] for name in ("request_id", "status", "compute_ms", "bytes_out")} == {
+        "request_id": "abc",
+        "status": 200,
+        "compute_ms": 1.25,
+        "bytes_out": 2000,
+    }
+    assert "code" not in line, "what is not known is left out"
+
+
+def test_a_request_is_told_with_the_time_of_its_end_however_late_its_line_is_written(captured):
+    async def end_then_go_on():
+        before = datetime.now(UTC)
+        log_request(LINE)
+        assert not captured.text, "the line waits for the end of the turn"
+        return before, datetime.now(UTC)
+
+    before, after = asyncio.run(end_then_go_on())
+    (line,) = captured.lines
+    assert before <= datetime.fromisoformat(line["timestamp"]) <= after
+
+
+def test_lines_below_the_level_are_not_written():
+    with Captured("error") as captured:
+        log_request(LINE)
+        get_logger().error("worse")
+        assert [line["event"] for line in captured.lines] == ["worse"]
+
+
+@given(st.text(), st.text(), st.integers() | st.floats() | st.binary() | st.none() | st.lists(st.text()))
+@example('\r\n{"event": "forged"}', "\x00\u2028", 2**70)
+@example("\ud800", "é" * 5000, float("nan"))
+@example("\x01" * 5000, "\x01" * 5000, ["\x01" * 5000])
+@example("e" * 5000, "x", b"\xff" * 5000)
+def test_nothing_that_is_told_breaks_or_forges_a_line_or_makes_it_long(event, text, value):
+    with Captured() as captured:
+        get_logger().info(event, text=text, value=value)
+        assert captured.text.endswith("\n")
+        assert captured.text.count("\n") == 1
+        assert len(captured.text.encode()) <= MAX_LINE_BYTES
+        assert json.loads(captured.text)["level"] == "info"
+
+
+def test_twenty_hostile_fields_still_fit_into_a_line(captured):
+    get_logger().info("e" * 300, **{f"a_field_named_{number}": '\x01\\"' * 200 for number in range(30)})
+    (line,) = captured.lines
+    assert line["truncated"] is True
+    assert len(captured.text.encode()) <= MAX_LINE_BYTES
+
+
+def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
+    def deep(depth):
+        if depth:
+            deep(depth - 1)
+        raise ValueError("the cause of it")
+
+    try:
+        deep(100)
+    except ValueError:
+        get_logger().exception("fault", request_id="abc")
+    (line,) = captured.lines
+    assert line["exception"].endswith("ValueError: the cause of it")
+    assert len(captured.text.encode()) <= MAX_LINE_BYTES
+
+
+def test_what_libraries_log_and_warn_becomes_a_line_of_the_same_form(captured):
+    logging.getLogger("asyncio").error("Task %s was destroyed", "t1")
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        configure_logs("info", captured.stream)
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+        logging.captureWarnings(capture=False)
+    assert [(line["level"], line["logger"]) for line in captured.lines] == [
+        ("error", "asyncio"),
+        ("warning", "uvicorn.error"),
+        ("warning", "py.warnings"),
+    ]
+    assert captured.lines[0]["message"] == "Task t1 was destroyed"
+    assert "old thing" in captured.lines[2]["message"]
+
+
+def test_a_library_whose_format_string_is_wrong_is_told_as_it_stands(captured):
+    record = logging.LogRecord("odd", logging.WARNING, "odd.py", 1, "%d of it", ("not a number",), None)
+    ours = [
+        handler for handler in logging.getLogger().handlers if type(handler).__module__ == "service.observability.logs"
+    ]
+    ours[0].handle(record)
+    assert captured.lines[0]["message"] == "%d of it"
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, _):
+        raise BrokenPipeError
+
+
+def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
+    with Captured() as captured:
+        configure_logs("info", ClosedPipe())
+        log_request(LINE)
+        assert captured.text == ""
+
+
+NOT_FOUND = ("/v1/layers/{layer}/attend", 404, "layer_not_found")
+WRONG = ("/v1/layers/{layer}/attend", 422, "bad_shape")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def reported():
+    return []
+
+
+@pytest.fixture
+def refusals(clock, reported):
+    def call_later(delay_s, call):
+        clock.call_at(clock.now() + delay_s, call)
+
+    return RefusalLimit(clock.now, call_later, lambda kind, count: reported.append((kind, count)))
+
+
+def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_rest_share_one_D9(
+    refusals, clock, reported
+):
+    assert [refusals.admits(NOT_FOUND) for _ in range(250)] == [True] * REFUSAL_LINES + [False] * 150
+    assert reported == []
+    clock.advance(REFUSAL_WINDOW_S)
+    assert reported == [(NOT_FOUND, 150)]
+    assert clock.num_calls == 0, "no timer runs while nothing is suppressed"
+
+
+def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, clock, reported):
+    def second(count):
+        """How many of so many refusals have lines."""
+        admitted = sum(refusals.admits(NOT_FOUND) for _ in range(count))
+        clock.advance(REFUSAL_WINDOW_S)
+        return admitted
+
+    assert [second(count) for count in (500, 500, 400, 99, 99, 500, 500)] == [100, 0, 0, 0, 99, 100, 0]
+    assert second(10) == 0
+    assert [count for _, count in reported] == [400, 500, 400, 99, 400, 500, 10]
+    assert clock.num_calls == 0
+
+
+def test_after_a_pause_a_flood_begins_anew(refusals, clock, reported):
+    for _ in range(2):
+        assert [refusals.admits(NOT_FOUND) for _ in range(101)] == [True] * 100 + [False]
+        clock.advance(2 * REFUSAL_WINDOW_S)
+    assert reported == [(NOT_FOUND, 1)] * 2
+
+
+def test_refusals_that_differ_in_route_status_or_code_do_not_suppress_each_other(refusals, clock, reported):
+    kinds = [
+        NOT_FOUND,
+        WRONG,
+        ("unmatched", *NOT_FOUND[1:]),
+        (*NOT_FOUND[:2], "not_found"),
+        (NOT_FOUND[0], 400, NOT_FOUND[2]),
+    ]
+    for _ in range(REFUSAL_LINES):
+        assert all(refusals.admits(kind) for kind in kinds)
+    assert not any(refusals.admits(kind) for kind in kinds)
+    clock.advance(REFUSAL_WINDOW_S)
+    assert sorted(reported) == sorted((kind, 1) for kind in kinds)
+
+
+def test_a_few_refusals_ask_for_no_timer(refusals, clock, reported):
+    for _ in range(REFUSAL_LINES):
+        refusals.admits(NOT_FOUND)
+    assert clock.num_calls == 0
+    clock.advance(10 * REFUSAL_WINDOW_S)
+    assert reported == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.sampled_from([NOT_FOUND, WRONG]), st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]))
+    )
+)
+def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
+    clock, sums, num_lines = ManualClock(), dict.fromkeys((NOT_FOUND, WRONG), 0), dict.fromkeys((NOT_FOUND, WRONG), 0)
+
+    def report(kind, count):
+        assert count > 0
+        sums[kind] += count
+
+    refusals = RefusalLimit(clock.now, lambda delay_s, call: clock.call_at(clock.now() + delay_s, call), report)
+    for count, kind, pause_s in steps:
+        num_lines[kind] += sum(refusals.admits(kind) for _ in range(count))
+        clock.advance(pause_s)
+    clock.advance(2 * REFUSAL_WINDOW_S)
+    for kind in sums:
+        assert num_lines[kind] + sums[kind] == sum(count for count, sent, _ in steps if sent == kind)
+    assert clock.num_calls == 0
+
+
+def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reported):
+    refusals = RefusalLimit(clock.now, lambda delay_s, call: None, lambda kind, count: reported.append((kind, count)))
+    for _ in range(REFUSAL_LINES + 5):
+        refusals.admits(NOT_FOUND)
+    clock.advance(REFUSAL_WINDOW_S)
+    assert refusals.admits(WRONG)
+    assert reported == [(NOT_FOUND, 5)]
+
+
+def test_answers_are_never_suppressed_and_refusals_are_summed_up_in_a_line_D9(captured):
+    refused = LINE._replace(route="unmatched", status=404, code="not_found")
+    for number in range(3 * REFUSAL_LINES):
+        log_request(LINE)
+        log_request(refused._replace(request_id=str(number)))
+    finish_logs()
+    assert [line["status"] for line in captured.lines if line["event"] == "request"].count(200) == 3 * REFUSAL_LINES
+    refusals = [line for line in captured.lines if line.get("code") == "not_found"]
+    assert [line["event"] for line in refusals] == ["request"] * REFUSAL_LINES + ["refusals_suppressed"]
+    summed = refusals[-1]
+    assert (summed["level"], summed["route"], summed["status"], summed["count"]) == (
+        "info",
+        "unmatched",
+        404,
+        2 * REFUSAL_LINES,
+    )
+
+
+def test_on_a_loop_the_sum_is_written_without_another_request():
+    async def refuse():
+        texts = asyncio.Queue[str]()
+        configure_logs("info", type("Stream", (), {"write": lambda _, text: texts.put_nowait(text)})())
+        for _ in range(REFUSAL_LINES + 1):
+            log_request(LINE._replace(status=404, code="not_found"))
+        async with asyncio.timeout(30):
+            while "refusals_suppressed" not in (text := await texts.get()):
+                pass
+        return json.loads(text)
+
+    with Captured():
+        assert asyncio.run(refuse())["count"] == 1
+
+
+def test_a_process_that_serves_does_without_the_command_lines_colours():
+    """4 MB each."""
+    code = "import sys, service.app, service.worker.server; print('rich' in sys.modules); import rich; print(rich.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "rich"]

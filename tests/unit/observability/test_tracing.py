@@ -1,0 +1,197 @@
+"""Tracing: one span a request and a batch, with the times that were measured, in the caller's trace."""
+
+import asyncio
+
+import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import StatusCode
+
+from service.api.request_record import start_trace, trace_of
+from service.batching.job import BatchInfo
+from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.http.asgi import ClientGone
+from service.observability.telemetry import PROBE
+from service.observability.tracing import BatchSpans, RequestSpans
+from tests.doubles import RecordingObserver
+from tests.spans import Spans
+
+END_NS = 1_700_000_000 * 10**9
+TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+LANE = ("small", "sha256:0", False, "light")
+
+
+@pytest.fixture
+def spans():
+    return Spans()
+
+
+async def never(*_):
+    raise AssertionError
+
+
+def serve(spans, note=lambda trace: None, error=None, headers=(), **changes):
+    """A request that came at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall's."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/x",
+        "headers": list(headers),
+        "server": ("h", 80),
+        **changes,
+    }
+    start_trace(scope, 10.0)
+
+    async def inside(scope, receive, send):
+        note(trace_of(scope))
+        if error is not None:
+            raise error
+
+    around = RequestSpans(spans.tracer, now=lambda: 12.0, wall_ns=lambda: END_NS).around(inside)
+
+    async def main():
+        await around(scope, never, never)
+
+    asyncio.run(main())
+
+
+def answered(trace):
+    trace.route, trace.status, trace.layer, trace.tokens = "/v1/layers/{layer}/attend", 200, "small", 7
+    trace.receive_s, trace.decode_s, trace.queue_s, trace.compute_s, trace.encode_s = 0.5, 0.25, 0.5, 0.25, 0.25
+
+
+def seconds(span):
+    return (span.start_time - END_NS) / 10**9, (span.end_time - END_NS) / 10**9
+
+
+def test_a_request_is_a_span_of_its_whole_time_with_its_phases_in_their_order(spans):
+    serve(spans, answered)
+    (request,) = spans.requests
+    assert request.name == "POST /v1/layers/{layer}/attend"
+    assert seconds(request) == (-2.0, 0.0)
+    assert request.status.status_code is StatusCode.UNSET
+    assert [(span.name, *seconds(span)) for span in spans.phases(request)] == [
+        ("receive", -2.0, -1.5),
+        ("decode", -1.5, -1.25),
+        ("queue", -1.25, -0.75),
+        ("compute", -0.75, -0.5),
+        ("send", -0.25, 0.0),
+    ]
+
+
+def test_a_request_says_what_it_was_in_the_words_of_the_conventions(spans):
+    serve(spans, answered)
+    found = dict(spans.requests[0].attributes)
+    assert found.pop("attention.request_id")
+    assert found == {
+        "http.request.method": "POST",
+        "url.scheme": "http",
+        "network.protocol.version": "1.1",
+        "http.route": "/v1/layers/{layer}/attend",
+        "url.path": "/v1/layers/small/attend",
+        "server.address": "h",
+        "server.port": 80,
+        "http.response.status_code": 200,
+        "http.request.body.size": 0,
+        "http.response.body.size": 0,
+        "attention.layer": "small",
+        "attention.tokens": 7,
+    }
+
+
+def test_a_request_goes_on_with_its_callers_trace(spans):
+    headers = [(b"traceparent", f"00-{TRACE_ID}-{PARENT_ID}-01".encode()), (b"tracestate", b"vendor=1")]
+    serve(spans, answered, headers=headers)
+    (request,) = spans.requests
+    assert f"{request.context.trace_id:032x}" == TRACE_ID
+    assert f"{request.parent.span_id:016x}" == PARENT_ID
+    assert request.context.trace_state["vendor"] == "1"
+
+
+@pytest.mark.parametrize("value", [b"", b"00-zz-1-01", b"\xff" * 55, f"00-{'0' * 32}-{PARENT_ID}-01".encode()])
+def test_a_traceparent_that_is_none_begins_a_trace(spans, value):
+    serve(spans, answered, headers=[(b"traceparent", value)])
+    assert spans.requests[0].parent is None
+
+
+def test_nothing_that_a_caller_wrote_is_repeated(spans):
+    serve(spans, method="EVIL", path="/secret", headers=[(b"secret", b"secret")], query_string=b"secret")
+    (request,) = spans.requests
+    assert request.name == "HTTP"
+    assert request.attributes["http.request.method"] == "_OTHER"
+    assert not [value for value in request.attributes.values() if "secret" in str(value) or "EVIL" in str(value)]
+
+
+def test_a_phase_that_was_not_finished_goes_by_how_far_the_request_had_come(spans):
+    def late(trace):
+        trace.status, trace.code, trace.stage = 504, "deadline_exceeded", "queued"
+        trace.receive_s, trace.decode_s = 0.5, 0.25
+
+    serve(spans, late)
+    (request,) = spans.requests
+    assert [(span.name, *seconds(span)) for span in spans.phases(request)][-1] == ("queued", -1.25, 0.0)
+    assert request.status.status_code is StatusCode.ERROR
+    assert request.attributes["error.type"] == request.attributes["attention.code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ClientGone(), "client_gone"), (asyncio.CancelledError(), "incomplete")], ids=["left", "cut"]
+)
+def test_an_answer_that_did_not_arrive_is_an_error_and_goes_on_as_one(spans, error, told):
+    with pytest.raises(type(error)):
+        serve(spans, error=error)
+    (request,) = spans.requests
+    assert request.status.status_code is StatusCode.ERROR
+    assert request.attributes["error.type"] == told
+    assert "http.response.status_code" not in request.attributes
+
+
+def test_what_operators_machines_ask_for_is_no_span(spans):
+    for path in ("/metrics", "/healthz", "/readyz", "/v2/health/ready"):
+        serve(spans, path=path)
+    assert not spans.all
+
+
+def test_what_is_not_sampled_is_served_and_not_told():
+    spans, served = Spans(ALWAYS_OFF), list[object]()
+    serve(spans, served.append)
+    assert len(served) == 1
+    assert not spans.all
+
+
+def event(lane=LANE, notes=None):
+    return BatchEvent(lane, 3, 4, 40, 0, 0.5, {} if notes is None else notes)
+
+
+def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
+    batch = BatchInfo(3, 4, 40)
+    BatchSpans(spans.tracer, RecordingObserver(), lambda: END_NS).batch_done(event(notes=batch.notes))
+    (told,) = spans.batches
+    assert told.parent is None
+    assert seconds(told) == (-0.5, 0.0)
+    assert told.attributes["attention.layer"] == "small"
+    assert told.attributes["attention.batch.requests"] == 3
+    assert told.attributes["attention.batch.tokens"] == 40
+
+    def in_batch(trace):
+        trace.batch = batch
+
+    serve(spans, in_batch)
+    assert [link.context for link in spans.requests[0].links] == [told.context]
+
+
+def test_a_probe_is_no_span(spans):
+    BatchSpans(spans.tracer, RecordingObserver()).batch_done(event(lane=("small", "sha256:0", False, PROBE)))
+    assert not spans.all
+
+
+def test_the_observer_behind_hears_everything(spans):
+    heard = RecordingObserver()
+    tracing = BatchSpans(spans.tracer, heard)
+    tracing.queue_changed(1, 2)
+    tracing.batch_done(event())
+    tracing.retried_apart(RetryEvent(LANE, 2, "X"))
+    tracing.batch_split(SplitEvent(LANE, 2))
+    tracing.job_cancelled(CancelEvent(LANE, "queued"))
+    tracing.died(DeathEvent(1, None))
+    told = (heard.queue, heard.batches, heard.retries, heard.splits, heard.cancelled, heard.deaths)
+    assert [len(list(kind)) for kind in told] == [1] * 6

@@ -1,0 +1,41 @@
+"""Connections are kept as file descriptors allow, and there are some left for everything else."""
+
+import resource
+
+import pytest
+
+from service.settings import SettingsError
+from service.supervisor.descriptors import MOST_CONNECTIONS, OTHERS, allow, kept_connections
+
+
+@pytest.mark.parametrize(
+    ("asked", "descriptors", "kept"),
+    [
+        (0, 1024, 1024 - OTHERS),
+        (0, 2**20, MOST_CONNECTIONS),
+        (0, resource.RLIM_INFINITY, MOST_CONNECTIONS),
+        (50_000, resource.RLIM_INFINITY, 50_000),
+        (50_000, 2**20, 50_000),
+        (864, 1024, 864),
+        (0, OTHERS + 1, 1),
+    ],
+)
+def test_connections_are_kept_as_descriptors_allow(monkeypatch, asked, descriptors, kept):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
+    assert kept_connections(asked) == kept
+
+
+@pytest.mark.parametrize(("asked", "descriptors"), [(865, 1024), (0, OTHERS), (10**6, 10**6)])
+def test_more_connections_than_descriptors_are_no_start(monkeypatch, asked, descriptors):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
+    with pytest.raises(SettingsError, match=r"^ATTENTION_MAX_CONNECTIONS: .* need .* file descriptors"):
+        kept_connections(asked)
+
+
+@pytest.mark.parametrize(("asked", "found"), [(100, 700), (800, 800), (10**9, 1000)])
+def test_the_soft_limit_of_descriptors_is_raised_as_far_as_may_be(monkeypatch, asked, found):
+    limits = [(700, 1000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    allow(asked - OTHERS)
+    assert limits[-1] == (found, 1000)

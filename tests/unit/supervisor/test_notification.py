@@ -1,0 +1,61 @@
+"""The bell: whoever rings is heard by a process that can listen, also by one that could not yet."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+from service.supervisor.notification import NEWS, SupervisorBell
+
+# Rung before it listens, as a worker that still imports torch: the news waits, and does not end the process.
+EARLY = """
+import asyncio, os, signal
+from service.supervisor.notification import NEWS, SupervisorBell
+os.kill(os.getpid(), NEWS)
+
+async def main():
+    heard = asyncio.Event()
+    SupervisorBell().listen(heard.set)
+    await asyncio.wait_for(heard.wait(), 20)
+    print("heard")
+
+asyncio.run(main())
+"""
+
+
+def test_news_that_came_before_a_worker_could_listen_are_heard_then():
+    code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n{EARLY}"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "heard\n"
+
+
+def test_a_worker_rings_its_parent_and_nobody_else(monkeypatch):
+    rung = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: rung.append((pid, signum)))
+    monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's own, which may be the first process
+    bell = SupervisorBell()
+    bell.ring()
+    assert rung == [(4321, NEWS)]
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    bell.ring()
+    assert len(rung) == 1, "it was orphaned, and its new parent has nothing to do with it"
+
+
+def test_each_ring_is_heard_on_the_loop():
+    async def main():
+        heard = asyncio.Event()
+        SupervisorBell().listen(heard.set)
+        try:
+            for _ in range(3):
+                os.kill(os.getpid(), NEWS)
+                await asyncio.wait_for(heard.wait(), 10)
+                heard.clear()
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(NEWS)
+
+    before = signal.getsignal(NEWS)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(NEWS, before)

@@ -1,0 +1,14 @@
+"""The plan comes through an exchange of programs as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from service.supervisor.plan import Plan
+
+
+@pytest.mark.parametrize("run_dir", [None, Path("/some/where")])
+def test_a_plan_comes_back_from_its_arguments(run_dir):
+    plan = Plan(("run", "{port}"), {"A": "1"}, "::1", 80, 3, 1.5, 30.0, 60.0, run_dir)
+    assert Plan.of_arguments(plan.arguments, {"A": "1"}) == plan
+    assert "A" not in plan.arguments, "what is in the environment may be nobody else's business"

@@ -1,0 +1,245 @@
+"""Ports, children and signals: what the supervisor asks of the operating system."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.supervisor.processes import Relay, StartError, reserve_port, say_once, unblock
+
+
+def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
+    with reserve_port("127.0.0.1", 0) as reserved, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(reserved.getsockname())
+        listener.listen()
+        with socket.create_connection(reserved.getsockname(), timeout=5) as client:
+            accepted, address = listener.accept()
+            accepted.close()
+            assert address == client.getsockname(), "the reserving socket takes no connection"
+
+
+def test_a_reserved_port_cannot_be_reserved_again():
+    with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(StartError) as refusal:
+        reserve_port("127.0.0.1", reserved.getsockname()[1])
+    assert refusal.value.message.endswith("Address already in use")
+
+
+def test_a_listening_stranger_is_noticed_even_if_he_would_share():
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        with pytest.raises(StartError):
+            reserve_port("127.0.0.1", stranger.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host at all"])
+def test_an_address_that_is_not_ours_is_one_line(host):
+    with pytest.raises(StartError) as refusal:
+        reserve_port(host, 0)
+    assert refusal.value.message.startswith(f"cannot listen on {host} port 0: ")
+    assert "\n" not in refusal.value.message
+
+
+def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
+    for _ in range(3):
+        say_once(tmp_path, "the layer directory is empty")
+    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
+
+
+def test_what_a_process_has_to_say_is_said_where_the_run_directory_is_gone_too(tmp_path, capsys):
+    say_once(tmp_path / "gone", "the layer directory is empty")
+    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
+
+
+@pytest.fixture
+def descriptors():
+    """Those that a test opened, closed at its end."""
+    opened: list[int] = []
+    yield opened
+    for descriptor in opened:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def fill(descriptor: int) -> int:
+    """How many bytes it takes before it says that there is no room."""
+    number = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            number += os.write(descriptor, b"x" * 1000)
+    return number
+
+
+def test_a_pipe_is_unblocked_for_us_and_not_for_whoever_shares_it(descriptors):
+    source, theirs = os.pipe()
+    ours = os.dup(theirs)
+    descriptors += [source, theirs, ours]
+    assert unblock(ours)
+    assert fill(ours) > 0
+    assert os.get_blocking(theirs)
+
+
+def test_a_file_and_a_device_stay_as_they_are(tmp_path):
+    """A file that were opened once more would be written from its start."""
+    with (tmp_path / "out.log").open("wb", buffering=0) as file:
+        file.write(b"12")
+        assert unblock(file.fileno())
+        file.write(b"3")
+    assert (tmp_path / "out.log").read_bytes() == b"123"
+    for path in ("/dev/null", "/dev/full"):
+        with Path(path).open("wb", buffering=0) as file:
+            assert unblock(file.fileno())
+            assert os.get_blocking(file.fileno())
+
+
+def test_a_socket_a_terminal_and_a_pipe_of_another_user_cannot_be_unblocked(descriptors, monkeypatch):
+    one, other = socket.socketpair()
+    with one, other:
+        assert not unblock(one.fileno())
+    descriptors += os.openpty()
+    assert not unblock(descriptors[1]), "it would take a part of a line"
+    descriptors += os.pipe()
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError))
+    assert not unblock(descriptors[3])
+
+
+def test_what_a_socket_gets_goes_through_a_pipe_that_does_not_block(descriptors):
+    target, reader = socket.socketpair()
+    with target, reader:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        relay = Relay(stream)
+        written = fill(stream)
+        assert target.getblocking()
+        got = b""
+        while len(got) < written:
+            got += reader.recv(2**16)
+        os.write(stream, b"the last")
+        relay.close()
+        assert reader.recv(100) == b"the last"
+        os.write(stream, b"as it was")
+        assert reader.recv(100) == b"as it was"
+
+
+def test_a_relay_whose_reader_is_gone_says_so(descriptors):
+    target, reader = socket.socketpair()
+    reader.close()
+    with target:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        relay = Relay(stream)
+        os.write(stream, b"lost")
+        relay._thread.join(10)
+        with pytest.raises(BrokenPipeError):
+            os.write(stream, b"and known to be")
+        relay.close()
+
+
+def test_a_relay_whose_reader_reads_nothing_keeps_nobody_from_the_end(descriptors):
+    target, reader = socket.socketpair()
+    with target, reader:
+        stream = os.dup(target.fileno())
+        descriptors.append(stream)
+        target.setblocking(False)
+        fill(stream)
+        relay = Relay(stream)
+        fill(stream)
+        relay.close()
+        assert relay._thread.is_alive(), "it waits, and nobody for it"
+        while relay._thread.is_alive():
+            reader.recv(2**16)
+
+
+NO_ROOM = """
+import os, sys, warnings
+from service.supervisor.processes import say, unblock, unbuffer_streams, write_log_line
+print("0")
+source, end = os.pipe()
+sys.stdout.flush()
+os.dup2(end, 1), os.dup2(end, 2)
+assert unblock(1) and unblock(2)
+unbuffer_streams()
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except BlockingIOError:
+    pass
+print("nobody reads this")
+say("nor this")
+warnings.warn("nor this")
+write_log_line("info", "nor_this")
+sys.exit(3)
+"""
+
+
+def test_a_process_that_nobody_listens_to_exits_with_the_code_it_chose():
+    """What Python keeps in a buffer it tries again at the exit, which then is 120."""
+    assert subprocess.run([sys.executable, "-c", NO_ROOM], timeout=60, check=False).returncode == 3
+
+
+CHILD = """
+import os, signal
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1}, os.getpgid(0) == os.getpid())
+"""
+PARENT = f"""
+import os, signal, sys
+from service.supervisor.processes import Posix
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+system = Posix()
+pid = system.spawn([sys.executable, "-c", {CHILD!r}], dict(os.environ))
+print(system.wait(30) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], system.wait(0))
+os.kill(os.getpid(), signal.SIGTERM)
+print(system.wait(None) == signal.SIGTERM, os.get_inheritable(system.lifeline), list(system.reap()))
+"""
+SIGNS = """
+import os, signal, sys
+from service.supervisor.processes import Posix
+system = Posix()
+child = "import os, sys; os.write(int(sys.argv[1]), bytes([3, 3]))"
+for _ in range(2):
+    system.spawn([sys.executable, "-c", child, str(system.pulse)], dict(os.environ))
+    assert system.wait(30) == signal.SIGCHLD
+    assert len(list(system.reap())) == 1
+os.write(system.pulse, bytes([63]))
+print(system.heard() == {3, 63}, system.heard() == set())
+try:
+    while True:
+        os.write(system.pulse, bytes([7]) * 4096)
+except BlockingIOError:  # a full pipe is read to its end
+    pass
+print(system.heard(), system.heard())
+"""
+THREADED = """
+import os, signal, threading
+from service.supervisor.processes import Posix
+end = threading.Event()
+threading.Thread(target=end.wait).start()  # as a library's that was imported first
+system = Posix()
+for _ in range(200):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert system.wait(30) == signal.SIGTERM
+end.set()
+"""
+
+
+def test_a_child_starts_in_a_group_of_its_own_with_nothing_blocked_but_news_and_its_end_wakes_the_parent():
+    """News that comes before a child can listen would end it."""
+    done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
+
+
+def test_a_signal_that_comes_while_nobody_waits_is_kept_whatever_threads_there_are():
+    subprocess.run([sys.executable, "-c", THREADED], check=True, timeout=60)
+
+
+def test_signs_of_life_are_heard_once_and_from_all_children():
+    done = subprocess.run([sys.executable, "-c", SIGNS], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "True", "{7}", "set()"]

@@ -1,0 +1,183 @@
+"""Run directories: made, kept, and removed by whoever is the last to hold one; nothing of others is touched."""
+
+import fcntl
+import os
+import resource
+
+import pytest
+
+from service.observability import shared_values
+from service.supervisor.processes import StartError
+from service.supervisor.run_directory import METRICS_BYTES, RunDirectory
+from service.supervisor.worker_status import Board, State
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_run_directory_is_the_supervisors_own_and_gone_after_use(tmp_path):
+    parent = tmp_path / "made" / "on demand"
+    with RunDirectory.make(parent, 1) as first, RunDirectory.make(parent, 1) as second:
+        assert first.path.name.startswith(f"attention-{os.getpid()}-")
+        assert first.path != second.path
+        assert first.path.stat().st_mode & 0o777 == 0o700
+        assert names(first.path) == ["heartbeats", "metrics"]
+        assert names(first.metrics) == []
+    assert names(parent) == []
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError) as refusal:
+        RunDirectory.make(tmp_path / "file", 1)
+    assert refusal.value.message == f"cannot make a run directory in {tmp_path / 'file'}: File exists"
+
+
+def test_without_space_for_the_metrics_of_every_process_there_is_none(tmp_path):
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * METRICS_BYTES, most))
+    try:
+        RunDirectory.make(tmp_path, 2).leave()
+        with pytest.raises(StartError, match=r"cannot make a run directory in .*: File too large"):
+            RunDirectory.make(tmp_path, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    assert names(tmp_path) == []
+
+
+def test_the_space_is_what_a_process_takes():
+    assert len(shared_values.KINDS) * shared_values.RESERVED_BYTES == METRICS_BYTES
+
+
+@pytest.mark.parametrize("part", ["", "metrics", "heartbeats"])
+def test_what_is_missing_is_made_again_for_this_user_alone_and_told_once(tmp_path, part):
+    with RunDirectory.make(tmp_path / "parent", 1) as run:
+        assert not run.keep()
+        (run.path / part).rename(tmp_path / "elsewhere")
+        if not part:
+            run.path.parent.rmdir()
+        assert run.keep()
+        assert not run.keep()
+        assert names(run.path) == ["heartbeats", "metrics"]
+        assert run.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_not_a_directory_of_ours_is_left_alone_and_told(tmp_path, monkeypatch):
+    with RunDirectory.make(tmp_path, 1) as run:
+        run.metrics.rmdir()
+        run.metrics.symlink_to(tmp_path)
+        with pytest.raises(OSError, match="something else is in its place"):
+            run.keep()
+        run.metrics.unlink()
+        run.metrics.write_text("mine")
+        with pytest.raises(OSError, match="something else is in its place"):
+            run.keep()
+        assert run.metrics.read_text() == "mine"
+        run.metrics.unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "geteuid", lambda: run.path.stat().st_uid + 1)
+            with pytest.raises(OSError, match="it belongs to another user"):
+                run.keep()
+        assert run.keep()
+
+
+def left_over(parent, name="attention-1-abcdefgh.run"):
+    """As a killed supervisor leaves it."""
+    run = RunDirectory(parent / name)
+    (run.path / "metrics").mkdir(parents=True)
+    run.heartbeats.mkdir()
+    for path in ("refusal", "metrics/counter_0.db", "heartbeats/roll", "heartbeats/.7.json.7.tmp"):
+        (run.path / path).write_bytes(b"")
+    return run.path
+
+
+@pytest.mark.parametrize("pid", [1, os.getpid(), 4_194_305], ids=["first", "own", "none"])
+def test_a_start_removes_what_nobody_holds_whatever_runs_by_its_number(tmp_path, pid):
+    left_over(tmp_path, f"attention-{pid}-abcdefgh.run")
+    with RunDirectory.make(tmp_path, 1) as run:
+        assert names(tmp_path) == [run.path.name]
+
+
+def test_a_start_leaves_alone_what_is_held_foreign_or_anothers(tmp_path, monkeypatch):
+    with RunDirectory.make(tmp_path, 1) as running:
+        (left_over(tmp_path, "attention-2-abcdefgh.run") / "notes").touch()
+        left_over(tmp_path, "attention-3-abcdefgh")  # a version that held no lock: it may be at work
+        left_over(tmp_path, "attention-4-abcdefgh.run.old")
+        left_over(tmp_path, "elsewhere")
+        (tmp_path / "attention-5-abcdefgh.run").write_text("")
+        (tmp_path / "attention-6-abcdefgh.run").symlink_to(tmp_path / "elsewhere")
+        before = names(tmp_path)
+        with RunDirectory.make(tmp_path, 1) as another:
+            assert names(tmp_path) == sorted([*before, another.path.name])
+        assert names(tmp_path) == before
+        assert names(tmp_path / "elsewhere") == ["heartbeats", "metrics", "refusal"]
+        assert running.path.is_dir()
+    left = left_over(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    with pytest.raises(StartError, match="it belongs to another user"):
+        RunDirectory.make(tmp_path, 1)
+    assert left.is_dir()
+
+
+def test_every_process_holds_it_and_the_last_one_removes_it(tmp_path):
+    supervisor = RunDirectory.make(tmp_path, 1)
+    worker = RunDirectory(supervisor.path)
+    worker.keep()
+    supervisor.leave()
+    assert worker.path.is_dir()
+    worker.leave()
+    assert names(tmp_path) == []
+
+
+def test_one_that_was_made_again_is_held_as_well(tmp_path):
+    supervisor = RunDirectory.make(tmp_path, 1)
+    worker = RunDirectory(supervisor.path)
+    worker.keep()
+    supervisor.path.rename(tmp_path / "elsewhere")
+    worker.keep()
+    RunDirectory.make(tmp_path, 1).leave()
+    assert worker.path.is_dir()
+    assert supervisor.bury(0, 77) is False
+    worker.leave()
+    assert worker.path.is_dir(), "the supervisor holds it since the last death"
+    supervisor.leave()
+    assert names(tmp_path) == ["elsewhere"]
+
+
+def test_one_that_another_start_is_about_to_remove_is_not_held(tmp_path):
+    path = left_over(tmp_path)
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(BlockingIOError):
+        RunDirectory(path).keep()
+    os.close(descriptor)
+    RunDirectory(path).keep()
+
+
+@pytest.mark.parametrize(
+    ("state", "has_served"),
+    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
+)
+def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state, has_served):
+    with RunDirectory.make(tmp_path, 1) as run:
+        Board(run.heartbeats, 1, 5.0, pid=77).write(state)
+        for name in (
+            "gauge_livesum_3.db",
+            "gauge_livemin_3.db",
+            "counter_3.db",
+            "gauge_livesum_4.db",
+            "gauge_max_3.db",
+        ):
+            (run.metrics / name).write_bytes(b"")
+        assert run.bury(3, 77) is has_served
+        assert names(run.heartbeats) == []
+        assert names(run.metrics) == ["counter_3.db", "gauge_livesum_4.db", "gauge_max_3.db"]
+
+
+def test_burying_someone_who_never_reported_raises_nothing_even_where_everything_is_gone(tmp_path):
+    with RunDirectory.make(tmp_path, 1) as run:
+        assert run.bury(0, 77) is False
+        run.path.rename(tmp_path / "elsewhere")
+        assert run.bury(0, 77) is False
+        assert names(run.path) == ["heartbeats", "metrics"]

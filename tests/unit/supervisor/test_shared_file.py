@@ -1,0 +1,64 @@
+"""Small files that processes share: whole or not at all, and nothing left of a write that failed."""
+
+import os
+
+import pytest
+
+from service.supervisor import shared_file
+
+
+def test_what_was_written_is_read_and_written_over(tmp_path):
+    path = tmp_path / "roll"
+    shared_file.replace(path, b"first, and long")
+    shared_file.replace(path, b"second")
+    assert shared_file.read(path, 6) == b"second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("max_bytes", [0, 5])
+def test_more_than_is_expected_is_nothing(tmp_path, max_bytes):
+    shared_file.replace(tmp_path / "roll", b"second")
+    assert shared_file.read(tmp_path / "roll", max_bytes) is None
+
+
+def test_nothing_there_and_a_directory_are_nothing(tmp_path):
+    assert shared_file.read(tmp_path / "gone", 10) is None
+    assert shared_file.read(tmp_path, 10) is None
+
+
+def test_only_the_first_creates(tmp_path):
+    path = tmp_path / "roll"
+    assert shared_file.create(path, b"first")
+    assert not shared_file.create(path, b"second")
+    assert shared_file.read(path, 10) == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
+def test_without_its_directory_a_write_says_so(tmp_path, write):
+    with pytest.raises(OSError, match="No such file"):
+        write(tmp_path / "gone" / "roll", b"text")
+
+
+@pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
+def test_a_write_that_fails_half_way_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch, write):
+    def no_space(half, text):
+        half.touch()
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "roll"
+    shared_file.replace(path, b"before")
+    monkeypatch.setattr(type(path), "write_bytes", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write(path, b"after")
+    assert shared_file.read(path, 10) == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_removing_forgets_what_a_dead_writer_had_only_half_written(tmp_path):
+    path = tmp_path / "11.json"
+    for name in (path, shared_file.half_of(path, 11), shared_file.half_of(path, os.getpid())):
+        name.write_bytes(b"{")
+    shared_file.remove(path, 11)
+    shared_file.remove(path, 11)
+    assert list(tmp_path.iterdir()) == [shared_file.half_of(path, os.getpid())]

@@ -1,0 +1,339 @@
+"""The supervisor's decisions, with an operating system that does what the test says and time that passes by hand."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from service.supervisor.plan import Plan
+from service.supervisor.supervisor import EXIT_REFUSED, Supervisor
+
+TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
+GRACE_S, DELAY_S, LOOK_S = 30.0, 5.0, 12.0
+
+
+class ScriptEnded(Exception):
+    """The supervisor waits once more, and the script has nothing left to happen."""
+
+
+class FakeSystem:
+    """`script` is what happens, in order: each step changes the world while the supervisor waits.
+
+    ("signal", n), ("exit", pid, code), ("sign", slot) and ("pass", seconds); time also passes to the due time where a wait has
+    one and the step is "due".
+    """
+
+    def __init__(self, *script):
+        self.script = list(script)
+        self.time = 100.0
+        self.next_pid = 1000
+        self.spawned = []
+        self.killed = []
+        self.ended = []
+        self.signs = []
+        self.waits = []
+        self.refuses_to_spawn = 0
+
+    def spawn(self, command, environment):
+        if self.refuses_to_spawn:
+            self.refuses_to_spawn -= 1
+            raise OSError(11, "Resource temporarily unavailable")
+        self.next_pid += 1
+        self.spawned.append((self.time, command, environment))
+        return self.next_pid
+
+    def kill(self, pid, signum):
+        self.killed.append((pid, signum))
+
+    def reap(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def heard(self):
+        signs, self.signs = self.signs, []
+        return signs
+
+    def wait(self, timeout_s):
+        self.waits.append(timeout_s)
+        if not self.script:
+            raise ScriptEnded
+        what, *values = self.script.pop(0)
+        if what == "signal":
+            return values[0]
+        if what == "exit":
+            self.ended.append(tuple(values))
+            return signal.SIGCHLD
+        if what == "due":
+            assert timeout_s is not None, "nothing is due"
+            self.time += timeout_s
+            return None
+        if what == "sign":
+            self.signs += values
+        else:
+            self.time += values[0]
+        return self.wait(timeout_s)
+
+    def now(self):
+        return self.time
+
+
+class Outcome:
+    def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0, line_s=0.0):
+        plan = Plan(
+            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--mates", "{mates}"),
+            environment={"A": "b"},
+            host="127.0.0.1",
+            port=0,
+            workers=workers,
+            drain_delay_s=DELAY_S,
+            shutdown_grace_s=GRACE_S,
+            silence_s=silence_s,
+        )
+        self.system = system
+        self.line_s = line_s  # what writing a line to the log takes
+        self.buried = []
+        self.lines = []
+        self.exit_code = None
+        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.bury(set(ready_pids)), self.log)
+        with contextlib.suppress(ScriptEnded):
+            self.exit_code = supervisor.run()
+
+    def bury(self, ready_pids):
+        def bury(slot, pid):
+            self.buried.append((slot, pid))
+            return pid in ready_pids
+
+        return bury
+
+    def log(self, level, event, **fields):
+        self.lines.append((level, event, fields))
+        self.system.time += self.line_s
+
+    def fields(self, event):
+        return [fields for _, name, fields in self.lines if name == event]
+
+
+def test_it_never_imports_torch_nor_the_libraries_a_worker_needs():
+    code = "import service.supervisor.supervisor, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi", "json"}
+    assert heavy.isdisjoint(modules)
+
+
+def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
+    outcome = Outcome(FakeSystem())
+    assert [command for _, command, _ in outcome.system.spawned] == [
+        ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--mates", "0"],
+        ["worker", "--port", "8123", "--slot", "1", "--name={slot}", "--mates", "0"],
+    ]
+    assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
+
+
+def test_with_nothing_due_it_sleeps_until_a_signal_or_the_next_look_at_signs_of_life():
+    assert Outcome(FakeSystem(("due",))).system.waits == [LOOK_S, LOOK_S]
+
+
+def test_a_worker_without_a_sign_of_life_is_asked_where_it_stands_and_then_ended_and_replaced():
+    looks = [step for _ in range(6) for step in (("sign", 0), ("due",))]
+    outcome = Outcome(FakeSystem(("sign", 1), *looks, ("exit", 1002, -KILL), ("due",)))
+    assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
+    assert outcome.fields("worker_silent") == [
+        {"slot": 1, "pid": 1002, "silent_s": 48.0, "signal": "SIGQUIT"},
+        {"slot": 1, "pid": 1002, "silent_s": 60.0, "signal": "SIGKILL"},
+    ]
+    assert outcome.system.spawned[2][1][4] == "1"
+
+
+def test_one_that_cannot_even_be_killed_is_not_killed_again():
+    assert len(Outcome(FakeSystem(("sign", 0), *[("due",)] * 12)).system.killed) == 2
+
+
+def test_a_worker_that_has_given_no_sign_yet_still_imports():
+    assert Outcome(FakeSystem(*[("due",)] * 20)).system.killed == []
+
+
+def test_a_sign_in_time_ends_the_silence():
+    script = [("sign", 0), *[("due",)] * 5, ("sign", 0), *[("due",)] * 5]
+    assert Outcome(FakeSystem(*script)).system.killed == [(1001, signal.SIGQUIT)] * 2
+
+
+def test_a_service_that_was_stopped_as_a_whole_goes_on_when_it_is_continued():
+    script = [("sign", 0), ("sign", 1), ("due",), ("pass", 3600), ("due",), ("sign", 0), ("sign", 1), ("due",)]
+    assert Outcome(FakeSystem(*script)).system.killed == []
+
+
+def test_signs_of_the_dead_do_not_count_for_who_comes_next():
+    script = [("sign", 0), ("exit", 1001, 1), *[("due",)] * 20]
+    assert Outcome(FakeSystem(*script)).system.killed == []
+
+
+def test_a_log_that_nobody_reads_for_a_while_does_not_make_one_look_follow_another_at_once():
+    """The workers stand still for the same reason, and have the same time to go on when it is over."""
+    script = [("sign", 0), ("sign", 1), *[("due",)] * 5, ("sign", 0), ("sign", 1), ("due",)]
+    outcome = Outcome(FakeSystem(*script), line_s=100.0)
+    assert outcome.system.killed == [(1001, signal.SIGQUIT), (1002, signal.SIGQUIT)]
+    assert outcome.system.waits[-1] == LOOK_S
+
+
+def test_a_sign_of_no_slot_is_nobodys():
+    assert Outcome(FakeSystem(("sign", 200), *[("due",)] * 8)).system.killed == []
+
+
+def test_nobody_is_looked_at_once_the_end_began():
+    script = [
+        ("sign", 0),
+        *[("due",)] * 4,
+        ("signal", TERM),
+        ("pass", LOOK_S),
+        ("signal", HUP),
+        ("pass", LOOK_S),
+        ("signal", HUP),
+    ]
+    outcome = Outcome(FakeSystem(*script))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.system.waits[-1] == DELAY_S + GRACE_S + 2 - 2 * LOOK_S
+
+
+def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
+    outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
+    assert outcome.buried == [(1, 1002)]
+    assert outcome.fields("worker_died") == [
+        {"slot": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
+    ]
+    assert outcome.system.spawned[2][1][4] == "1"
+    assert outcome.system.spawned[2][0] == pytest.approx(160.1)
+
+
+def test_a_worker_that_leaves_unasked_is_replaced_even_where_it_left_in_order():
+    outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1001, 0), ("due",)))
+    assert len(outcome.system.spawned) == 3
+
+
+def test_rapid_crashes_are_answered_more_and_more_slowly_up_to_five_seconds():
+    script = [step for pid in range(1001, 1010) for step in (("exit", pid, 1), ("due",))]
+    outcome = Outcome(FakeSystem(*script), workers=1, silence_s=3600)
+    delays = [fields["restart_in_s"] for fields in outcome.fields("worker_died")]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_a_worker_that_lived_ten_seconds_starts_the_counting_anew():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("pass", 10), ("exit", 1002, 1), ("due",)), workers=1)
+    assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.1]
+
+
+def test_a_crash_of_one_slot_does_not_slow_another():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1003, 1), ("exit", 1002, 1)))
+    assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.2, 0.1]
+
+
+def test_a_replacement_is_told_how_many_others_give_signs_of_life():
+    script = [("sign", 0), ("sign", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
+    spawned = Outcome(FakeSystem(*script), workers=3).system.spawned[3:]
+    assert [(command[4], command[-1]) for _, command, _ in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
+
+
+def test_a_system_that_starts_no_process_is_asked_again_later():
+    system = FakeSystem(("due",))
+    system.refuses_to_spawn = 1
+    outcome = Outcome(system, workers=1)
+    assert outcome.fields("worker_not_started") == [{"slot": 0, "reason": "Resource temporarily unavailable"}]
+    assert len(system.spawned) == 1
+
+
+def test_an_adopted_child_is_reaped_and_is_nobodys_loss():
+    outcome = Outcome(FakeSystem(("exit", 4711, 1)))
+    assert (outcome.buried, len(outcome.system.spawned)) == ([], 2)
+
+
+@pytest.mark.parametrize("signum", [TERM, INT])
+def test_a_first_signal_is_forwarded_as_sigterm_and_an_orderly_end_is_zero(signum):
+    outcome = Outcome(FakeSystem(("signal", signum), ("exit", 1001, 0), ("exit", 1002, 0)))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.exit_code == 0
+    assert outcome.buried == [(0, 1001), (1, 1002)]
+
+
+def test_a_worker_that_sigterm_met_before_it_could_listen_left_in_order():
+    assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -TERM), ("exit", 1002, 0))).exit_code == 0
+
+
+def test_a_worker_that_crashes_while_it_drains_makes_the_exit_code_one():
+    assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -signal.SIGSEGV), ("exit", 1002, 0))).exit_code == 1
+
+
+def test_nobody_is_replaced_once_the_end_began():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM), ("pass", 30), ("exit", 1002, 0)))
+    assert (outcome.exit_code, len(outcome.system.spawned)) == (0, 2)
+
+
+def test_an_end_without_any_worker_alive_is_immediate():
+    assert Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM)), workers=1).exit_code == 0
+
+
+def test_who_outstays_delay_grace_and_two_seconds_is_killed_once():
+    outcome = Outcome(FakeSystem(("signal", TERM), ("exit", 1001, 0), ("due",), ("exit", 1002, -KILL)))
+    assert outcome.system.waits[2] == DELAY_S + GRACE_S + 2
+    assert outcome.system.killed[2:] == [(1002, KILL)]
+    assert outcome.system.waits[3] is None, "nothing is due any more"
+    assert outcome.exit_code == 1
+
+
+@pytest.mark.parametrize(("second", "exit_code"), [(TERM, 143), (INT, 130)])
+def test_a_second_signal_kills_at_once_and_the_exit_code_names_it(second, exit_code):
+    script = [("signal", TERM), ("pass", 0.2), ("signal", second), ("exit", 1001, -KILL), ("exit", 1002, -KILL)]
+    outcome = Outcome(FakeSystem(*script))
+    assert outcome.system.killed[2:] == [(1001, KILL), (1002, KILL)]
+    assert outcome.exit_code == exit_code
+
+
+def test_another_signal_forces_also_within_an_echo_of_the_first():
+    script = [("signal", INT), ("signal", TERM), ("exit", 1001, -KILL), ("exit", 1002, -KILL)]
+    assert Outcome(FakeSystem(*script)).exit_code == 143
+
+
+def test_the_same_signal_at_once_is_an_echo_of_the_first():
+    outcome = Outcome(
+        FakeSystem(("signal", TERM), ("pass", 0.1), ("signal", TERM), ("exit", 1001, 0), ("exit", 1002, 0))
+    )
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+    assert outcome.exit_code == 0
+
+
+def test_a_hangup_is_told_and_ignored():
+    outcome = Outcome(FakeSystem(("signal", HUP)))
+    assert outcome.fields("signal_ignored") == [{"signal": "SIGHUP"}]
+    assert outcome.system.killed == []
+
+
+def test_a_workers_news_is_passed_on_to_all_of_them():
+    outcome = Outcome(FakeSystem(("signal", signal.SIGUSR1)))
+    assert outcome.system.killed == [(1001, signal.SIGUSR1), (1002, signal.SIGUSR1)]
+
+
+def test_no_news_is_passed_on_once_the_end_began():
+    outcome = Outcome(FakeSystem(("signal", TERM), ("signal", signal.SIGUSR1), ("exit", 1001, 0), ("exit", 1002, 0)))
+    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
+
+
+def test_a_refusal_before_readiness_ends_all_with_its_code():
+    outcome = Outcome(FakeSystem(("exit", 1002, EXIT_REFUSED), ("exit", 1001, -TERM)))
+    assert outcome.system.killed == [(1001, TERM)]
+    assert (outcome.exit_code, len(outcome.system.spawned)) == (EXIT_REFUSED, 2)
+
+
+def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
+    outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1002, EXIT_REFUSED)), workers=1)
+    assert outcome.exit_code == EXIT_REFUSED
+
+
+def test_a_refusal_of_a_slot_that_served_is_a_crash_and_its_mates_go_on():
+    script = [("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
+    outcome = Outcome(FakeSystem(*script), ready_pids={1001})
+    assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
+
+
+def test_a_death_by_a_signal_without_a_name_is_told_too():
+    outcome = Outcome(FakeSystem(("exit", 1001, -40)))
+    assert outcome.fields("worker_died")[0]["signal"] == "signal 40"

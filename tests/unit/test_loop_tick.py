@@ -1,0 +1,68 @@
+"""Turn: many ask, it is done once, at the end of the loop's turn."""
+
+import asyncio
+
+from service.loop_tick import Turn
+
+
+def test_without_a_loop_it_is_done_at_once():
+    done = []
+    turn = Turn(lambda: done.append("now"))
+    turn.ask()
+    turn.ask()
+    assert done == ["now", "now"]
+
+
+def test_all_that_ask_in_one_turn_are_served_once_and_before_what_comes_later():
+    async def story():
+        order = []
+        turn = Turn(lambda: order.append("turn"))
+        turn.ask()
+        asyncio.get_running_loop().call_soon(order.append, "later")
+        turn.ask()
+        assert order == []
+        await asyncio.sleep(0)
+        assert order == ["turn", "later"]
+        turn.ask()
+        await asyncio.sleep(0)
+        assert order == ["turn", "later", "turn"]
+
+    asyncio.run(story())
+
+
+def test_work_that_asks_again_is_called_again():
+    async def story():
+        order: list[int] = []
+
+        def work():
+            order.append(len(order))
+            if len(order) < 3:
+                turn.ask()
+
+        turn = Turn(work)
+        turn.ask()
+        await asyncio.sleep(0)
+        assert order == [0]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_ended_before_it_called_keeps_nobody_waiting():
+    done = []
+    turn = Turn(lambda: done.append("done"))
+    first = asyncio.new_event_loop()
+    first.call_soon(turn.ask)
+    first.call_soon(first.stop)
+    first.run_forever()
+    first.close()
+    assert done == []
+
+    async def story():
+        turn.ask()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert done == ["done"]

@@ -1,0 +1,68 @@
+"""The request: what it costs is known before anything is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.attention import masked_rows
+from service.errors import CostLimit
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.schemas import checked_request
+from tests.engine_room import make_spec
+
+SPEC = make_spec(8, 4)
+PLENTY = RequestLimits(*(2**62,) * 5)
+ROWS = [[0.5] * 8] * 6
+# Apart they are as small as the query; their sum is a table of every head.
+BY_ROW = {"kind": "bias", "values": [[[0.0]] * 6] * 4}
+BY_KEY = {"kind": "bias", "values": [0.0] * 6}
+
+
+def check(limits: RequestLimits = PLENTY, **fields: Any) -> CheckedRequest:
+    body = checked_request({"query": ROWS, **fields})
+    return check_request(body, "layer", SPEC, limits)
+
+
+def limited(table_bytes: int) -> RequestLimits:
+    return RequestLimits(*(2**62,) * 4, max_table_bytes=table_bytes)
+
+
+def test_weights_and_masks_are_part_of_the_work_that_deadlines_and_shares_see():
+    """A second pass costs, top_k more than a mean, all rows more than one; a mask costs what its table has."""
+    weights = [None, {"form": "mean"}, {"form": "top_k", "k": 1}, {"form": "top_k", "k": 6}]
+    costs = [check(weights=wanted).cost.flops for wanted in weights]
+    assert costs == sorted(set(costs))
+    assert check(masks=[BY_KEY]).cost.flops < check(masks=[BY_KEY, BY_ROW]).cost.flops
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 4), ("float64", 8)])
+def test_tables_are_counted_in_the_dtype_they_are_made_in(dtype, size):
+    query = {"dtype": dtype, "shape": [6, 8], "data": [0.5] * 48}
+    need = 4 * 6 * 6 * size
+    check(limited(need), query=query, masks=[BY_ROW, BY_KEY])
+    with pytest.raises(CostLimit, match=f"needs {need:,} bytes of tables for its masks and weights, .* {need - 1:,}$"):
+        check(limited(need - 1), query=query, masks=[BY_ROW, BY_KEY])
+
+
+def test_a_batch_needs_the_tables_of_one_sequence():
+    batch = {"query": [ROWS] * 5, "masks": [{"kind": "causal"}]}
+    check(limited(6 * 6 * 4), **batch)
+    with pytest.raises(CostLimit):
+        check(limited(6 * 6 * 4 - 1), **batch)
+
+
+def test_the_workspace_of_weights_counts_with_the_masks():
+    check(limited(0))
+    with pytest.raises(CostLimit):
+        check(limited(1000), weights={"form": "top_k", "k": 1})
+
+
+def test_what_is_refused_for_its_tables_is_not_looked_at_row_by_row(monkeypatch):
+    def looked_at(*_: object) -> None:
+        raise AssertionError("the masks of a refused request were looked at")
+
+    monkeypatch.setattr(masked_rows, "_of_sequence", looked_at)
+    with pytest.raises(CostLimit):
+        check(limited(100), masks=[BY_ROW, BY_KEY])

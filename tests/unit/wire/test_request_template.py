@@ -1,0 +1,190 @@
+"""Patterns: a request whose header came before is the request that the whole way through the desk would have made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from service.attention.spec import LayerSpec
+from service.errors import BadShape, CostLimit, NonFinite, UnknownField
+from service.wire import request_template as pattern
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.request_template import Patterns
+from service.wire.safetensors_document import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
+from service.wire.schemas import checked_request
+from tests.engine_room import make_spec
+
+SPEC = make_spec(8, 4)
+DEPTH = 32
+PLENTY = RequestLimits(*(2**62,) * 5)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def body_of(seed: int, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float32, **fields: Any) -> bytes:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    return save(tensors, {"request": json.dumps(fields)} if fields else None)
+
+
+def query(seed: int = 0, rows: int = 3, **fields: Any) -> bytes:
+    return body_of(seed, {"query": (rows, 8)}, **fields)
+
+
+def read(patterns: Patterns, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC) -> CheckedRequest:
+    return patterns.read(bytearray(body), name, digest, spec)
+
+
+def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
+    def go() -> CheckedRequest:
+        document = checked_request(parse_safetensors(bytearray(body), max_depth=DEPTH))
+        return check_request(document, name, SPEC, PLENTY)
+
+    return go()
+
+
+def assert_same(found: CheckedRequest, expected: CheckedRequest) -> None:
+    assert found[1:] == expected[1:]
+    assert (found.call.layer, found.call.mask, found.call.weights) == (expected.call.layer, None, expected.call.weights)
+    for name in ("query", "key", "value"):
+        got, right = getattr(found.call, name), getattr(expected.call, name)
+        assert (got is None) == (right is None)
+        if got is not None:
+            assert (got.dtype, got.shape) == (right.dtype, right.shape)
+            assert torch.equal(got, right)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often a body went the whole way."""
+    calls = []
+
+    def parse(body: bytearray, **limits: int) -> dict[str, object]:
+        calls.append(len(body))
+        return parse_safetensors(body, **limits)
+
+    monkeypatch.setattr(pattern, "parse_safetensors", parse)
+    return calls
+
+
+@given(
+    st.data(),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (1,), (2,)]),
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.sampled_from([("query",), ("query", "key"), ("query", "key", "value")]),
+)
+def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data, dtype, batch, rows, names):
+    shapes = {name: (*batch, rows[name != "query"], 8) for name in names}
+    keys = rows[len(names) > 1]
+    wanted = [{"form": "mean"}, {"form": "top_k", "k": keys, "heads": [3, 0]}, {"form": "heads", "queries": [0]}]
+    fields = data.draw(st.fixed_dictionaries({}, optional={"weights": st.sampled_from(wanted)}))
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for seed in range(3):
+        body = body_of(seed, shapes, dtype, **fields)
+        assert_same(read(patterns, body), whole_way(body))
+    assert patterns.num_known == 1
+
+
+def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for seed in range(3):
+        read(patterns, query(seed))
+    read(patterns, query(rows=4))
+    assert counted == [len(query()), len(query(rows=4))]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, shape):
+    patterns, tensor = Patterns(PLENTY, DEPTH, 2**20), torch.zeros(shape)
+    read(patterns, save({"query": tensor}))
+    tensor.view(-1, 8)[2, 5] = bad
+    with pytest.raises(NonFinite) as found:
+        read(patterns, save({"query": tensor}))
+    with pytest.raises(NonFinite) as expected:
+        whole_way(save({"query": tensor}))
+    assert (found.value.message, found.value.param) == (expected.value.message, expected.value.param)
+
+
+def test_a_body_that_is_not_aligned_is_read_all_the_same():
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    header = json.dumps({"query": {"dtype": "F32", "shape": [1, 8], "data_offsets": [0, 32]}}).encode()
+    for pad in range(4):
+        text = header + b" " * pad
+        for seed in range(2):
+            rows = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
+            body = len(text).to_bytes(8, "little") + text + rows.numpy().tobytes()
+            assert torch.equal(read(patterns, body).call.query[0], rows)
+
+
+def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    assert read(patterns, query(), "a", "d").call.layer == "a"
+    assert read(patterns, query(), "b", "d").call.layer == "b"
+    with pytest.raises(BadShape):
+        read(patterns, query(), "a", "another", make_spec(12, 4))
+    assert len(counted) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (query(odd=1), UnknownField),
+        (body_of(0, {"query": (3, 9)}), BadShape),
+        (save({"query": torch.full((3, 8), torch.nan)}), NonFinite),
+    ],
+)
+def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, counted):
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for _ in range(2):
+        with pytest.raises(error):
+            read(patterns, body)
+    assert len(counted) == 2
+    assert patterns.num_known == 0
+
+
+def test_what_costs_too_much_is_refused_every_time():
+    patterns = Patterns(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
+    read(patterns, query(rows=3))
+    for _ in range(2):
+        with pytest.raises(CostLimit):
+            read(patterns, query(rows=4))
+
+
+def test_masks_are_looked_at_in_every_request():
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for allowed in (True, False, True):
+        mask = torch.full((3,), allowed)
+        body = save(
+            {"query": torch.zeros(3, 8), "masks.0.values": mask}, {"request": '{"masks": [{"kind": "attend"}]}'}
+        )
+        assert read(patterns, body).masked_rows == (0 if allowed else 3)
+    assert patterns.num_known == 0
+
+
+def test_no_pattern_keeps_anything_of_a_body():
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for seed in range(2):
+        body = bytearray(query(seed))
+        request = patterns.read(body, "a", "d", SPEC)
+        with pytest.raises(BufferError):
+            body.append(0)
+        del request
+        body.append(0)  # nobody looks at its memory any more
+
+
+def test_headers_without_end_are_not_all_remembered():
+    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    for rows in range(1, NUM_REMEMBERED + 10):
+        assert read(patterns, query(rows=rows)).call.query.shape[1] == rows
+        assert patterns.num_known <= NUM_REMEMBERED
+    before = patterns.num_known
+    read(patterns, save({"query": torch.zeros(3, 8)}, {"request": "{}" + " " * MAX_REMEMBERED_BYTES}))
+    assert patterns.num_known == before

@@ -1,0 +1,399 @@
+"""D1: files and changes of layers in any order, in several processes at once, end no process and touch no other layer.
+
+Hypothesis writes the stories and shrinks the ones that break an invariant. The processes are real shelves, followers and authors
+over one real run directory. What they wait for happens when the story says so: a file is read, a layer is loaded, a bell is
+heard; a process dies without another word, and another one comes in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.supervisor.run_directory import IN_MEMORY
+from service.supervisor.worker_status import Board
+from service.worker.desired_state import Phase, Roll, RollBook
+from service.worker.layer_registry import Shelf
+from service.worker.layer_rollout import Changes
+from service.worker.readiness import Readiness
+from service.worker.reconciler import Follower
+from tests.doubles import ManualClock, turns
+
+NUM_PROCESSES = 2
+STILL = "still"  # nobody touches its file
+NAMES = st.sampled_from("aaab")
+VERSIONS = ("v1", "v2")
+DAMAGED, NONE = "damaged", "none"
+ALLOWED = (LayerChanged, InvalidInput, LayerNotFound, NotReady, asyncio.CancelledError)
+
+
+class Directory:
+    """The layer directory: a version, or something else, by name."""
+
+    def __init__(self) -> None:
+        self.files = {STILL: "v1", "a": "v1", "b": "v1"}
+        self.num_writes = 0
+
+    def put(self, name: str, content: str) -> None:
+        self.num_writes += 1
+        self.files[name] = content
+
+    def names(self) -> list[str]:
+        return sorted(name for name, content in self.files.items() if content != NONE)
+
+    def load(self, name: str) -> Any:
+        content = self.files[name]
+        if content == NONE:
+            raise LayerMissing("there is no file")
+        if content == DAMAGED:
+            raise LayerError("it is no layer")
+        return SimpleNamespace(name=name, digest=content, spec=None, tensors={})
+
+
+class Work:
+    """Something that somebody waits for: it is done when the story says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        self.waiting.append((Future(), partial(work, *args, **kwargs)))
+        return self.waiting[-1][0]
+
+    def do_next(self) -> None:
+        future, work = self.waiting.pop(0)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except LayerError as error:
+                future.set_exception(error)
+
+    def fail_next(self, error: Exception) -> None:
+        future, _ = self.waiting.pop(0)
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+
+class Engine(Work):
+    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+        return self.submit(object)
+
+    def release(self) -> None:
+        pass
+
+
+class MortalBook(RollBook):
+    """Whoever is dead writes no more; his lock is gone with him."""
+
+    is_dead = False
+
+    def begin(self, layers: Any) -> Roll:
+        return Roll(1, Phase.SETTLED, layers) if self.is_dead else super().begin(layers)
+
+    def write(self, roll: Roll) -> None:
+        if not self.is_dead:
+            super().write(roll)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        if self.is_dead:
+            yield False
+        else:
+            with super().locked() as is_ours:
+                yield is_ours
+
+
+class Process:
+    """One process as `worker/service.py` joins it, without HTTP and engine."""
+
+    def __init__(
+        self, directory: Path, files: Directory, clock: ManualClock, pid: int, ring: Callable[[], None]
+    ) -> None:
+        self.pid, self._ring = pid, ring
+        self.hears_news = self.is_dead = self.was_content = False
+        self.reading, self.enquiries, self.engine = Work(), Work(), Engine()
+        self.book = MortalBook(directory)
+        self.board = Board(directory, NUM_PROCESSES, 1e9, pid=pid, now=clock.now)
+        quiet = SimpleNamespace(
+            layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_lacking=lambda *_: None,
+            serving=lambda *_: None, ready=lambda **_: None,
+        )  # fmt: skip
+        self.shelf = Shelf(files, self.engine, quiet)  # type: ignore[arg-type]
+        self.shelf.close()
+        self.shelf._thread, self.shelf._enquiries = self.reading, self.enquiries  # type: ignore[assignment]
+        self.follower = Follower(self.shelf, self.book, clock, 10.0, self._acknowledge)
+        self.changes = Changes(self.shelf, self.book, self.board, self._tell_all, 1e6)
+        others = SimpleNamespace(is_alive=True), SimpleNamespace(why_not_ready=lambda _: None)
+        self.readiness = Readiness(self.board, others[0], self.shelf, self.follower, others[1], quiet)  # type: ignore[arg-type]
+        self.readiness.listens()
+        self.life = asyncio.ensure_future(self._live())
+
+    async def _live(self) -> None:
+        self.readiness.tell()
+        await self.follower.begin(strict=False)
+        roll = self.follower._roll
+        self.was_content = roll is not None and roll.held <= self.shelf._held.keys()
+        await self.follower.follow()
+
+    def _acknowledge(self) -> None:
+        if not self.is_dead:
+            self.readiness.follows()
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        if not self.is_dead:
+            self.look()
+            self._ring()
+
+    def look(self) -> None:
+        self.hears_news = False
+        self.follower.look()
+        self.changes.look()
+
+    def beat(self) -> None:
+        self.readiness.tell()
+        self.look()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.follower.version > 0
+
+    @property
+    def catalog(self) -> Any:
+        assert self.shelf.catalog is not None
+        return self.shelf.catalog
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {name: layer.digest for name, layer in self.catalog.layers.items()}
+
+
+class LayerRace(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.complaints: list[Any] = []
+        self.runner.get_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
+        self.directory = Path(tempfile.mkdtemp(dir=IN_MEMORY if IN_MEMORY.exists() else None))
+        self.files, self.clock = Directory(), ManualClock()
+        self.pids = iter(range(1, 10_000))
+        self.slots: list[Process] = []
+        self.changing: list[tuple[Process, asyncio.Task[None]]] = []
+        self.untrue: list[str] = []
+        self.num_changed = self.num_deaths = self.num_failed_loads = 0
+        self.do(lambda: self.slots.extend(self.started() for _ in range(NUM_PROCESSES)))
+        self.let_all_end()
+
+    def do(self, action: Callable[[], object]) -> None:
+        async def event() -> None:
+            action()
+            await turns(15)
+
+        self.runner.run(event())
+
+    def started(self) -> Process:
+        return Process(self.directory, self.files, self.clock, next(self.pids), self.ring)
+
+    def ring(self) -> None:
+        for process in self.slots:
+            process.hears_news = True
+
+    @property
+    def alive(self) -> list[Process]:
+        return [process for process in self.slots if not process.is_dead]
+
+    async def change(self, process: Process, method: str, name: str) -> None:
+        """A PUT or DELETE, and whether it ends in what its caller may be told."""
+        deaths, failed, writes, changed = (
+            self.num_deaths,
+            self.num_failed_loads,
+            self.files.num_writes,
+            self.num_changed,
+        )
+        are_all_up = len(self.alive) == NUM_PROCESSES and all(one.has_begun for one in self.slots)
+        try:
+            await (process.changes.put(name) if method == "PUT" else process.changes.drop(name))
+        except ALLOWED as error:
+            whys = {
+                "changed while": self.files.num_writes > writes,
+                "came first": self.num_changed > changed,
+                "another change of layers": {*self.open_changes} != {asyncio.current_task()},
+                "could not follow": self.num_failed_loads > failed,
+                "ended meanwhile": self.num_deaths > deaths,
+                "processes are up": not are_all_up or self.num_deaths > deaths,
+            }
+            is_told_why = isinstance(error, LayerChanged | NotReady)
+            self.untrue += (
+                [str(error)] if is_told_why and not any(why in str(error) and whys[why] for why in whys) else []
+            )
+        else:
+            self.num_changed += 1
+            for one in self.alive:
+                if one.has_begun and not process.is_dead:
+                    assert (name in one.digests) == (method == "PUT"), "success means that every process serves it so"
+                    assert one.digests.get(name) == process.digests.get(name)
+
+    @property
+    def open_changes(self) -> list[asyncio.Task[None]]:
+        return [task for process, task in self.changing if not task.done() and not process.is_dead]
+
+    # The story
+
+    @rule(name=NAMES, content=st.sampled_from([*VERSIONS, *VERSIONS, *VERSIONS, DAMAGED, NONE]))
+    def a_file_is_replaced_damaged_or_removed(self, name: str, content: str) -> None:
+        self.files.put(name, content)
+
+    @rule(slot=st.integers(0, NUM_PROCESSES - 1), method=st.sampled_from(["PUT", "PUT", "DELETE"]), name=NAMES)
+    def an_admin_asks(self, slot: int, method: str, name: str) -> None:
+        process = self.slots[slot]
+        if not process.is_dead and process.has_begun:
+            make = lambda: asyncio.ensure_future(self.change(process, method, name))
+            self.do(lambda: self.changing.append((process, make())))
+
+    @precondition(lambda self: self.open_changes)
+    @rule(data=st.data())
+    def an_admin_leaves(self, data: st.DataObject) -> None:
+        self.do(data.draw(st.sampled_from(self.open_changes)).cancel)
+
+    @property
+    def waiting(self) -> list[Callable[[], object]]:
+        """What may happen next: a file is read, a layer is loaded, a bell is heard."""
+        found: list[Callable[[], object]] = []
+        for process in self.alive:
+            found += [work.do_next for work in (process.reading, process.enquiries, process.engine) if work.waiting]
+            found += [process.look] if process.hears_news else []
+        return found
+
+    @precondition(lambda self: self.waiting)
+    @rule(choices=st.lists(st.integers(0, 11), min_size=1, max_size=6))
+    def what_waits_goes_on(self, choices: list[int]) -> None:
+        for choice in choices:
+            if waiting := self.waiting:
+                self.do(waiting[choice % len(waiting)])
+
+    @precondition(lambda self: any(process.engine.waiting and process.has_begun for process in self.alive))
+    @rule()
+    def a_layer_finds_no_room(self) -> None:
+        process = next(process for process in self.alive if process.engine.waiting and process.has_begun)
+        self.num_failed_loads += 1
+        self.do(partial(process.engine.fail_next, RuntimeError("no memory")))
+
+    @rule(slot=st.integers(0, NUM_PROCESSES - 1))
+    def a_process_beats(self, slot: int) -> None:
+        if not self.slots[slot].is_dead:
+            self.do(self.slots[slot].beat)
+
+    @rule(seconds=st.sampled_from([1.0, 15.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.do(lambda: self.clock.advance(seconds))
+
+    @precondition(lambda self: self.open_changes)
+    @rule(slot=st.integers(0, NUM_PROCESSES - 1))
+    def a_process_dies(self, slot: int) -> None:
+        victim = self.slots[slot]
+        if not victim.is_dead:
+            self.num_deaths += 1
+            victim.is_dead = victim.book.is_dead = True
+            tasks = [victim.life, *(task for process, task in self.changing if process is victim)]
+            self.do(lambda: [task.cancel() for task in tasks])
+
+    @precondition(lambda self: len(self.alive) < NUM_PROCESSES)
+    @rule()
+    def the_dead_are_replaced(self) -> None:
+        for slot in range(NUM_PROCESSES):
+            self.replace(slot)
+
+    def replace(self, slot: int) -> None:
+        if self.slots[slot].is_dead:
+            (self.directory / f"{self.slots[slot].pid}.json").unlink(missing_ok=True)
+            self.do(lambda: self.slots.__setitem__(slot, self.started()))
+
+    # The invariants
+
+    @invariant()
+    def no_process_ends(self) -> None:
+        assert not [process.life for process in self.alive if process.life.done()]
+        assert self.complaints == []
+
+    @invariant()
+    def a_layer_that_nobody_touched_is_served_by_all_who_have_begun(self) -> None:
+        for process in self.alive:
+            if process.has_begun:
+                assert process.catalog.get(STILL).digest == "v1"
+
+    @invariant()
+    def who_served_everything_once_lacks_nothing_later(self) -> None:
+        for process in self.alive:
+            if process.was_content:
+                assert process.catalog.awaited == frozenset()
+
+    @invariant()
+    def whoever_is_refused_is_told_the_truth(self) -> None:
+        assert self.untrue == []
+
+    @invariant()
+    def each_change_ended_as_it_may(self) -> None:
+        for _, task in self.changing:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    def let_all_end(self) -> None:
+        """What has begun ends; who died is replaced."""
+        for slot in range(NUM_PROCESSES):
+            self.replace(slot)
+        for _ in range(6):
+            for process in self.slots:
+                self.do(process.beat)
+            while self.waiting:
+                self.do(self.waiting[0])
+        self.check_rest()
+
+    def check_rest(self) -> None:
+        assert self.open_changes == []
+        roll = self.slots[0].book.read()
+        assert roll is not None
+        assert roll.phase is Phase.SETTLED
+        for process in self.slots:
+            assert process.follower.version == roll.version
+            assert {*process.digests} | process.catalog.awaited == {*roll.layers}
+            assert process.digests.items() <= roll.layers.items()
+            assert not process.was_content or process.digests == roll.layers
+
+    def teardown(self) -> None:
+        try:
+            self.let_all_end()
+            for number, name in enumerate("ab"):  # the way is free, and a PUT heals what is lacking
+                self.files.put(name, VERSIONS[number])
+                self.an_admin_asks(number, "PUT", name)
+                self.let_all_end()
+                assert all(process.digests[name] == VERSIONS[number] for process in self.slots)
+            for process in self.slots:
+                self.do(process.life.cancel)
+            self.no_process_ends_with_an_error()
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.directory)
+
+    def no_process_ends_with_an_error(self) -> None:
+        assert all(process.life.cancelled() for process in self.slots)
+        assert self.complaints == []
+
+
+TestLayerRace = LayerRace.TestCase
+TestLayerRace.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

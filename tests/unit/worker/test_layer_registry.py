@@ -1,0 +1,172 @@
+"""The shelf: what a process holds and serves, whatever the layer directory has come to hold meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.errors import LayerError, LayerMissing, LayerNotLoaded
+from service.worker.desired_state import Phase, Roll
+from service.worker.layer_registry import Objection, Shelf
+
+SETTLED = Roll(1, Phase.SETTLED, {"a": "old", "still": "one"})
+OTHER_FILE = 'layer "a": the file in the layer directory is not the version that is served'
+
+
+class Directory:
+    """What each file is, or the error that reading it raises."""
+
+    def __init__(self, **files: Any) -> None:
+        self.files = files
+        self.reads: list[str] = []
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def load(self, name: str) -> Any:
+        self.reads.append(name)
+        if isinstance(self.files[name], Exception):
+            raise self.files[name]
+        return SimpleNamespace(name=name, digest=self.files[name], spec=None, tensors={})
+
+
+class Engine:
+    """It loads at once, unless it has no room."""
+
+    def __init__(self) -> None:
+        self.has_room = True
+
+    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(object()) if self.has_room else done.set_exception(RuntimeError("out of memory"))
+        return done
+
+    def release(self) -> None:
+        pass
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.lacking: list[str] = []
+
+    def layer_loaded(self, name: str, resident: Any) -> None: ...
+
+    def layer_refused(self, name: str, error: LayerError) -> None: ...
+
+    def serving(self, names: list[str]) -> None: ...
+
+    def layer_lacking(self, error: LayerError) -> None:
+        self.lacking.append(error.message)
+
+
+class Room:
+    """A shelf that serves SETTLED, and what is around it."""
+
+    def __init__(self) -> None:
+        self.directory, self.engine, self.listener = Directory(a="old", still="one"), Engine(), Listener()
+        self.shelf = Shelf(self.directory, self.engine, self.listener)  # type: ignore[arg-type]
+        self.follow(SETTLED)
+        self.directory.reads.clear()
+
+    def follow(self, roll: Roll) -> None:
+        asyncio.run(self.shelf.follow(roll))
+
+    @property
+    def served(self) -> dict[str, str]:
+        assert self.shelf.catalog is not None
+        return {name: layer.digest for name, layer in self.shelf.catalog.layers.items()}
+
+
+@pytest.fixture
+def room():
+    made = Room()
+    yield made
+    made.shelf.close()
+
+
+FOUND = {
+    "put-back": ("old", Objection(OTHER_FILE, is_to_file=True)),
+    "another-one": ("third", Objection(OTHER_FILE, is_to_file=True)),
+    "gone": (LayerMissing("no file of that name"), Objection("no file of that name", is_to_file=True)),
+    "damaged": (LayerError("tensors are missing"), Objection("tensors are missing", is_to_file=True)),
+    "no-memory": (LayerNotLoaded("no memory for it"), Objection("no memory for it", is_to_file=False)),
+    "as-meant": ("new", None),
+}
+
+
+@pytest.mark.parametrize(("found", "objection"), FOUND.values(), ids=FOUND)
+def test_a_file_that_changes_while_a_change_is_prepared_is_an_objection_and_nothing_else_D1(room, found, objection):
+    room.directory.files["a"] = found
+    room.follow(SETTLED.prepare("a", "new"))
+    assert room.shelf.objection == objection
+    assert room.served == SETTLED.layers
+    assert room.directory.reads == ["a"]
+    back = SETTLED.prepare("a", "new").take_back()
+    room.directory.files["still"] = LayerMissing("nobody reads it")
+    room.follow(back)
+    assert (room.served, room.shelf.objection, room.shelf.trouble) == (SETTLED.layers, None, None)
+
+
+def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(room):
+    room.directory.files["a"] = "new"
+    room.engine.has_room = False
+    room.follow(SETTLED.prepare("a", "new"))
+    reason = 'layer "a": there is no memory for it, or its first forward passes failed'
+    assert room.shelf.objection == Objection(reason, is_to_file=False)
+    assert room.served == SETTLED.layers
+
+
+@pytest.mark.parametrize("file", ["old", "new", "third"])
+def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_the_rest_D1(room, file):
+    """Of the two versions of one name there is at most one to be read."""
+    fresh = Room()
+    fresh.shelf._held.clear()
+    fresh.directory.files["a"] = file
+    roll = SETTLED.prepare("a", "new")
+    for phase in (roll, roll.serve()):
+        fresh.follow(phase)
+        wanted = {"a": phase.served["a"]} if phase.served["a"] == file else {}
+        assert fresh.served == {"still": "one", **wanted}
+        assert (fresh.shelf.objection is None) == (file == "new")
+    fresh.shelf.close()
+
+
+def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
+    room.follow(SETTLED.prepare("a", None).serve().settle())
+    room.directory.files["a"] = "third"
+    for _ in range(3):
+        room.follow(SETTLED)
+    assert room.shelf.trouble == OTHER_FILE
+    assert room.listener.lacking == [OTHER_FILE]
+    assert room.shelf.objection is None, "nobody asked for a change of it"
+
+
+def test_who_asks_for_a_digest_holds_up_no_change(room):
+    """A file may be slow to read: what an admin asks for is read beside what all processes wait for."""
+
+    async def story() -> None:
+        loop, slow, goes_on = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
+        load = room.directory.load
+
+        def load_slowly(name: str) -> Any:
+            if name == "slow":
+                loop.call_soon_threadsafe(slow.set)
+                goes_on.result()
+            return load(name)
+
+        room.directory.load = load_slowly
+        room.directory.files |= {"slow": "s", "a": "new"}
+        asking = asyncio.ensure_future(room.shelf.digest("slow"))
+        await slow.wait()
+        await room.shelf.follow(SETTLED.prepare("a", "new"))
+        assert room.shelf.objection is None
+        assert room.shelf.is_reading
+        goes_on.set_result(None)
+        assert await asking == "s"
+
+    asyncio.run(story())
+    assert not room.shelf.is_reading

@@ -1,0 +1,307 @@
+"""A change of layers from its author's side: what is written in the roll, when, and what becomes of it whatever others do.
+
+The other processes are heartbeats that the test writes; nothing sleeps.
+"""
+
+import asyncio
+import errno
+
+import pytest
+
+from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.supervisor.worker_status import Board, State
+from service.worker.desired_state import Phase, Roll, RollBook
+from service.worker.layer_rollout import Changes
+from tests.doubles import turns
+
+OLD = {"a": "sha256:1"}
+
+
+class Directory:
+    """What the layer directory has."""
+
+    def __init__(self):
+        self.found = {"a": "sha256:1", "b": "sha256:2"}
+        self.damaged = set()
+        self.gate = None  # what a slow file waits for
+
+    async def digest(self, name):
+        if self.gate is not None:
+            await self.gate.wait()
+        if name in self.damaged:
+            raise LayerError(f'layer "{name}": tensors are missing')
+        if name not in self.found:
+            raise LayerMissing("nothing there")
+        return self.found[name]
+
+
+class Others:
+    """Two processes, which follow each roll at once unless the test says otherwise."""
+
+    def __init__(self, directory):
+        self.book = RollBook(directory)
+        self.boards = {pid: Board(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
+        self.rolls = []
+        self.answers = lambda roll, pid: (State.READY, None)
+        self.book.begin(OLD)
+        self.follow()
+
+    def follow(self):
+        roll = self.book.read()
+        assert roll is not None
+        self.rolls.append(roll)
+        for pid, board in self.boards.items():
+            answer = self.answers(roll, pid)
+            if answer is not None:
+                board.write(answer[0], roll=roll.version, trouble=answer[1], file_changed=len(answer) > 2)
+
+    @property
+    def phases(self):
+        return [(roll.phase, dict(roll.served)) for roll in self.rolls[1:]]
+
+
+@pytest.fixture
+def others(tmp_path):
+    return Others(tmp_path)
+
+
+@pytest.fixture
+def directory():
+    return Directory()
+
+
+@pytest.fixture
+def changes(others, directory):
+    return run_with(others, directory)
+
+
+def run_with(others, directory, timeout_s=20.0):
+
+    def tell():
+        others.follow()
+        made.look()
+
+    made = Changes(directory, others.book, others.boards[1], tell, timeout_s)
+    return made
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_a_new_layer_goes_through_three_rolls(changes, others):
+    assert run(changes.put("b")) is True
+    both = {**OLD, "b": "sha256:2"}
+    assert others.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
+    assert others.book.read() == Roll(4, Phase.SETTLED, both)
+
+
+def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(changes, others, directory):
+    assert run(changes.put("a")) is False
+    assert others.phases == []
+    directory.found["a"] = "sha256:9"
+    assert run(changes.put("a")) is False
+    assert others.book.read().layers == {"a": "sha256:9"}
+
+
+def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(changes, others):
+    others.answers = lambda roll, pid: (State.FAILED if pid == 2 else State.READY, None)
+    others.follow()
+    others.answers = lambda roll, pid: (State.READY, None)
+    assert run(changes.put("a")) is False
+    assert [phase for phase, _ in others.phases[1:]] == [Phase.PREPARE, Phase.SERVE, Phase.SETTLED]
+
+
+def test_a_dropped_layer_leaves_the_rest(changes, others):
+    run(changes.drop("a"))
+    assert others.book.read() == Roll(4, Phase.SETTLED, {})
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(changes, others, phase):
+    """A smaller one would find room: one without layers, for example."""
+    write = others.book.write
+
+    def full(roll):
+        if roll.phase is phase:
+            raise OSError(errno.ENOSPC, "no space left")
+        write(roll)
+
+    others.book.write = full
+    with pytest.raises(NotReady, match="cannot be written"):
+        run(changes.put("b"))
+    others.book.write = write
+    assert others.book.read().served == OLD
+    assert run(changes.put("b")) is True, "the way is free again"
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_an_objection_takes_the_change_back(changes, others, phase):
+    others.answers = lambda roll, pid: (State.READY, "no memory" if pid == 2 and roll.phase is phase else None)
+    with pytest.raises(NotReady, match="no memory"):
+        run(changes.put("b"))
+    assert others.phases[-1] == (Phase.SETTLED, OLD)
+    others.answers = lambda roll, pid: (State.READY, None)
+    assert run(changes.put("b")) is True, "the way is free again"
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(changes, others, phase):
+    others.answers = lambda roll, pid: (
+        (State.READY, "another file", True) if pid == 2 and roll.phase is phase else (State.READY, None)
+    )
+    with pytest.raises(LayerChanged, match="changed while") as refused:
+        run(changes.put("b"))
+    assert refused.value.retry_after_s == 1
+    assert others.phases[-1] == (Phase.SETTLED, OLD)
+    others.answers = lambda roll, pid: (State.READY, None)
+    assert run(changes.put("b")) is True, "the way is free again"
+
+
+def test_a_file_that_is_slow_to_read_keeps_nobody_out(changes, others, directory):
+    """The way is taken for the change alone: most often there is none to make."""
+
+    async def story():
+        directory.gate = asyncio.Event()
+        slow = [asyncio.ensure_future(changes.put(name)) for name in ("a", "b", "absent")]
+        await turns()
+        await run_with(others, directory).drop("a")
+        directory.gate.set()
+        ends = await asyncio.gather(*slow, return_exceptions=True)
+        assert [type(end) for end in ends] == [LayerChanged, bool, LayerNotFound]
+        assert others.book.read().layers == {"b": "sha256:2"}
+
+    run(story())
+
+
+def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(changes, others, directory):
+    """What the earlier one has read is no longer what the directory has."""
+
+    async def story():
+        reading = asyncio.Event()
+
+        class Slow:
+            async def digest(self, name):
+                found = directory.found[name]
+                await reading.wait()
+                return found
+
+        directory.found["a"] = "sha256:8"
+        earlier = asyncio.ensure_future(run_with(others, Slow()).put("a"))
+        await turns()
+        directory.found["a"] = "sha256:9"
+        assert await changes.put("a") is False
+        reading.set()
+        with pytest.raises(LayerChanged, match="came first"):
+            await earlier
+        assert others.book.read().layers == {"a": "sha256:9"}
+
+    run(story())
+
+
+def test_a_file_that_is_never_read_is_given_up(others, directory):
+    directory.gate = asyncio.Event()
+    with pytest.raises(NotReady, match="could not be read in time"):
+        run(run_with(others, directory, timeout_s=0.01).put("b"))
+    assert others.phases == []
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_silence_takes_the_change_back(others, directory, phase):
+    others.answers = lambda roll, pid: None if pid == 2 and roll.phase is phase else (State.READY, None)
+    with pytest.raises(NotReady, match="in time"):
+        run(run_with(others, directory, timeout_s=0.01).put("b"))
+    assert others.phases[-1] == (Phase.SETTLED, OLD)
+
+
+def test_a_death_while_all_prepare_takes_the_change_back_at_once(changes, others, tmp_path):
+    def die(roll, pid):
+        if pid == 2 and roll.phase is Phase.PREPARE:
+            (tmp_path / "2.json").unlink()
+            return None
+        return (State.READY, None)
+
+    others.answers = die
+    with pytest.raises(NotReady, match="ended"):
+        run(changes.put("b"))
+
+
+def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(changes, others, tmp_path):
+    """It starts with the roll as it is."""
+
+    async def story():
+        changing = asyncio.ensure_future(changes.put("b"))
+        await turns()
+        assert not changing.done()
+        Board(tmp_path, 2, 5.0, pid=3).write(State.READY, roll=others.book.read().version)
+        changes.look()
+        assert await changing is True
+
+    def die(roll, pid):
+        if pid == 2 and roll.phase is Phase.SERVE:
+            (tmp_path / "2.json").unlink()
+            return None
+        return (State.READY, None)
+
+    others.answers = die
+    run(story())
+    assert others.book.read().phase is Phase.SETTLED
+
+
+@pytest.mark.parametrize("how", ["cancel", "drain"])
+def test_whoever_ends_a_change_early_takes_it_back(changes, others, how):
+    others.answers = lambda roll, pid: None if pid == 2 else (State.READY, None)
+
+    async def story():
+        changing = asyncio.ensure_future(changes.put("b"))
+        await turns()
+        changing.cancel() if how == "cancel" else changes.close()
+        with pytest.raises(asyncio.CancelledError if how == "cancel" else Draining):
+            await changing
+
+    run(story())
+    assert others.book.read() == Roll(3, Phase.SETTLED, OLD)
+
+
+def test_a_second_change_meanwhile_is_told_to_come_back(changes, others, directory):
+    others.answers = lambda roll, pid: None
+
+    async def story():
+        first = asyncio.ensure_future(changes.put("b"))
+        await turns()
+        directory.gate = asyncio.Event()  # it is told before any file is read
+        for second in (run_with(others, directory).drop("a"), run_with(others, directory).put("a")):
+            with pytest.raises(NotReady, match="another change") as refused:
+                await second
+            assert refused.value.retry_after_s == 1
+        first.cancel()
+        await asyncio.wait([first])
+
+    run(story())
+
+
+def test_a_change_that_was_abandoned_is_taken_back_before_the_next(changes, others):
+    roll = others.book.read()
+    others.book.write(roll.prepare("a", None).serve())
+    assert run(changes.put("b")) is True
+    assert others.book.read() == Roll(7, Phase.SETTLED, {**OLD, "b": "sha256:2"})
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
+def test_unless_every_process_is_up_nothing_is_written(changes, others, state):
+    others.boards[2].write(state, roll=1)
+    with pytest.raises(NotReady, match="1 of 2"):
+        run(changes.put("b"))
+    assert others.phases == []
+
+
+def test_what_the_directory_says_becomes_the_callers_error(changes, others, directory):
+    directory.damaged.add("c")
+    with pytest.raises(InvalidInput, match="tensors are missing"):
+        run(changes.put("c"))
+    for name in ("absent", "../a", "A", "", "a" * 65):
+        with pytest.raises(LayerNotFound):
+            run(changes.put(name))
+        with pytest.raises(LayerNotFound):
+            run(changes.drop(name))
+    assert others.phases == []

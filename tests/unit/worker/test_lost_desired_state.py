@@ -1,0 +1,185 @@
+"""The follower where the roll is lost: what was agreed on is written again, and by those who know it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from service.errors import NotReady
+from service.worker import reconciler as follower
+from service.worker.desired_state import Phase, Roll, RollBook
+from service.worker.reconciler import Follower
+from tests.doubles import ManualClock, turns
+
+OLD, NEW = {"a": "sha256:1"}, {"a": "sha256:2"}
+SETTLED = Roll(4, Phase.SETTLED, OLD)
+PREPARE = Roll(5, Phase.PREPARE, NEW, OLD, "a")
+SERVE = Roll(6, Phase.SERVE, NEW, OLD, "a")
+
+
+class Shelf:
+    """Has whatever it is told to have; the layer directory holds `found`."""
+
+    trouble = None
+
+    def __init__(self) -> None:
+        self.served: dict[str, str] | None = None
+        self.found = {"z": "sha256:9"}
+
+    async def stock(self, *, strict: bool) -> dict[str, str]:
+        return self.found
+
+    async def follow(self, roll: Roll) -> None:
+        self.served = dict(roll.served)
+
+
+class Process:
+    def __init__(self, directory: Path, *, has_mates: bool = False) -> None:
+        self.shelf = Shelf()
+        self.book = RollBook(directory)
+        self.follower = Follower(
+            cast("Any", self.shelf), self.book, ManualClock(), 10.0, lambda: None, has_mates=has_mates
+        )
+
+    async def follow(self) -> None:
+        self._task = asyncio.ensure_future(self.follower.follow())
+        await self.look()
+
+    async def look(self) -> None:
+        self.follower.look()
+        await turns()
+
+    def end(self) -> None:
+        self._task.cancel()
+
+
+@pytest.fixture
+def followed(tmp_path):
+    """Runs `story` with processes that have followed a roll each, one after another."""
+
+    def run(story, *rolls, **options):
+        async def main():
+            processes = []
+            for roll in rolls:
+                process = Process(tmp_path, **options)
+                process.book.write(roll)
+                await process.follower.begin(strict=True)
+                processes.append(process)
+            with Process(tmp_path).book.locked():  # an author is at work: nobody takes anything back
+                for process in processes:
+                    await process.follow()
+            await story(*processes)
+            for process in processes:
+                process.end()
+
+        asyncio.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("roll", [SETTLED, PREPARE, SERVE], ids=lambda roll: roll.phase)
+@pytest.mark.parametrize("text", [None, b"", b'{"version": 9'])
+def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_back(followed, tmp_path, roll, text):
+    async def story(process):
+        (tmp_path / "roll").unlink()
+        if text is not None:
+            (tmp_path / "roll").write_bytes(text)
+        await process.look()
+        assert process.book.read() == Roll(roll.version + 1, Phase.SETTLED, OLD)
+        assert process.shelf.served == OLD
+        assert process.follower.version == roll.version + 1
+
+    followed(story, roll)
+
+
+def test_while_a_change_is_under_way_its_author_writes_the_roll_and_nobody_else(followed, tmp_path):
+    async def story(process):
+        with Process(tmp_path).book.locked() as is_ours:
+            assert is_ours
+            (tmp_path / "roll").unlink()
+            await process.look()
+            assert process.book.read() is None
+            assert process.follower.version == PREPARE.version
+        await process.look()
+        assert process.shelf.served == OLD
+
+    followed(story, PREPARE)
+
+
+def test_where_nothing_can_be_written_what_was_agreed_on_goes_on_being_served(followed, tmp_path):
+    async def story(process):
+        tmp_path.rename(tmp_path.with_name("away"))
+        await process.look()
+        assert (process.follower.version, process.shelf.served) == (SETTLED.version, OLD)
+        tmp_path.mkdir()
+        await process.look()
+        assert process.book.read() == Roll(SETTLED.version + 1, Phase.SETTLED, OLD)
+
+    followed(story, SETTLED)
+
+
+@pytest.mark.parametrize("version", [1, SETTLED.version])
+def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(followed, version):
+    async def story(process):
+        process.book.write(Roll(version, Phase.SETTLED, {"z": "sha256:9"}))
+        await process.look()
+        assert process.book.read() == Roll(SETTLED.version + 1, Phase.SETTLED, OLD)
+        assert process.shelf.served == OLD
+
+    followed(story, SETTLED)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("rolls", "layers"),
+    [
+        ((SETTLED, PREPARE, PREPARE), OLD),
+        ((PREPARE, SERVE, SERVE), OLD),
+        ((SERVE, SERVE, SERVE.settle()), NEW),
+        ((SETTLED, SETTLED, SETTLED), OLD),
+    ],
+    ids=["preparing", "serving", "settled", "at-rest"],
+)
+def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(followed, tmp_path, rolls, layers, first):
+    async def story(*processes):
+        (tmp_path / "roll").unlink()
+        for _ in range(3):
+            for process in (*processes[first:], *processes[:first]):
+                await process.look()
+        (agreed,) = {process.follower.version for process in processes}
+        assert processes[0].book.read() == Roll(agreed, Phase.SETTLED, layers)
+        assert all(process.shelf.served == layers for process in processes)
+
+    followed(story, *rolls)
+
+
+def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
+    async def story():
+        process = Process(tmp_path, has_mates=True)
+        beginning = asyncio.ensure_future(process.follower.begin(strict=True))
+        await process.look()
+        assert not beginning.done()
+        process.book.write(SETTLED)
+        process.follower.look()
+        await beginning
+        assert (process.follower.version, process.shelf.served) == (SETTLED.version, OLD)
+
+    asyncio.run(story())
+
+
+def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "ROLL_S", 0.0)
+    process = Process(tmp_path, has_mates=True)
+    with pytest.raises(NotReady, match="does not say which"):
+        asyncio.run(process.follower.begin(strict=True))
+    assert process.shelf.served is None
+
+
+def test_a_process_without_mates_begins_with_what_the_directory_holds(tmp_path):
+    process = Process(tmp_path)
+    asyncio.run(process.follower.begin(strict=True))
+    assert process.book.read() == Roll(1, Phase.SETTLED, {"z": "sha256:9"})
+    assert process.shelf.served == {"z": "sha256:9"}

@@ -1,0 +1,258 @@
+"""Readiness: one process's reason not to be ready, and what it tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.supervisor.worker_status import Board, State
+from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
+
+
+class Log:
+    def __init__(self) -> None:
+        self.told: list[tuple[bool, int]] = []
+        self.events: list[str] = []
+
+    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+        self.told.append((is_ready, num_ready))
+
+    def beats_failed(self, reason: str) -> None:
+        self.events.append(reason)
+
+    def beats_again(self) -> None:
+        self.events.append("again")
+
+    def run_directory_made_again(self) -> None:
+        self.events.append("made again")
+
+
+def room(**facts: object) -> Any:
+    """Another room, of which readiness reads these."""
+    return SimpleNamespace(**facts)
+
+
+class Process:
+    """Readiness over rooms that say what the test wants."""
+
+    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_mates: bool = False) -> None:
+        self.log = Log()
+        self.board = Board(directory, workers, 60.0, has_mates=has_mates)
+        self.batcher = room(is_alive=True)
+        self.probes = room(why_not_ready=lambda catalog: None)
+        self.shelf = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
+        follower = room(version=3)
+        self.readiness = Readiness(self.board, self.batcher, self.shelf, follower, self.probes, self.log)
+
+    def told(self) -> State:
+        (beat,) = self.board.fresh()
+        return beat.state
+
+
+@pytest.fixture
+def process(tmp_path):
+    return Process(tmp_path)
+
+
+def test_it_is_ready_when_its_layers_are_there_and_its_port_is_open(process):
+    readiness = process.readiness
+    assert readiness.why_not() == readiness.reason == LOADING
+    readiness.follows()
+    assert readiness.why_not() == NOT_LISTENING
+    assert process.told() is State.STARTING
+    readiness.listens()
+    assert readiness.why_not() is None
+    assert process.told() is State.READY
+    assert process.log.told[-1] == (True, 1)
+
+
+def test_the_order_in_which_layers_come_and_the_port_opens_does_not_matter(process):
+    process.readiness.listens()
+    assert process.readiness.why_not() == LOADING
+    process.readiness.follows()
+    assert process.readiness.why_not() is None
+
+
+def test_what_broke_since_is_the_reason_until_it_is_mended(process):
+    process.readiness.listens()
+    process.readiness.follows()
+    process.probes.why_not_ready = lambda catalog: "a layer does not answer"
+    process.readiness.tell()
+    assert process.readiness.why_not() == "a layer does not answer"
+    assert process.told() is State.FAILED
+    process.shelf.catalog.awaited = ("late",)
+    assert process.readiness.why_not() == "a layer is missing"
+    process.shelf.trouble = "late: no such file"
+    assert process.readiness.why_not() == "late: no such file"
+    process.batcher.is_alive = False
+    assert process.readiness.why_not() == "the engine is down"
+    process.batcher.is_alive, process.shelf.catalog.awaited = True, ()
+    process.probes.why_not_ready = lambda catalog: None
+    process.readiness.tell()
+    assert process.told() is State.READY
+
+
+def test_draining_is_final_and_told_at_once(process):
+    process.readiness.listens()
+    process.readiness.follows()
+    process.readiness.drain()
+    assert process.told() is State.DRAINING
+    process.readiness.follows()
+    assert process.readiness.why_not() == DRAINING
+    assert process.log.told[-1] == (False, 0)
+
+
+def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
+    """The supervisor starts a process again that drained."""
+    process = Process(tmp_path, has_layers=False)
+    process.readiness.listens()
+    process.readiness.drain()
+    assert process.told() is State.STARTING
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_once_and_not_the_end(tmp_path):
+    process = Process(tmp_path / "later")
+    why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
+    process.readiness.listens()
+    process.readiness.follows()
+    assert process.log.events == [why]
+    assert process.readiness.why_not() == why
+    assert process.log.told[-1] == (False, 0)
+    (tmp_path / "later").mkdir()
+    for _ in range(2):
+        process.readiness.tell()
+    assert process.log.events == [why, "again"]
+    assert process.readiness.why_not() is None
+    assert process.told() is State.READY
+
+
+def test_a_new_reason_is_told_too(process):
+    def refuse(code: int) -> Any:
+        def keep() -> bool:
+            raise OSError(code, os.strerror(code))
+
+        return keep
+
+    for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
+        process.board.keep = refuse(code)
+        process.readiness.tell()
+    assert [told.rpartition(": ")[2] for told in process.log.events] == [
+        "No space left on device",
+        "Read-only file system",
+    ]
+
+
+def test_every_beat_makes_again_what_is_missing_and_says_so(process):
+    missing = [False, True, False]
+    process.board.keep = missing.pop
+    for _ in range(3):
+        process.readiness.tell()
+    assert process.log.events == ["made again"]
+
+
+def test_the_port_waits_for_the_layers_while_another_process_answers(process):
+    async def wait() -> None:
+        process.board.fresh = lambda: [room(state=State.READY)]
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        assert not opening.done()
+        process.readiness.follows()
+        await opening
+
+    asyncio.run(wait())
+
+
+def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp_path):
+    process = Process(tmp_path, has_mates=True)
+
+    async def wait() -> None:
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        assert not opening.done()
+        process.readiness.follows()
+        await opening
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize("end", ["drain", "give_up"])
+def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
+    """So that whoever comes hears why."""
+
+    async def wait() -> None:
+        process.board.fresh = lambda: [room(state=State.READY)]
+        opening = asyncio.ensure_future(process.readiness.may_listen())
+        await asyncio.sleep(0)
+        process.readiness.drain() if end == "drain" else process.readiness.give_up("a layer cannot be read")
+        await opening
+
+    asyncio.run(wait())
+
+
+def test_alone_it_opens_its_port_while_it_loads(process):
+    asyncio.run(process.readiness.may_listen())
+    assert process.readiness.why_not() == LOADING
+
+
+class Others:
+    """A process whose mates are ready as the test says, and how often it heard that one joined."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.num_joined = 0
+        process = Process(directory, workers=workers)
+        self._board: Any = process.board
+        self._readiness = process.readiness
+        self._readiness.when_joined(self._joined)
+
+    def _joined(self) -> None:
+        self.num_joined += 1
+
+    def beat(self, *ready: int, starting: tuple[int, ...] = ()) -> int:
+        """How often it has heard so after the beat at which these are ready."""
+        states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
+        self._board.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
+        self._readiness.tell()
+        return self.num_joined
+
+
+def test_a_process_that_is_late_or_a_replacement_joins_once_D9(tmp_path):
+    others = Others(tmp_path, workers=3)
+    for ready, num_joined in (((), 0), ((1,), 0), ((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 3), 2)):
+        assert others.beat(*ready) == num_joined
+    assert others.beat(1, 2) == 2
+    assert others.beat(1, 2, starting=(4,)) == 2
+    assert others.beat(1, 2, 4) == 3
+    assert others.beat(1, 2, 4) == 3
+
+
+def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too(tmp_path):
+    others = Others(tmp_path, workers=2)
+    assert others.beat(2) == 0
+    assert others.beat(2, 3) == 1
+
+
+def test_several_replacements_join_one_by_one_or_together(tmp_path):
+    others = Others(tmp_path, workers=3)
+    others.beat(1, 2, 3)
+    assert others.beat(1, 4) == 1
+    assert others.beat(1, 4, 5) == 2
+    assert others.beat(1, 6, 7) == 3
+
+
+def test_a_process_that_was_not_ready_for_a_while_does_not_join_anew(tmp_path):
+    others = Others(tmp_path, workers=2)
+    others.beat(1, 2)
+    for ready in ((1,), (), (2,), (1, 2)):
+        assert others.beat(*ready) == 0
+
+
+def test_a_replacement_does_not_take_those_it_finds_for_new(tmp_path):
+    others = Others(tmp_path, workers=2)
+    assert others.beat(1, 2) == 0
+    assert others.beat(2, 3) == 1

@@ -1,0 +1,120 @@
+"""The follower: a process's way along the roll, where layers take long and others change their minds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from service.worker.desired_state import Phase, Roll, RollBook
+from service.worker.reconciler import Follower
+from tests.doubles import ManualClock, turns
+
+FIRST = Roll(1, Phase.SETTLED, {"a": "1"})
+
+
+class SlowShelf:
+    """It has done with a roll when the story says so."""
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        self.begun: list[int] = []
+        self.done: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def follow(self, roll: Roll) -> None:
+        self.begun.append(roll.version)
+        await self.gate.wait()
+        self.done.append(roll.version)
+
+
+class Story:
+    def __init__(self, directory: Any) -> None:
+        self.book, self.shelf, self.acknowledged = RollBook(directory), SlowShelf(), list[int]()
+        self.book.begin(FIRST.layers)
+        self.follower = Follower(
+            self.shelf,  # type: ignore[arg-type]
+            self.book,
+            ManualClock(),
+            10.0,
+            lambda: self.acknowledged.append(self.follower.version),
+        )
+
+    async def tell(self, roll: Roll) -> None:
+        self.book.write(roll)
+        self.follower.look()
+        await turns()
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(story: Any) -> None:
+        async def main() -> None:
+            told = Story(tmp_path)
+            await told.follower.begin(strict=True)
+            following = asyncio.ensure_future(told.follower.follow())
+            with told.book.locked():  # by the author of all that is told
+                await story(told)
+            assert not following.done()
+            following.cancel()
+            await asyncio.wait([following])
+            await turns()
+            assert len(asyncio.all_tasks()) == 1, "nothing is left behind"
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_roll_that_was_taken_back_is_not_followed_to_its_end(run):
+    """Its layer may take minutes to load, and the next change must not wait for it."""
+
+    async def story(told: Story) -> None:
+        told.shelf.gate.clear()
+        roll = FIRST.prepare("a", "2")
+        await told.tell(roll)
+        assert told.shelf.begun == [1, 2]
+        told.shelf.gate = asyncio.Event()
+        told.shelf.gate.set()
+        await told.tell(roll.take_back())
+        assert told.shelf.done == told.acknowledged == [1, 3]
+
+    run(story)
+
+
+def test_a_roll_that_holds_is_followed_to_its_end_whatever_news_there_are(run):
+    async def story(told: Story) -> None:
+        told.shelf.gate.clear()
+        await told.tell(FIRST.prepare("a", "2"))
+        for _ in range(3):
+            told.follower.look()
+            await turns()
+        assert told.shelf.begun == [1, 2]
+        told.shelf.gate.set()
+        await turns()
+        assert told.shelf.done == told.acknowledged == [1, 2]
+
+    run(story)
+
+
+def test_a_fault_of_ours_ends_the_task(tmp_path):
+    """Whoever keeps the tasks is told: such a process is replaced."""
+
+    async def story() -> None:
+        told = Story(tmp_path)
+        await told.follower.begin(strict=True)
+        following = asyncio.ensure_future(told.follower.follow())
+
+        def fail(roll: Roll) -> Coroutine[Any, Any, None]:
+            raise ValueError("a bug")
+
+        told.shelf.follow = fail  # type: ignore[method-assign]
+        with told.book.locked():
+            await told.tell(FIRST.prepare("a", "2"))
+        with pytest.raises(ValueError, match="a bug"):
+            await following
+
+    asyncio.run(story())

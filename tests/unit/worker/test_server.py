@@ -1,0 +1,69 @@
+"""The end of a process comes, whatever its steps run into."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from service.worker.server import SHED_PER_S, Drain, Server
+from tests.unit.http.wire import LIMITS
+
+
+def test_a_process_that_cannot_say_that_it_leaves_leaves_all_the_same():
+    def begin() -> None:
+        raise OSError("the run directory is gone")
+
+    async def story(server: Server) -> None:
+        with pytest.raises(OSError, match="gone"):
+            server.leave(4)
+
+    with socket.socket() as bound:
+        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=begin), LIMITS)
+        asyncio.run(story(server))
+    assert server.should_exit
+    assert server.exit_code == 4
+
+
+def test_it_is_told_that_the_port_is_open_once_a_connection_finds_it_so():
+    async def application(scope, receive, send) -> None:
+        for part in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{part}.complete"})
+
+    found: list[int] = []
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+
+        def opened() -> None:
+            with socket.socket() as client:
+                found.append(client.connect_ex(bound.getsockname()))
+            server.leave()
+
+        server = Server(application, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS, opened=opened)
+        assert server.run_to_end() == 0
+    assert found == [0]
+
+
+def test_all_open_connections_are_shed_a_few_at_a_time_when_a_process_has_joined_D9(monkeypatch):
+    class Shed:
+        def __init__(self) -> None:
+            self.is_shed = False
+
+        def shed(self) -> None:
+            self.is_shed = True
+
+    async def story(server: Server) -> None:
+        due: list[tuple[float, Any]] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, call: due.append((delay, call)))
+        connections = [Shed() for _ in range(2 * SHED_PER_S)]
+        server.server_state.connections.update(connections)  # type: ignore[arg-type]
+        server.rebalance()
+        assert [delay for delay, _ in due] == pytest.approx([i / SHED_PER_S for i in range(len(connections))])
+        for _, call in due:
+            call()
+        assert all(connection.is_shed for connection in connections)
+
+    with socket.socket() as bound:
+        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS)
+        asyncio.run(story(server))

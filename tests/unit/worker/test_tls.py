@@ -1,0 +1,55 @@
+"""What tells that a connection over TLS may be cut."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from service.worker.tls import has_all
+
+
+class Socketed:
+    """A connection's, while it has a socket and after."""
+
+    def __init__(self, wire, unsent=0) -> None:
+        self._wire, self._unsent = wire, unsent
+
+    def get_write_buffer_size(self):
+        return self._unsent
+
+    def get_extra_info(self, name):
+        assert name == "socket"
+        return self._wire
+
+
+def transport(wire, unsent=0) -> Any:
+    return Socketed(wire, unsent)
+
+
+@pytest.fixture
+def pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        other, _ = listener.accept()
+        with other:
+            yield one, other
+
+
+def test_a_peer_who_takes_nothing_has_not_all(pair):
+    one, other = pair
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    assert has_all(transport(one))
+    assert not has_all(transport(one, unsent=1))
+    one.setblocking(False)
+    while True:
+        try:
+            one.send(b"x" * 2**16)
+        except BlockingIOError:
+            break
+    assert not has_all(transport(one))
+
+
+def test_with_a_connection_that_is_gone_there_is_nothing_to_wait_for(pair):
+    one, _ = pair
+    one.close()
+    assert has_all(transport(one))
+    assert has_all(transport(None))
