@@ -35,7 +35,7 @@ from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.openinference.inference_answer import write_inference
 from service.wire.openinference.inference_request import WantedAnswer, WantedOutput, split_inference
 from service.wire.openinference.inference_request import read_inference as parse_inference
-from service.wire.request_template import Patterns
+from service.wire.request_template import RequestTemplates
 from service.wire.safetensors_answer import write_safetensors
 from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
@@ -137,7 +137,7 @@ SPEC = LayerSpec(
     value_head_width=64, scale=0.125, biases=("query", "key", "value", "output"),
 )  # fmt: skip
 LIMITS = RequestLimits(*(2**62,) * 5)
-PATTERNS = Patterns(LIMITS, MAX_DEPTH, MAX_TEXT_NUMBERS)
+PATTERNS = RequestTemplates(LIMITS, MAX_DEPTH, MAX_TEXT_NUMBERS)
 FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
 
 

@@ -22,7 +22,7 @@ from service.api.openapi.pages import make_docs_router
 from service.api.openinference.infer_route import ROUTES as INFER_ROUTES
 from service.api.openinference.infer_route import Infer
 from service.api.openinference.model_routes import make_models_router
-from service.api.outer_middleware import EXCEPTION_HANDLERS, Edge
+from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
@@ -31,24 +31,24 @@ from service.limits import cors_origins, hosts, rate_limit
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
 from service.settings import Settings
-from service.supervisor.worker_status import Board
+from service.supervisor.worker_status import WorkerStatus
 from service.worker.service import Service
 
 
 def build(
     settings: Settings,
     telemetry: Telemetry,
-    board: Board,
+    status: WorkerStatus,
     leave: Callable[[int, str], None],
     engine: Callable[[EngineOptions], Engine] = Engine,
     tracer: Tracer | None = None,
-) -> tuple[Edge, Service]:
+) -> tuple[OuterMiddleware, Service]:
     """The ASGI application and the service behind it.
 
     `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail); with a
     `tracer` requests and batches are spans.
     """
-    service = Service(settings, telemetry, board, leave, engine, tracer)
+    service = Service(settings, telemetry, status, leave, engine, tracer)
     app, access = _application(service), _access(settings, service)
     attend, infer = Attend(service.reception), Infer(service.reception)
     hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
@@ -70,7 +70,9 @@ def build(
     def behind_the_count(inside: Application) -> Application:
         return around(inside) if spans is None else spans.around(around(inside))
 
-    return Edge(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count), service
+    return OuterMiddleware(
+        app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count
+    ), service
 
 
 def _application(service: Service) -> FastAPI:

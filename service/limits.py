@@ -14,14 +14,14 @@ from service.api.request_body import BodyLimits
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
-from service.http.connection_limits import TransportLimits
+from service.http.connection_limits import ConnectionLimits
 from service.settings import Settings, is_loopback
 from service.supervisor.descriptors import kept_connections
 from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
 # A health check waits for two or three of them (docs/decisions.md).
-BRIEF_S = 0.015
+INLINE_S = 0.015
 # After so long a batch on a CPU stops, and due batches of other lanes go first.
 STEP_S = 0.025
 
@@ -49,7 +49,7 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=_standing_wait_s(settings),
         max_cost=ceilings,
-        compute=ComputeLimits(max_s=settings.stuck_s, brief_s=BRIEF_S, step_s=step_s),
+        compute=ComputeLimits(max_s=settings.stuck_s, inline_s=INLINE_S, step_s=step_s),
     )
 
 
@@ -108,8 +108,8 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
     )
 
 
-def transport_limits(settings: Settings) -> TransportLimits:
-    return TransportLimits(
+def transport_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
         max_header_bytes=settings.max_header_bytes,
         max_target_bytes=settings.max_target_bytes,
         max_headers=settings.max_headers,

@@ -1,4 +1,4 @@
-"""Turn: work that many events ask for and that is done once, at the end of the event loop's turn.
+"""LoopTick: work that many events ask for and that is done once, at the end of the event loop's turn.
 
 Laws: what was asked for is done before anything that is begun after it; without a loop it is done at once.
 """
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Turn:
+class LoopTick:
     """`work` is called once for all the `ask`s of one turn; it raises nothing."""
 
     __slots__ = ("_loop", "_work")

@@ -115,9 +115,9 @@ class GateEngine:
         assert self.held is not None, "no batch is held"
         return self.held[0]
 
-    def run(self, batch: Batch, *, is_brief: bool = False) -> Future[Any]:
+    def run(self, batch: Batch, *, is_inline: bool = False) -> Future[Any]:
         self.batches.append(list(batch))
-        self.briefs.append(is_brief)
+        self.briefs.append(is_inline)
         return self.hold(list(batch))
 
     def hold(self, batch: list[Any]) -> Future[Any]:

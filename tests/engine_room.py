@@ -77,8 +77,8 @@ class OneLayer:
         self.engine = Engine(options)
         self.resident = self.engine.load(spec, make_tensors(spec, seed)).result()
 
-    def run(self, calls: Sequence[Call], *, is_brief: bool = False) -> Future[Any]:
-        return self.engine.run([Work(self.resident, call) for call in calls], is_brief=is_brief)
+    def run(self, calls: Sequence[Call], *, is_inline: bool = False) -> Future[Any]:
+        return self.engine.run([Work(self.resident, call) for call in calls], is_inline=is_inline)
 
     def close(self) -> None:
         self.engine.close()

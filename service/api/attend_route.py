@@ -19,7 +19,7 @@ from service.http.asgi import Receive, Scope, Send
 from service.http.header_fields import HeaderFields
 from service.wire.answer import AnswerFacts, write_json
 from service.wire.attend_request import CheckedRequest, check_request
-from service.wire.request_template import Patterns
+from service.wire.request_template import RequestTemplates
 from service.wire.safetensors_answer import write_safetensors
 from service.wire.schemas import checked_request
 
@@ -34,14 +34,14 @@ class Attend:
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
         limits = reception.limits
-        self._patterns = Patterns(limits.request, limits.max_json_depth, limits.max_text_numbers)
+        self._patterns = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._reception.open(scope, receive) as exchange:
             await _attend(exchange, self._patterns, scope, send)
 
 
-async def _attend(exchange: Exchange, patterns: Patterns, scope: Scope, send: Send) -> None:
+async def _attend(exchange: Exchange, patterns: RequestTemplates, scope: Scope, send: Send) -> None:
     limits = exchange.limits
     layer = exchange.layer(**scope["path_params"])
     came, wanted, coding = exchange.fields.make(_forms, limits.take_offers)

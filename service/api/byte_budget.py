@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from service.errors import QueueFull
 
 
-class Allowance:
+class ByteBudget:
     """One for each process and kind of bytes; `words` say to a caller what they are."""
 
     def __init__(self, max_bytes: int, words: str) -> None:
@@ -28,9 +28,9 @@ class Allowance:
         """What one request may hold in an empty house."""
         return self.max_bytes // 2
 
-    def share(self, caller: Hashable = None) -> Share:
+    def share(self, caller: Hashable = None) -> Reservation:
         """A new request's, of nothing yet; callers that are told apart (None: they are not) are bounded each."""
-        return Share(self, caller)
+        return Reservation(self, caller)
 
     def held(self, caller: Hashable) -> int:
         """What this caller's requests hold together."""
@@ -45,19 +45,19 @@ class Allowance:
                 del self._held[caller]
 
 
-class Share:
+class Reservation:
     """What one request holds of an allowance."""
 
-    __slots__ = ("_allowance", "_caller", "_num_bytes")
+    __slots__ = ("_byte_budget", "_caller", "_num_bytes")
 
-    def __init__(self, allowance: Allowance, caller: Hashable = None) -> None:
-        self._allowance = allowance
+    def __init__(self, byte_budget: ByteBudget, caller: Hashable = None) -> None:
+        self._byte_budget = byte_budget
         self._caller = caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
         """So many bytes more; raises QueueFull, and takes nothing, where they find no room."""
-        whole = self._allowance
+        whole = self._byte_budget
         own = self._num_bytes if self._caller is None else whole.held(self._caller)
         if num_bytes and own + num_bytes > whole.max_bytes - whole.num_bytes - num_bytes:
             raise QueueFull(
@@ -69,5 +69,5 @@ class Share:
 
     def release(self) -> None:
         """All of it; a second time changes nothing."""
-        self._allowance.add(-self._num_bytes, self._caller)
+        self._byte_budget.add(-self._num_bytes, self._caller)
         self._num_bytes = 0

@@ -1,4 +1,4 @@
-"""Watch: who works for a caller stops when the caller leaves, and says so with ClientGone.
+"""CancelOnDisconnect: who works for a caller stops when the caller leaves, and says so with ClientGone.
 
 Laws: only a cancellation of its own ends here; one from outside (shutdown) goes on.
 """
@@ -12,7 +12,7 @@ from service.api.caller import Caller
 from service.http.asgi import ClientGone
 
 
-class Watch:
+class CancelOnDisconnect:
     """`with` it, in the task that serves the caller."""
 
     __slots__ = ("_caller", "_is_gone", "_serving")

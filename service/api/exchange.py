@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from service.api.byte_budget import Allowance
+from service.api.byte_budget import ByteBudget
 from service.api.caller import Caller, Part, caller_of
-from service.api.cancel_on_disconnect import Watch
+from service.api.cancel_on_disconnect import CancelOnDisconnect
 from service.api.json_parser import JsonParser
 from service.api.request_body import BodyLimits, read_body
-from service.api.request_record import Trace, milliseconds
+from service.api.request_record import RequestRecord, milliseconds
 from service.attention.call import Answer, Call
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
@@ -71,10 +71,10 @@ class House(Protocol):
     def limits(self) -> ExchangeLimits: ...
 
     @property
-    def intake(self) -> Allowance: ...
+    def intake(self) -> ByteBudget: ...
 
     @property
-    def answers(self) -> Allowance: ...
+    def answers(self) -> ByteBudget: ...
 
     @property
     def catalog(self) -> Catalog: ...
@@ -100,7 +100,7 @@ class House(Protocol):
 class Exchange:
     """Opened by the reception when the headers are there; `with` it, so that whatever happens its bytes are given back."""
 
-    def __init__(self, house: House, trace: Trace, scope: Scope, receive: Receive) -> None:
+    def __init__(self, house: House, trace: RequestRecord, scope: Scope, receive: Receive) -> None:
         self._house = house
         self.limits = house.limits
         self.fields = fields_of(scope)
@@ -179,9 +179,9 @@ class Exchange:
         if self._waits_its_turn(num_bytes):
             self._house.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
-    def watched(self) -> Watch:
+    def watched(self) -> CancelOnDisconnect:
         """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
-        return Watch(self._caller)
+        return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What `decode` makes of the body, after the large ones that came before."""

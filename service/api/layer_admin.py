@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from service.api.problems import announced
-from service.api.request_record import trace_of
+from service.api.request_record import record_of
 from service.api.routes import LayerAnswer
 from service.http.asgi import ClientGone, Receive
 from service.layers.catalog import Catalog, ServedLayer
@@ -71,7 +71,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         },
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
-        trace_of(request.scope).route = ROUTE
+        record_of(request.scope).route = ROUTE
         is_new = await _stayed(request.receive, service.put_layer(layer))
         return JSONResponse(
             service.describe(service.catalog.get(layer)).model_dump(), status_code=201 if is_new else 200
@@ -86,7 +86,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
         responses=announced(_WORDS, 403, 404, 503),
     )
     async def drop_layer(request: Request, layer: str) -> Response:
-        trace_of(request.scope).route = ROUTE
+        record_of(request.scope).route = ROUTE
         await _stayed(request.receive, service.drop_layer(layer))
         return Response(status_code=204)
 

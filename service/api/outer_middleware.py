@@ -1,4 +1,4 @@
-"""Edge: the outermost ASGI application. Every request passes here once, and leaves once.
+"""OuterMiddleware: the outermost ASGI application. Every request passes here once, and leaves once.
 
 Laws: whatever happens inside becomes exactly one answer, one count and one log line (what operators' machines ask for every
 few seconds, health and metrics, is answered and not told); a failure becomes problem details
@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from service.api.auth.access import Access
 from service.api.problems import is_inference, render, render_inference, unknown_failure
-from service.api.request_record import Trace, start_trace, trace_of
+from service.api.request_record import RequestRecord, record_of, start_record
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 
@@ -52,16 +52,16 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, 
 class RequestLog(Protocol):
     """Where requests are counted and logged (`observability/telemetry.py` joins metrics and log lines behind it)."""
 
-    def received(self, trace: Trace) -> None: ...
+    def received(self, trace: RequestRecord) -> None: ...
 
-    def answered(self, trace: Trace, total_s: float) -> None: ...
+    def answered(self, trace: RequestRecord, total_s: float) -> None: ...
 
-    def abandoned(self, trace: Trace, total_s: float) -> None: ...
+    def abandoned(self, trace: RequestRecord, total_s: float) -> None: ...
 
-    def faulted(self, trace: Trace, error: BaseException) -> None: ...
+    def faulted(self, trace: RequestRecord, error: BaseException) -> None: ...
 
 
-class Edge:
+class OuterMiddleware:
     """Wraps `inner` (the FastAPI application) whose `routes` say which methods a path takes.
 
     A request that matches one of `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
@@ -91,7 +91,7 @@ class Edge:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        trace = start_trace(scope, self._now())
+        trace = start_record(scope, self._now())
         answer = _Answer(send, trace, is_head=scope["method"] == "HEAD")
         self._log.received(trace)
         try:
@@ -109,7 +109,7 @@ class Edge:
             self._log.answered(trace, self._now() - trace.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = trace_of(scope)
+        trace = record_of(scope)
         try:
             if (refusal := scope.get(REFUSED)) is not None:
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
@@ -149,7 +149,9 @@ class Edge:
                 return route, child
         return None
 
-    async def _problem(self, error: ServiceError, send: Send, trace: Trace, cause: BaseException | None = None) -> None:
+    async def _problem(
+        self, error: ServiceError, send: Send, trace: RequestRecord, cause: BaseException | None = None
+    ) -> None:
         problem = render_inference(error) if is_inference(trace.path) else render(error, trace.request_id)
         trace.code = error.code
         if problem.status == 500:  # noqa: PLR2004
@@ -196,7 +198,7 @@ class Edge:
 class _Answer:
     """The sending side of one request: adds the headers of every answer and notes status and size in the trace."""
 
-    def __init__(self, send: Send, trace: Trace, *, is_head: bool) -> None:
+    def __init__(self, send: Send, trace: RequestRecord, *, is_head: bool) -> None:
         self._send = send
         self._trace = trace
         self._is_head = is_head

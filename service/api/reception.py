@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from service.api.byte_budget import Allowance
+from service.api.byte_budget import ByteBudget
 from service.api.exchange import Exchange, ExchangeLimits
 from service.api.json_parser import JsonParser
-from service.api.request_record import trace_of
+from service.api.request_record import record_of
 from service.attention.call import Answer
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
@@ -44,8 +44,8 @@ class Reception:
         self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
-        self.intake = Allowance(limits.intake_bytes, "bodies are being received and decoded")
-        self.answers = Allowance(limits.answer_bytes, "answers are being computed and sent")
+        self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
+        self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self._is_closed = False
         self._open: set[Exchange] = set()
 
@@ -57,7 +57,7 @@ class Reception:
         """For a request whose headers are there; raises Draining once closed."""
         if self._is_closed:
             raise Draining("the service is shutting down and takes no new requests")
-        return Exchange(self, trace_of(scope), scope, receive)
+        return Exchange(self, record_of(scope), scope, receive)
 
     def entered(self, exchange: Exchange) -> None:
         self._open.add(exchange)

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import zstandard
 
-from service.api.byte_budget import Share
+from service.api.byte_budget import Reservation
 from service.api.caller import Caller, Part
 from service.errors import (
     BadEncoding,
@@ -57,7 +57,7 @@ async def read_body(
     caller: Caller,
     limits: BodyLimits,
     codings: tuple[bytes, ...],
-    share: Share,
+    share: Reservation,
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
     """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
@@ -133,7 +133,7 @@ class _Count:
 
     __slots__ = ("_limits", "_num_bytes", "_share")
 
-    def __init__(self, limits: BodyLimits, share: Share) -> None:
+    def __init__(self, limits: BodyLimits, share: Reservation) -> None:
         self._limits = limits
         self._share = share
         self._num_bytes = 0
@@ -146,7 +146,7 @@ class _Count:
 
 
 async def _decompressed(
-    body: bytes, coding: bytes, limits: BodyLimits, share: Share, run_off_loop: RunOffLoop
+    body: bytes, coding: bytes, limits: BodyLimits, share: Reservation, run_off_loop: RunOffLoop
 ) -> list[Part]:
     """The first mebibyte of a small body is made on the loop, which is all of most bodies; the others in a thread."""
     pieces: list[Part] = []

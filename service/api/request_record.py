@@ -1,4 +1,4 @@
-"""Trace: what is known about one request while it is served; the log line and the metrics come from it.
+"""RequestRecord: what is known about one request while it is served; the log line and the metrics come from it.
 
 Laws: one trace a request, counted and logged exactly once, at its end; the caller's request id is taken only if it is sane,
 so that it can stand in a header and a log line.
@@ -18,7 +18,7 @@ _KEY = "attention.trace"
 
 
 @dataclasses.dataclass(slots=True)
-class Trace:
+class RequestRecord:
     """Times in seconds; `route` is a template of ours; `path` is the caller's and goes nowhere."""
 
     request_id: str
@@ -44,11 +44,11 @@ class Trace:
     is_document: bool = False  # the answer is one of `docs.py`
 
 
-def start_trace(scope: Scope, now: float) -> Trace:
+def start_record(scope: Scope, now: float) -> RequestRecord:
     asked = fields_of(scope)[b"x-request-id"]
     is_sane = asked and REQUEST_ID.fullmatch(asked[0])
     request_id = asked[0].decode("ascii") if is_sane else f"{getrandbits(96):024x}"
-    trace = Trace(request_id, scope["method"], scope["path"], now)
+    trace = RequestRecord(request_id, scope["method"], scope["path"], now)
     scope[_KEY] = trace
     return trace
 
@@ -58,7 +58,7 @@ def milliseconds(seconds: float) -> float:
     return round(seconds * 1e6) / 1000
 
 
-def trace_of(scope: Scope) -> Trace:
+def record_of(scope: Scope) -> RequestRecord:
     """The edge starts one for every request."""
-    found: Trace = scope[_KEY]
+    found: RequestRecord = scope[_KEY]
     return found

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service.api.problems import announced
-from service.api.request_record import trace_of
+from service.api.request_record import record_of
 from service.api.shared_work import Memo
 from service.errors import NotReady
 from service.layers.catalog import Catalog, ServedLayer
@@ -105,7 +105,7 @@ def make_router(service: ServiceView) -> APIRouter:
 def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get("/healthz", summary="The process runs", response_model=HealthAnswer, tags=["operations"])
     async def healthz(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/healthz"
+        record_of(request.scope).route = "/healthz"
         return JSONResponse({"status": "ok"})
 
     @router.get(
@@ -116,7 +116,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
         tags=["operations"],
     )
     async def readyz(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/readyz"
+        record_of(request.scope).route = "/readyz"
         if reason := service.why_not_ready():
             raise NotReady(reason)
         return JSONResponse({"status": "ready"})
@@ -125,7 +125,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
         "/metrics", summary="Prometheus metrics, summed over processes", response_class=Response, tags=["operations"]
     )
     async def metrics(request: Request) -> Response:
-        trace_of(request.scope).route = "/metrics"
+        record_of(request.scope).route = "/metrics"
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
 
@@ -144,7 +144,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         tags=["layers"],
     )
     async def list_layers(request: Request) -> Response:
-        trace_of(request.scope).route = "/v1/layers"
+        record_of(request.scope).route = "/v1/layers"
         catalog = service.catalog
         # The reference is weak: a kept catalog would keep the tensors of layers that are gone.
         content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
@@ -158,5 +158,5 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         tags=["layers"],
     )
     async def get_layer(request: Request, layer: str) -> JSONResponse:
-        trace_of(request.scope).route = "/v1/layers/{layer}"
+        record_of(request.scope).route = "/v1/layers/{layer}"
         return JSONResponse(service.describe(service.catalog.get(layer)).model_dump())

@@ -25,7 +25,7 @@ import torch
 from service.attention.call import Answer
 from service.attention.heap import trim
 from service.attention.layer import Layer
-from service.attention.loaded_layer import Resident, Work
+from service.attention.loaded_layer import LoadedLayer, Work
 from service.attention.preemption import Steps, stopped_s
 from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
@@ -79,23 +79,23 @@ class Engine:
         self._is_stopped = False  # whether a long batch waits for its next step
         self._turn = threading.Lock()  # held by whoever computes
         self._is_closed = False
-        self._residents: weakref.WeakSet[Resident] = weakref.WeakSet()  # changed by the callers' thread alone
+        self._residents: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed by the callers' thread alone
         # Written by whoever computes; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
         self.filler_rows = 0
         """Rows computed so far that stand for no position (see `ragged.py`)."""
 
-    def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[Resident]:
+    def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
         """Puts a layer on the device and checks it, step by step; batches that come meanwhile go between the steps."""
         if self._is_closed:
             raise EngineDown(_CLOSED)
-        resident, done = Resident(spec, tensors), Future[Resident]()
+        resident, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # so that its thread is there before it is needed
         self._residents.add(resident)
         self._go_on(resident, self._load_steps(resident), done)
         return done
 
-    def run(self, batch: Sequence[Work], *, is_brief: bool = False) -> Future[Step]:
+    def run(self, batch: Sequence[Work], *, is_inline: bool = False) -> Future[Step]:
         """One forward pass for calls to the same layer in the same dtype; answers in order, or a batch that has stopped.
 
         A brief one may be done when this returns: waking the thread, and being woken by it, may take as long as it. While one
@@ -103,7 +103,7 @@ class Engine:
         EngineDown where the engine is closed or its device failed.
         """
         done: Future[Step] = Future()
-        if is_brief and self._can_run_here(batch) and self._turn.acquire(blocking=False):
+        if is_inline and self._can_run_here(batch) and self._turn.acquire(blocking=False):
             answers = self._run_here(batch)
             if answers is not None:
                 done.set_result(answers)
@@ -187,7 +187,7 @@ class Engine:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
-    def _go_on(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
+    def _go_on(self, resident: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         def told(step: Future[None]) -> None:
             if step.cancelled():
                 done.set_exception(EngineDown("the engine was closed"))
@@ -195,7 +195,7 @@ class Engine:
         self._submit(self._in_turn, partial(self._step, resident, steps, done)).add_done_callback(told)
 
     @torch.inference_mode()
-    def _step(self, resident: Resident, steps: Iterator[None], done: Future[Resident]) -> None:
+    def _step(self, resident: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         """One step of a load; the next one queues up behind the batch that has come meanwhile."""
         if done.cancelled():  # nobody wants the layer any more
             return
@@ -209,7 +209,7 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 (whoever waits for the layer hears why it does not come)
             done.set_exception(error)
 
-    def _load_steps(self, resident: Resident) -> Iterator[None]:
+    def _load_steps(self, resident: LoadedLayer) -> Iterator[None]:
         layer, is_bitwise = self._variant(resident, self.options.dtype), True
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
@@ -217,10 +217,10 @@ class Engine:
         self._take(resident, layer, is_bitwise=is_bitwise)
         resident.is_sequential = layer.is_sequential
 
-    def _variant(self, resident: Resident, dtype: torch.dtype) -> Layer:
+    def _variant(self, resident: LoadedLayer, dtype: torch.dtype) -> Layer:
         return Layer(resident.spec, resident.tensors, dtype=dtype, device=self.options.device)
 
-    def _take(self, resident: Resident, layer: Layer, *, is_bitwise: bool) -> Layer:
+    def _take(self, resident: LoadedLayer, layer: Layer, *, is_bitwise: bool) -> Layer:
         """A variant that has been checked is served from now on."""
         is_gpu = self.options.device.type != "cpu"
         # On a GPU only a tolerance is promised by default, so only the exact mode runs apart there.
@@ -261,7 +261,7 @@ class Engine:
     def _dtype(self, batch: Sequence[Work]) -> torch.dtype:
         return torch.float64 if batch[0].call.is_float64 else self.options.dtype
 
-    def _layer(self, resident: Resident, dtype: torch.dtype) -> Layer:
+    def _layer(self, resident: LoadedLayer, dtype: torch.dtype) -> Layer:
         """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""
         if found := resident.variants.get(dtype):
             return found

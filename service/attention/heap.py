@@ -1,4 +1,4 @@
-"""Memory: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do or it is much.
+"""Heap: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do or it is much.
 
 Left to itself glibc does neither well: it gives back and maps anew what every batch needs, page by page, and after a storm of
 large bodies a process stays four times as large as it needs to be for the rest of its life. Laws: a trim is made only where
@@ -45,7 +45,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Memory:
+class Heap:
     """One for each process; `give_back` is called off the event loop."""
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:

@@ -1,4 +1,4 @@
-"""Resident: a layer that lives on an engine, as it was stored and in the dtypes it has been asked for.
+"""LoadedLayer: a layer that lives on an engine, as it was stored and in the dtypes it has been asked for.
 
 Laws: nobody keeps a table of residents: whoever holds one can be answered by it (the catalog that serves it, a request that
 was admitted with it), and when the last of them lets go its memory is free; only the compute thread changes it.
@@ -18,7 +18,7 @@ from service.attention.spec import LayerSpec
 
 
 @dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
-class Resident:
+class LoadedLayer:
     """`seconds`: what loading it took of the compute thread, its self-check included."""
 
     spec: LayerSpec
@@ -37,5 +37,5 @@ class Resident:
 class Work(NamedTuple):
     """A call and the layer that answers it."""
 
-    resident: Resident
+    resident: LoadedLayer
     call: Call

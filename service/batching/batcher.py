@@ -190,7 +190,7 @@ class Batcher(Generic[P, R]):
     async def _take_in(self) -> None:
         """Before the loop waits for a brief batch, take in what has come by now, until a look at the sockets brings nothing."""
         num_jobs = 0
-        while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_brief(jobs):
+        while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
             await let_come_in()
 

@@ -46,17 +46,17 @@ class Engine(Protocol[P_contra, R_co]):
     back Stopped; while it is, the batches that run between do not stop.
     """
 
-    def run(self, batch: Sequence[P_contra], /, *, is_brief: bool) -> Future[Sequence[R_co] | Any]: ...
+    def run(self, batch: Sequence[P_contra], /, *, is_inline: bool) -> Future[Sequence[R_co] | Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """How long batches take: a step that has not ended in `max_s` never will; what likely ends in `brief_s` is brief (0:
+    """How long batches take: a step that has not ended in `max_s` never will; what likely ends in `inline_s` is brief (0:
     nothing is); a batch stops after about `step_s`.
     """
 
     max_s: float
-    brief_s: float
+    inline_s: float
     step_s: float = math.inf
 
 
@@ -85,10 +85,10 @@ async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float
         future.cancel()
 
 
-def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_brief: bool) -> Future[Sequence[R] | Any]:
+def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> Future[Sequence[R] | Any]:
     """The engine's future for this batch."""
     try:
-        return engine.run(batch, is_brief=is_brief)
+        return engine.run(batch, is_inline=is_inline)
     except Exception as error:  # noqa: BLE001  whatever it is, it is this batch's failure
         return _failed(
             error

@@ -1,4 +1,4 @@
-"""Brevity: which batches end so soon that the loop may wait for them.
+"""InlinePolicy: which batches end so soon that the loop may wait for them.
 
 Must not know: jobs, the engine, clocks.
 Laws: a batch is judged by the pace of its own lane's last ones, for what flops do not tell of a layer or a dtype is in their
@@ -33,16 +33,16 @@ class _Pace:
         self.doubts = 0
 
 
-class Brevity:
-    """Brief is what likely ends in `brief_s`; 0: nothing is."""
+class InlinePolicy:
+    """Brief is what likely ends in `inline_s`; 0: nothing is."""
 
     __slots__ = ("_brief_s", "_lanes")
 
-    def __init__(self, brief_s: float) -> None:
-        self._brief_s = brief_s
+    def __init__(self, inline_s: float) -> None:
+        self._brief_s = inline_s
         self._lanes: dict[Hashable, _Pace] = {}
 
-    def is_brief(self, lane: Hashable, flops: int, sequences: int) -> bool:
+    def is_inline(self, lane: Hashable, flops: int, sequences: int) -> bool:
         """Whether a batch of this lane, with so much work in so many sequences, is."""
         pace = self._lanes.get(lane)
         if pace is None or pace.doubts or sequences > MAX_SEQUENCES:

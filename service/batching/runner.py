@@ -24,7 +24,7 @@ from service.batching.engine_protocol import (
     told,
     wait_for,
 )
-from service.batching.inline_policy import Brevity
+from service.batching.inline_policy import InlinePolicy
 from service.batching.job import BatchInfo, Cost, Job, P, R
 from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
 from service.batching.speed import Speed, Work
@@ -73,12 +73,12 @@ class Runner(Generic[P, R]):
         self._speed = speed
         self._max_s = limits.max_s
         self._between = between
-        self._brevity = Brevity(limits.brief_s)
+        self._brevity = InlinePolicy(limits.inline_s)
 
-    def is_brief(self, jobs: Collection[Job[P, R]]) -> bool:
+    def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
         """Whether a batch of these likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
-        return self._brevity.is_brief(next(iter(jobs)).lane, flops, sequences)
+        return self._brevity.is_inline(next(iter(jobs)).lane, flops, sequences)
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Raises EngineDown, and leaves to the caller whoever is not settled then."""
@@ -100,8 +100,8 @@ class Runner(Generic[P, R]):
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        is_brief = self._brevity.is_brief(jobs[0].lane, work.flops, batch.sequences)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_brief=is_brief)
+        is_inline = self._brevity.is_inline(jobs[0].lane, work.flops, batch.sequences)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
         # Also for a pass that failed, and that the engine's thread does again.
         waited_s = compute_s = self._clock.now() - started_at
         # A long batch may have stopped before this thread came to look.

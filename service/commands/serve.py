@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from service.observability.metrics import Metrics
     from service.observability.trace_export import TraceExport
-    from service.supervisor.notification import Bell
+    from service.supervisor.notification import Notifier
     from service.supervisor.run_directory import RunDirectory
-    from service.supervisor.worker_status import Board
+    from service.supervisor.worker_status import WorkerStatus
     from service.worker.server import Drain
     from service.worker.service import Service
     from service.worker.tls import Tls
@@ -139,11 +139,11 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
-    from service.supervisor.notification import SupervisorBell
+    from service.supervisor.notification import SupervisorNotifier
     from service.supervisor.processes import say_once, unbuffer_streams
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
-    from service.supervisor.watchdog import Pulse
+    from service.supervisor.watchdog import Watchdog
     from service.worker.server import Server
 
     def leave(exit_code: int, reason: str) -> None:
@@ -152,7 +152,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
         server.leave(exit_code)
 
     unbuffer_streams()
-    bell = SupervisorBell()
+    notifier = SupervisorNotifier()
     allow(kept_connections(settings.max_connections))
     listener = _listener(settings, port, has_mates=mates > 0)
     import torch  # only a worker may, and only now
@@ -168,10 +168,10 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     with contextlib.suppress(OSError):  # the first heartbeat says why
         run.keep()
     metrics = Metrics(Shared(run.metrics, slot))
-    board = _board(settings, run, metrics, bell, has_mates=mates > 0)
+    status = _status(settings, run, metrics, notifier, has_mates=mates > 0)
     try:
         telemetry = Telemetry(metrics, time.monotonic)
-        edge, service = build(settings, telemetry, board, leave, tracer=None if export is None else export.tracer)
+        edge, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
     except ServiceError as error:
         say_once(run_dir, error.message)
         return EXIT_REFUSED
@@ -181,7 +181,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
         listener,
         _drain(settings, service),
         limits,
-        begun=Pulse(pulse, slot).begin,
+        begun=Watchdog(pulse, slot).begin,
         opened=service.readiness.listens,
         lifeline=lifeline,
         tls=tls,
@@ -192,7 +192,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     finally:
         metrics.close()
         finish_logs()
-        if bell.is_orphaned:
+        if notifier.is_orphaned:
             run.leave()
         if export is not None:
             export.close()
@@ -209,14 +209,18 @@ def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socke
     return found
 
 
-def _board(settings: Settings, run: RunDirectory, metrics: Metrics, bell: Bell, *, has_mates: bool) -> Board:
-    from service.supervisor.worker_status import Board
+def _status(
+    settings: Settings, run: RunDirectory, metrics: Metrics, notifier: Notifier, *, has_mates: bool
+) -> WorkerStatus:
+    from service.supervisor.worker_status import WorkerStatus
 
     def keep() -> bool:
         return any([run.keep(), metrics.keep()])
 
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
-    return Board(run.heartbeats, num_workers(settings), late_s, bell=bell, keep=keep, has_mates=has_mates)
+    return WorkerStatus(
+        run.heartbeats, num_workers(settings), late_s, notifier=notifier, keep=keep, has_mates=has_mates
+    )
 
 
 def _drain(settings: Settings, service: Service) -> Drain:

@@ -26,20 +26,20 @@ from service.http.connection_limits import (
     MAX_LINGER_BYTES,
     PAUSE_S,
     RESET_CHECK_S,
-    TransportLimits,
+    ConnectionLimits,
 )
-from service.http.cycle import Cycle, Flow, Outlet
+from service.http.cycle import CoalescingTransport, Cycle, Flow
 from service.http.deadline import Deadline
 from service.http.head import CRLF, END, Head, check_begun, glimpse, read_head
 from service.http.header_fields import HeaderFields
-from service.http.listener import Place
+from service.http.listener import ConnectionSlot
 from service.http.scope import common_scope, request_scope
 from service.http.stage import Stage
-from service.http.write_coalescing import Departures
+from service.http.write_coalescing import WriteCoalescer
 
 
 class Connection(HttpToolsProtocol):
-    """Made for each connection; uvicorn's tasks, flow control and shutdown, which `worker/server.py` relies on, are as they were."""
+    """One for each connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
 
@@ -48,9 +48,9 @@ class Connection(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        limits: TransportLimits,
-        place: Place,
-        departures: Departures,
+        limits: ConnectionLimits,
+        place: ConnectionSlot,
+        departures: WriteCoalescer,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
-        self._outlet = Outlet(transport, self._departures, self._leave)
+        self._outlet = CoalescingTransport(transport, self._departures, self._leave)
         self._reading.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -236,8 +236,8 @@ class Connection(HttpToolsProtocol):
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
-        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_guest)
-        if self._place.is_guest:
+        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_overflow)
+        if self._place.is_overflow:
             cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
         if self._body.is_complete:
             cycle.more_body = False

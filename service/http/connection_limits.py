@@ -1,4 +1,4 @@
-"""TransportLimits: what a request may be before anybody reads it, and how long its caller may take.
+"""ConnectionLimits: what a request may be before anybody reads it, and how long its caller may take.
 
 The settings are in the class; what nobody needs to set stands beside it.
 """
@@ -22,7 +22,7 @@ PAUSE_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TransportLimits:
+class ConnectionLimits:
     """The header fields together have at most `max_header_bytes`, the request target `max_target_bytes`.
 
     They are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. What is

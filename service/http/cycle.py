@@ -19,14 +19,14 @@ from service.errors import ServiceError
 from service.http.asgi import CALLER, ClientGone
 from service.http.body_framing import Piece
 from service.http.connection_limits import MAX_AHEAD_BYTES
-from service.http.write_coalescing import Departures
+from service.http.write_coalescing import WriteCoalescer
 
 START = "http.response.start"
 # A piece that is smaller takes in the next one.
 SMALL_BYTES = 4096
 
 
-class Outlet:
+class CoalescingTransport:
     """What a cycle sees of its connection instead of the transport.
 
     A head waits for the first bytes of its body and goes with them: sent apart it would be a call of the kernel and a packet of
@@ -35,7 +35,7 @@ class Outlet:
 
     __slots__ = ("_departures", "_head", "_held", "_leave", "_transport", "is_closing", "is_head")
 
-    def __init__(self, transport: asyncio.Transport, departures: Departures, leave: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, departures: WriteCoalescer, leave: Callable[[], None]) -> None:
         self._transport = transport
         self._departures = departures
         self._leave = leave
@@ -111,14 +111,14 @@ class Cycle(RequestResponseCycle):
     goes with its body, and what `api/caller.py` asks.
     """
 
-    transport: Outlet  # type: ignore[assignment]
+    transport: CoalescingTransport  # type: ignore[assignment]
     num_written = 0
     """Bytes of a long answer so far."""
     waited_s = 0.0
     """How long it has waited for the client to take more of it, in all; the last wait began at `paused_at`."""
     paused_at: float | None = None
 
-    def __init__(self, owner: Owner, outlet: Outlet, scope: Any, *, keeps_alive: bool) -> None:
+    def __init__(self, owner: Owner, outlet: CoalescingTransport, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
             scope=scope,
             transport=outlet,  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
-from service.http.connection_limits import TransportLimits
+from service.http.connection_limits import ConnectionLimits
 from service.http.header_fields import BLANKS, HeaderFields
 
 CRLF = b"\r\n"
@@ -63,7 +63,7 @@ class Head(NamedTuple):
     """Of a target that is a whole URL; else empty."""
 
 
-def read_head(head: bytes, limits: TransportLimits) -> Head:
+def read_head(head: bytes, limits: ConnectionLimits) -> Head:
     """A whole head, without the empty line at its end; raises BadRequest, TargetTooLong or HeadersTooLarge."""
     read = _remembered if len(head) <= MAX_REMEMBERED_BYTES else _read_head
     return read(head, limits.max_target_bytes, limits.max_header_bytes, limits.max_headers)
@@ -85,7 +85,7 @@ def _read_head(head: bytes, max_target_bytes: int, max_header_bytes: int, max_he
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_read_head)
 
 
-def check_begun(begun: bytes, limits: TransportLimits) -> None:
+def check_begun(begun: bytes, limits: ConnectionLimits) -> None:
     """What has come of a head that is not complete yet; raises what is already certain."""
     if begun == b"\r":  # of an empty line before the request
         return

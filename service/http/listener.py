@@ -2,7 +2,7 @@
 
 Must not know: HTTP, who serves a connection (`make`), what becomes of the others when it closes (`worker/server.py`).
 Laws: a connection has a place from the moment it is taken, its TLS handshake included, to its end; above `most` there are
-MAX_GUESTS more, for one request each, and who has had one longest loses it to the next who comes, so that health is answered
+MAX_OVERFLOW more, for one request each, and who has had one longest loses it to the next who comes, so that health is answered
 however many say nothing; a process that can open no more descriptors waits PAUSE_S and does not spin.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 BACKLOG = 2048
-MAX_GUESTS = 64
+MAX_OVERFLOW = 64
 # Taken in one turn of the loop, some 30 µs each.
 BATCH = 16
 PAUSE_S = 1.0
@@ -35,13 +35,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Place:
+class ConnectionSlot:
     """One connection's; `leave` may be called more than once."""
 
-    __slots__ = ("_others", "_socket", "is_guest")
+    __slots__ = ("_others", "_socket", "is_overflow")
 
-    def __init__(self, taken: socket.socket, others: dict[Place, None], *, is_guest: bool) -> None:
-        self.is_guest = is_guest
+    def __init__(self, taken: socket.socket, others: dict[ConnectionSlot, None], *, is_overflow: bool) -> None:
+        self.is_overflow = is_overflow
         self._socket = taken
         self._others = others
         others[self] = None
@@ -61,23 +61,23 @@ class Place:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-class Places:
+class ConnectionSlots:
     """`most` that may be kept, and the guests'."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: dict[Place, None] = {}
-        self._guests: dict[Place, None] = {}
+        self._kept: dict[ConnectionSlot, None] = {}
+        self._guests: dict[ConnectionSlot, None] = {}
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._guests)
 
-    def give(self, taken: socket.socket) -> Place:
+    def give(self, taken: socket.socket) -> ConnectionSlot:
         if len(self._kept) < self._most:
-            return Place(taken, self._kept, is_guest=False)
-        if len(self._guests) >= MAX_GUESTS:
+            return ConnectionSlot(taken, self._kept, is_overflow=False)
+        if len(self._guests) >= MAX_OVERFLOW:
             next(iter(self._guests)).give_up()
-        return Place(taken, self._guests, is_guest=True)
+        return ConnectionSlot(taken, self._guests, is_overflow=True)
 
 
 class Listener:
@@ -89,8 +89,8 @@ class Listener:
     def __init__(
         self,
         bound: socket.socket,
-        places: Places,
-        make: Callable[[Place], asyncio.Protocol],
+        places: ConnectionSlots,
+        make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         resting: Callable[[OSError], None],

@@ -1,4 +1,4 @@
-"""Departures: the answers of one turn of the loop leave together.
+"""WriteCoalescer: the answers of one turn of the loop leave together.
 
 Every answer wakes its client. Callers on the same machine would take a core from us for each, and leave it with their caches; the
 answers of a batch that leave in one go are read in one go, and what comes next comes together (docs/performance.md).
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.loop_tick import Turn
+from service.loop_tick import LoopTick
 
 
 class Outgoing(Protocol):
@@ -20,7 +20,7 @@ class Outgoing(Protocol):
         """Let it go now; it may have gone. Raises nothing: others wait behind it."""
 
 
-class Departures:
+class WriteCoalescer:
     """Of all connections on one loop."""
 
     __slots__ = ("_has_first_left", "_turn", "_waiting")
@@ -28,7 +28,7 @@ class Departures:
     def __init__(self) -> None:
         self._waiting: list[Outgoing] = []
         self._has_first_left = False
-        self._turn = Turn(self._end)
+        self._turn = LoopTick(self._end)
 
     def may_leave(self, answer: Outgoing) -> bool:
         """Whether an answer leaves now; if not, `depart` is called when this turn ends."""

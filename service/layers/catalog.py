@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from service.attention.loaded_layer import Resident
+from service.attention.loaded_layer import LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.store import Store
@@ -23,7 +23,7 @@ class ServedLayer:
     """A stored layer that is on the engine and has passed its self-check."""
 
     stored: StoredLayer
-    resident: Resident
+    resident: LoadedLayer
     name: str = dataclasses.field(init=False)
     digest: str = dataclasses.field(init=False)
     spec: LayerSpec = dataclasses.field(init=False)

@@ -1,4 +1,4 @@
-"""Tally: what each layer has done since the metrics were last told.
+"""LayerCounters: what each layer has done since the metrics were last told.
 
 Laws: a request costs a few additions here and no metric; nothing is told twice (`take` hands a sum out and begins anew);
 only whole requests count, successes and failures apart.
@@ -10,20 +10,20 @@ import collections
 import time
 from collections.abc import Callable
 
-from service.api.request_record import Trace
+from service.api.request_record import RequestRecord
 from service.events import LayerTotals
 
 _LAST_SUCCESS = 299
 
 
-class Tally:
+class LayerCounters:
     """One process's sums by layer; `wall_clock` is seconds since the epoch."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
         self._sums: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
 
-    def answered(self, trace: Trace, total_s: float) -> None:
+    def answered(self, trace: RequestRecord, total_s: float) -> None:
         """A request to a layer that was served has its answer, good or bad."""
         if trace.layer is None:
             return

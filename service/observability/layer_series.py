@@ -1,6 +1,6 @@
 """Layer series: what each layer has done, in the sums that Open Inference's statistics are read from.
 
-Laws: told at every heartbeat, not at every request (`observability/layer_counters.py`); what is read is what all processes have told.
+Invariants: updated at every heartbeat, not at every request (`layer_counters.py`); a reader gets the sum over all processes.
 """
 
 from __future__ import annotations

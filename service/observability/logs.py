@@ -4,7 +4,7 @@ Lives here: structlog's configuration, the line of a request, and the way in for
 Must not know: routes, settings, what a line is about.
 Laws: nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES, up to
 which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone or that nobody reads
-costs lines, never a request or time (`observability/line_writer.py`); of identical refusals only the first have lines of their own; times
+costs lines, never a request or time (`line_writer.py`); of identical refusals only the first have lines of their own; times
 are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from service import __version__
-from service.loop_tick import Turn
+from service.loop_tick import LoopTick
 from service.observability.line_writer import LineWriter
 from service.observability.timestamp import timestamp
 
@@ -120,7 +120,7 @@ class _Lines:
         self._stream = stream
         self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
         self._put_off: list[tuple[int, RequestLine]] = []
-        self._turn = Turn(self._write_put_off)
+        self._turn = LoopTick(self._write_put_off)
 
     def msg(self, line: str) -> None:
         self._write_put_off()

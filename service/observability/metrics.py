@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from service.attention.heap import resident_bytes
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
-from service.loop_tick import Turn
+from service.loop_tick import LoopTick
 from service.observability.layer_series import LayerSeries
 from service.observability.series import SIZE_BUCKETS, TIME_BUCKETS, Children, Series, left_in
 from service.observability.shared_values import Shared
@@ -54,7 +54,7 @@ class Metrics:
         self._gone: list[str] = []
         self._num_in_flight = 0
         self._queued = (0, 0)
-        self._turn = Turn(self.tell_now)
+        self._turn = LoopTick(self.tell_now)
         self._make_process_series(self._series)
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)

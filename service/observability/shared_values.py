@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from service.loop_tick import Turn
+from service.loop_tick import LoopTick
 
 # What the library names a process's files after, and space in each for the series of some fifty layers; more is reserved at need.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
@@ -53,7 +53,7 @@ class SharedValues:
         self._places: dict[Path, tuple[int, int] | None] = {}
         self._values: list[_Value] = []
         self._changed: list[_Value] = []
-        self._turn = Turn(self.write)
+        self._turn = LoopTick(self.write)
         with contextlib.suppress(OSError):  # `keep` tries again, and says why not
             self._open()
 

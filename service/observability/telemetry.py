@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
-from service.api.request_record import Trace, milliseconds
+from service.api.request_record import RequestRecord, milliseconds
 from service.attention.engine import Engine
-from service.attention.loaded_layer import Resident
+from service.attention.loaded_layer import LoadedLayer
 from service.attention.numerics import Fingerprint
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
-from service.observability.layer_counters import Tally
+from service.observability.layer_counters import LayerCounters
 from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics, is_counted
 
@@ -36,15 +36,15 @@ class Telemetry:
         self._busy_seconds = 0.0
         self._filler_rows = 0
         self._dropped_lines = 0
-        self._tally = Tally()
+        self._counters = LayerCounters()
 
     # The door.
 
-    def received(self, trace: Trace) -> None:
+    def received(self, trace: RequestRecord) -> None:
         if is_counted(trace.path):
             self._metrics.received()
 
-    def answered(self, trace: Trace, total_s: float) -> None:
+    def answered(self, trace: RequestRecord, total_s: float) -> None:
         if not is_counted(trace.path):
             return
         self._metrics.answered(
@@ -58,10 +58,10 @@ class Telemetry:
                 masked_rows=trace.masked_rows,
             )
         )
-        self._tally.answered(trace, total_s)
+        self._counters.answered(trace, total_s)
         log_request(_line(trace, total_s))
 
-    def abandoned(self, trace: Trace, total_s: float) -> None:
+    def abandoned(self, trace: RequestRecord, total_s: float) -> None:
         """The caller left before the answer."""
         if not is_counted(trace.path):
             return
@@ -69,7 +69,7 @@ class Telemetry:
         trace.code = "client_gone"
         log_request(_line(trace, total_s))
 
-    def faulted(self, trace: Trace, error: BaseException) -> None:
+    def faulted(self, trace: RequestRecord, error: BaseException) -> None:
         self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)
 
     def keys_taken(self, ring: KeyRing) -> None:
@@ -93,7 +93,7 @@ class Telemetry:
         self._answered_at[layer] = self._now()
         if is_probe(event.lane):
             return  # nobody asked for it, so no number may tell of it
-        self._tally.computed(layer, event.sequences)
+        self._counters.computed(layer, event.sequences)
         self._metrics.batch_done(
             BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
         )
@@ -122,7 +122,7 @@ class Telemetry:
     def routes_known(self, routes: list[str]) -> None:
         self._metrics.routes_known(routes)
 
-    def layer_loaded(self, name: str, resident: Resident) -> None:
+    def layer_loaded(self, name: str, resident: LoadedLayer) -> None:
         self._answered_at[name] = self._now()
         self._metrics.layer_loaded(name, resident.seconds)
         if resident.is_sequential:
@@ -196,7 +196,7 @@ class Telemetry:
 
     def tell_tally(self) -> None:
         """What layers have done goes into the metrics now, not at the next heartbeat."""
-        self._metrics.layers_worked(self._tally.take())
+        self._metrics.layers_worked(self._counters.take())
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Of all processes; the others' are as old as their last heartbeat."""
@@ -212,7 +212,7 @@ def layer_of(lane: Hashable) -> str:
     return str(lane[0])
 
 
-def _line(trace: Trace, total_s: float) -> RequestLine:
+def _line(trace: RequestRecord, total_s: float) -> RequestLine:
     decode_s, queue_s, compute_s = trace.decode_s, trace.queue_s, trace.compute_s
     return RequestLine(
         request_id=trace.request_id,

@@ -1,6 +1,6 @@
 """Timestamps: a time as every log line tells it, ISO 8601 in UTC to the microsecond.
 
-Lives here for the supervisor too, which cannot afford what `observability/logs.py` loads. `datetime` takes three times as long for it.
+A module of its own because the supervisor must not load what `logs.py` imports. `datetime` takes three times as long.
 """
 
 from __future__ import annotations

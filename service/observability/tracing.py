@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from service.api.request_record import Trace, trace_of
+from service.api.request_record import RequestRecord, record_of
 from service.batching.job import BatchInfo
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
@@ -57,11 +57,11 @@ class RequestSpans:
                 cut = "client_gone"
                 raise
             finally:
-                self._tell(scope, trace_of(scope), cut)
+                self._tell(scope, record_of(scope), cut)
 
         return traced
 
-    def _tell(self, scope: Scope, trace: Trace, cut: str | None) -> None:
+    def _tell(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
         end = self._wall_ns()
         start = end - int((self._now() - trace.started) * _NS)
         span = self._tracer.start_span(
@@ -79,7 +79,7 @@ class RequestSpans:
             self._tell_phases(span, trace, start, end)
         span.end(end)
 
-    def _tell_phases(self, span: Span, trace: Trace, start: int, end: int) -> None:
+    def _tell_phases(self, span: Span, trace: RequestRecord, start: int, end: int) -> None:
         """The phases in their order; one that was not finished goes by how far the request had come."""
         if trace.receive_s is None:
             return
@@ -157,11 +157,11 @@ def _carrier(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _method(trace: Trace) -> str:
+def _method(trace: RequestRecord) -> str:
     return trace.method if trace.method in _METHODS else "HTTP"
 
 
-def _attributes(scope: Scope, trace: Trace) -> Iterator[tuple[str, AttributeValue]]:
+def _attributes(scope: Scope, trace: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
     """HTTP's by their semantic conventions (1.44), then ours."""
     yield "http.request.method", trace.method if trace.method in _METHODS else "_OTHER"
     yield "url.scheme", scope.get("scheme", "http")

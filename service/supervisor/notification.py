@@ -16,11 +16,11 @@ from typing import Protocol
 NEWS = signal.SIGUSR1
 
 
-class Bell(Protocol):
+class Notifier(Protocol):
     def listen(self, heard: Callable[[], None]) -> None:
         """From now on `heard` is called on the running loop whenever somebody rings."""
 
-    def ring(self) -> None: ...
+    def notify(self) -> None: ...
 
 
 class Alone:
@@ -29,14 +29,14 @@ class Alone:
     def listen(self, heard: Callable[[], None]) -> None:
         pass
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         pass
 
 
 ALONE = Alone()
 
 
-class SupervisorBell:
+class SupervisorNotifier:
     """Rings the supervisor, which rings every worker; made by a worker early, while its parent is still the supervisor."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SupervisorBell:
         """The supervisor has ended first."""
         return os.getppid() != self._supervisor
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         # Another parent might take a signal amiss.
         if not self.is_orphaned:
             os.kill(self._supervisor, NEWS)

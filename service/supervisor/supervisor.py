@@ -29,7 +29,7 @@ from service.supervisor.plan import Plan
 from service.supervisor.processes import Posix, StartError, reserve_port, say, unblocked_streams, write_log_line
 from service.supervisor.run_directory import RunDirectory
 from service.supervisor.slot import Slot
-from service.supervisor.watchdog import LOOKS, WHERE, look_interval_s
+from service.supervisor.watchdog import CHECKS, WHERE, check_interval_s
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -73,7 +73,7 @@ class Supervisor:
         self._bury = bury
         self._log = log
         self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
-        self._look_s = look_interval_s(plan.silence_s)
+        self._look_s = check_interval_s(plan.silence_s)
         self._look_at = system.now() + self._look_s
         self._exit_code: int | None = None
         self._deadline: float | None = None
@@ -122,8 +122,8 @@ class Supervisor:
         self._hear()
         for slot in self._slots:
             silent = slot.looked_at()
-            if slot.pid is not None and silent in (LOOKS - 1, LOOKS):
-                signum = WHERE if silent < LOOKS else signal.SIGKILL
+            if slot.pid is not None and silent in (CHECKS - 1, CHECKS):
+                signum = WHERE if silent < CHECKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
                 fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
                 self._log("error", "worker_silent", **fields)

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
-PULSE_S = 1.0
+PING_S = 1.0
 # At so many looks without a sign a process is ended; at the one before it is asked where it stands.
-LOOKS = 5
+CHECKS = 5
 # A look has to be later than a sign can be.
 LEAST_SILENCE_S = 10.0
 # A worker that hears this writes the stacks of all its threads to stderr, whatever its interpreter is doing.
 WHERE = signal.SIGQUIT
 
 
-def look_interval_s(silence_s: float) -> float:
+def check_interval_s(silence_s: float) -> float:
     """The time between two looks, where who gives no sign for `silence_s` is to be replaced."""
-    return max(LEAST_SILENCE_S, silence_s) / LOOKS
+    return max(LEAST_SILENCE_S, silence_s) / CHECKS
 
 
-class Pulse:
+class Watchdog:
     """A worker's."""
 
     def __init__(self, descriptor: int, slot: int) -> None:
@@ -51,4 +51,4 @@ class Pulse:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(OSError):  # full, or the supervisor is gone, which the lifeline tells
             os.write(self._descriptor, self._sign)
-        loop.call_later(PULSE_S, self._beat, loop)
+        loop.call_later(PING_S, self._beat, loop)

@@ -1,6 +1,6 @@
 """Heartbeats: each process says how it is in a file of its own, and every process can say how the whole service is.
 
-Lives here: `<directory>/<pid>.json` and the Board that reads all of them.
+Lives here: `<directory>/<pid>.json` and the WorkerStatus that reads all of them.
 Must not know: who asks, HTTP, the supervisor (which removes the file of a process that died).
 Laws: a torn, foreign or missing file is a process that has not reported, never an exception; a process counts only
 while its report is younger than `max_age_s`; times are CLOCK_MONOTONIC, which all processes of a Linux machine share.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.supervisor import shared_file
-from service.supervisor.notification import ALONE, Bell
+from service.supervisor.notification import ALONE, Notifier
 
 MAX_FILE_BYTES = 4096
 MAX_REASON_CHARS = 256
@@ -77,7 +77,7 @@ def remove_heartbeat(directory: Path, pid: int) -> None:
     shared_file.remove(_file(directory, pid), pid)
 
 
-class Board:
+class WorkerStatus:
     """Where one process (`pid`) reports and all are read; the service is ready once `expected_workers` are."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Board:
         *,
         pid: int | None = None,
         now: Callable[[], float] = time.monotonic,
-        bell: Bell = ALONE,
+        notifier: Notifier = ALONE,
         keep: Callable[[], bool] = lambda: False,
         has_mates: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class Board:
         self._max_age_s = max_age_s
         self._pid = os.getpid() if pid is None else pid
         self._now = now
-        self.bell = bell  # how the others learn that there is news in the directory
+        self.notifier = notifier  # how the others learn that there is news in the directory
         self.keep = keep  # makes again what is missing of the directory, and says whether anything was; raises OSError
         self.has_mates = has_mates  # others served already when this process was started
 

@@ -1,4 +1,4 @@
-"""Patterns: what binary requests have in common that differ in nothing but the values of their tensors.
+"""RequestTemplates: what binary requests have in common that differ in nothing but the values of their tensors.
 
 Callers send the same few shapes again and again, and what is checked of a request beside its values depends on the header of its
 body and on the layer alone. Laws: a pattern is learnt from a request that went the whole way through the desk and was found good,
@@ -50,7 +50,7 @@ class Place(NamedTuple):
         return bytes_to_tensor(data, self.field, self.dtype, self.shape, self.batch_shape)
 
 
-class Pattern(NamedTuple):
+class RequestTemplate(NamedTuple):
     """A checked request without its tensors."""
 
     layer: str
@@ -63,7 +63,7 @@ class Pattern(NamedTuple):
     form: TensorForm
 
     @classmethod
-    def of(cls, request: CheckedRequest, entries: Mapping[str, TensorEntry]) -> Pattern:
+    def of(cls, request: CheckedRequest, entries: Mapping[str, TensorEntry]) -> RequestTemplate:
         """`entries` are those of the header that the request came with."""
         call = request.call
         query = Place.of(call.query, QUERY, entries["query"])
@@ -81,14 +81,14 @@ class Pattern(NamedTuple):
         return CheckedRequest(call, self.cost, 0, self.is_batch, self.form)
 
 
-class Patterns:
+class RequestTemplates:
     """The way of a safetensors body through the desk, shorter where its pattern is known; one for all layers and threads."""
 
     def __init__(self, limits: RequestLimits, max_json_depth: int, max_numbers: int) -> None:
         self._limits = limits
         self._max_json_depth = max_json_depth
         self._max_numbers = max_numbers
-        self._known: dict[tuple[str, str, bytes, int], Pattern] = {}
+        self._known: dict[tuple[str, str, bytes, int], RequestTemplate] = {}
 
     @property
     def num_known(self) -> int:
@@ -110,5 +110,5 @@ class Patterns:
         if request.call.mask is None and len(header) <= MAX_REMEMBERED_BYTES:
             if len(self._known) >= NUM_REMEMBERED:
                 self._known.clear()
-            self._known[key] = Pattern.of(request, read_header(header, len(body)).tensors)
+            self._known[key] = RequestTemplate.of(request, read_header(header, len(body)).tensors)
         return request

@@ -34,7 +34,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Roll:
+class DesiredState:
     """`layers` and `before` give each name its digest; `about` is the layer that a change is about."""
 
     version: int
@@ -52,24 +52,24 @@ class Roll:
         """The names and digests that a process has on its engine while this roll holds."""
         return {*self.layers.items(), *({} if self.phase is Phase.SETTLED else self.before).items()}
 
-    def prepare(self, about: str, digest: str | None) -> Roll:
+    def prepare(self, about: str, digest: str | None) -> DesiredState:
         """A change of one layer: another digest, or None for none."""
         layers = {name: known for name, known in self.layers.items() if name != about}
         layers |= {} if digest is None else {about: digest}
-        return Roll(self.version + 1, Phase.PREPARE, layers, self.layers, about)
+        return DesiredState(self.version + 1, Phase.PREPARE, layers, self.layers, about)
 
-    def serve(self) -> Roll:
-        return Roll(self.version + 1, Phase.SERVE, self.layers, self.before, self.about)
+    def serve(self) -> DesiredState:
+        return DesiredState(self.version + 1, Phase.SERVE, self.layers, self.before, self.about)
 
-    def settle(self) -> Roll:
-        return Roll(self.version + 1, Phase.SETTLED, self.layers)
+    def settle(self) -> DesiredState:
+        return DesiredState(self.version + 1, Phase.SETTLED, self.layers)
 
-    def take_back(self) -> Roll:
+    def take_back(self) -> DesiredState:
         assert self.phase is not Phase.SETTLED, "nothing is under way. This is a bug."
-        return Roll(self.version + 1, Phase.SETTLED, self.before)
+        return DesiredState(self.version + 1, Phase.SETTLED, self.before)
 
     @classmethod
-    def parse(cls, text: bytes) -> Roll | None:
+    def parse(cls, text: bytes) -> DesiredState | None:
         """The roll in a file, or None where it is not one."""
         try:
             fields = json.loads(text)
@@ -81,7 +81,7 @@ class Roll:
         return roll if is_whole else None
 
 
-class RollBook:
+class DesiredStateFile:
     """`<directory>/roll`, and the lock beside it that makes changes come one after another."""
 
     def __init__(self, directory: Path) -> None:
@@ -89,17 +89,17 @@ class RollBook:
         self._lock = directory / "roll.lock"
         self._held: int | None = None  # the lock's descriptor while it is ours
 
-    def read(self) -> Roll | None:
+    def read(self) -> DesiredState | None:
         """40 µs on tmpfs, so it is read on the event loop."""
         text = shared_file.read(self._path, MAX_FILE_BYTES)
-        return None if text is None else Roll.parse(text)
+        return None if text is None else DesiredState.parse(text)
 
-    def begin(self, layers: Mapping[str, str]) -> Roll:
+    def begin(self, layers: Mapping[str, str]) -> DesiredState:
         """The first roll: ours, or that of the process which was quicker; raises OSError without a run directory."""
-        roll = Roll(1, Phase.SETTLED, layers)
+        roll = DesiredState(1, Phase.SETTLED, layers)
         return roll if shared_file.create(self._path, _text(roll)) else self.read() or roll
 
-    def write(self, roll: Roll) -> None:
+    def write(self, roll: DesiredState) -> None:
         """For the holder of the lock; raises OSError where the run directory is gone or full, or the lock with it."""
         if self._held is not None and not os.path.samestat(os.fstat(self._held), self._lock.stat()):
             raise FileNotFoundError(errno.ENOENT, "the lock was removed, and another process may hold a new one")
@@ -131,7 +131,7 @@ class RollBook:
             os.close(descriptor)
 
 
-def _text(roll: Roll) -> bytes:
+def _text(roll: DesiredState) -> bytes:
     return json.dumps(dataclasses.asdict(roll)).encode("ascii")
 
 

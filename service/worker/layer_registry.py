@@ -16,12 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from service.attention.engine import Engine
-from service.attention.loaded_layer import Resident
+from service.attention.loaded_layer import LoadedLayer
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedLayer, load_all
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
-from service.worker.desired_state import Roll
+from service.worker.desired_state import DesiredState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +30,7 @@ R = TypeVar("R")
 class Listener(Protocol):
     """Who keeps the numbers (`observability/telemetry.py`)."""
 
-    def layer_loaded(self, name: str, resident: Resident) -> None: ...
+    def layer_loaded(self, name: str, resident: LoadedLayer) -> None: ...
 
     def layer_refused(self, name: str, error: LayerError) -> None: ...
 
@@ -46,7 +46,7 @@ class Objection(NamedTuple):
     is_to_file: bool
 
 
-class Shelf:
+class LayerRegistry:
     """`catalog` is None until the first layers are there.
 
     `trouble` says why the last roll cannot be served as it stands, `objection` why its change cannot be made: a layer that was
@@ -91,7 +91,7 @@ class Shelf:
         """Of the layer that the directory has under that name now; raises LayerError and its like."""
         return (await self._in(self._enquiries, self._store.load, name)).digest
 
-    async def follow(self, roll: Roll) -> None:
+    async def follow(self, roll: DesiredState) -> None:
         """Has on the engine what the roll holds, serves what it serves, and lets the rest go."""
         troubles: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(roll.held - self._held.keys()):
@@ -111,7 +111,7 @@ class Shelf:
         for thread in (self._thread, self._enquiries):
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def _put_out(self, roll: Roll) -> None:
+    def _put_out(self, roll: DesiredState) -> None:
         held, before = roll.held, len(self._held)
         self._held = {key: layer for key, layer in self._held.items() if key in held}
         served = {key[0]: self._held[key] for key in sorted(roll.served.items()) if key in self._held}

@@ -1,4 +1,4 @@
-"""Changes: loading, replacing and unloading a layer at run time, in all processes or in none.
+"""LayerRollout: loading, replacing and unloading a layer at run time, in all processes or in none.
 
 Lives here: the author's side of a change, in whichever process the request came to. Must not know: HTTP, how a process follows a
 roll (`worker/layer_registry.py`), how the others are told (a callable).
@@ -17,8 +17,8 @@ from typing import Protocol
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.stored_layer import NAME
-from service.supervisor.worker_status import Board, Heartbeat, State
-from service.worker.desired_state import Phase, Roll, RollBook
+from service.supervisor.worker_status import Heartbeat, State, WorkerStatus
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
 
 TAKE_BACK_S = 2.0
 _UP = (State.READY, State.FAILED)
@@ -30,20 +30,20 @@ class Library(Protocol):
     async def digest(self, name: str) -> str: ...
 
 
-class Changes:
+class LayerRollout:
     """`tell` lets every process look at the roll, this one included; a change has `timeout_s` for each of its steps."""
 
     def __init__(
         self,
         library: Library,
-        book: RollBook,
-        board: Board,
+        desired_file: DesiredStateFile,
+        status: WorkerStatus,
         tell: Callable[[], None],
         timeout_s: float,
     ) -> None:
         self._library = library
-        self._book = book
-        self._board = board
+        self._desired_file = desired_file
+        self._status = status
         self._tell = tell
         self._timeout_s = timeout_s
         self._news = asyncio.Event()
@@ -81,15 +81,15 @@ class Changes:
                 raise _not_served()
             await self._carry_out(roll, name, None)
 
-    def _standing(self) -> Roll:
+    def _standing(self) -> DesiredState:
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
-        roll = self._book.read()
+        roll = self._desired_file.read()
         if roll is None:
             raise NotReady("layers are being loaded", retry_after_s=1)
         return roll
 
-    def _between_changes(self) -> Roll:
+    def _between_changes(self) -> DesiredState:
         """The roll as it stands; raises NotReady while a change is under way."""
         roll = self._standing()
         if roll.phase is Phase.SETTLED:
@@ -98,9 +98,9 @@ class Changes:
             return roll
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[Roll]:
+    def _alone(self) -> Iterator[DesiredState]:
         """The roll as it stands, which nobody else changes meanwhile."""
-        with self._book.locked() as is_ours:
+        with self._desired_file.locked() as is_ours:
             if not is_ours:
                 raise NotReady("another change of layers is under way", retry_after_s=1)
             roll = self._standing()
@@ -117,7 +117,7 @@ class Changes:
         except LayerError as error:
             raise InvalidInput(error.message) from error
 
-    async def _carry_out(self, roll: Roll, name: str, digest: str | None) -> None:
+    async def _carry_out(self, roll: DesiredState, name: str, digest: str | None) -> None:
         pids = self._pids_of_all()
         # Not in the block: until this is written there is nothing to take back.
         roll = self._written(roll.prepare(name, digest))
@@ -133,15 +133,15 @@ class Changes:
             raise
         self._written(roll.settle())
 
-    def _written(self, roll: Roll) -> Roll:
+    def _written(self, roll: DesiredState) -> DesiredState:
         try:
-            self._book.write(roll)
+            self._desired_file.write(roll)
         except OSError:
             raise NotReady("the run directory cannot be written", retry_after_s=5) from None
         self._tell()
         return roll
 
-    async def _followed(self, roll: Roll, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
+    async def _followed(self, roll: DesiredState, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
         """Until every process has acknowledged the roll; with `pids` these very ones: a death ends it at once."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -151,8 +151,8 @@ class Changes:
         except TimeoutError:
             raise NotReady("not every process followed in time; the change was taken back", retry_after_s=5) from None
 
-    def _have_all_followed(self, roll: Roll, pids: frozenset[int]) -> bool:
-        beats = self._board.fresh()
+    def _have_all_followed(self, roll: DesiredState, pids: frozenset[int]) -> bool:
+        beats = self._status.fresh()
         followers = [beat for beat in beats if beat.roll == roll.version]
         if self._is_closed:
             raise Draining("the service is shutting down; the change was taken back")
@@ -165,13 +165,13 @@ class Changes:
                 )
         if pids - {beat.pid for beat in beats}:
             raise NotReady("a process ended meanwhile; the change was taken back", retry_after_s=5)
-        return len(followers) >= self._board.expected_workers
+        return len(followers) >= self._status.expected_workers
 
     def _pids_of_all(self) -> frozenset[int]:
         """Of the processes that are up; raises NotReady unless that is every one."""
-        pids = frozenset(beat.pid for beat in self._board.fresh() if beat.state in _UP and beat.roll)
-        if len(pids) < self._board.expected_workers:
-            raise NotReady(f"{len(pids)} of {self._board.expected_workers} processes are up", retry_after_s=5)
+        pids = frozenset(beat.pid for beat in self._status.fresh() if beat.state in _UP and beat.roll)
+        if len(pids) < self._status.expected_workers:
+            raise NotReady(f"{len(pids)} of {self._status.expected_workers} processes are up", retry_after_s=5)
         return pids
 
     def _is_served(self, name: str, digest: str) -> bool:
@@ -183,7 +183,7 @@ class Changes:
 
         if roll.phase is not Phase.SETTLED or roll.layers.get(name) != digest:
             return False
-        return sum(map(is_content, self._board.fresh())) >= self._board.expected_workers
+        return sum(map(is_content, self._status.fresh())) >= self._status.expected_workers
 
 
 def _check_name(name: str) -> None:

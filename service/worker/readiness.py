@@ -1,7 +1,7 @@
 """Readiness: why this process is not ready, if it is not, and what it says of itself to the others.
 
-Laws: readiness follows what the layers answered lately (`worker/probes.py`), never a flag alone; no process is ready before it listens;
-a process listens while it loads, unless others answer meanwhile.
+Invariants: readiness follows the latest answers of the layers (`probes.py`), never a flag alone; no process is ready before it
+listens; a process listens while it loads, unless other processes answer meanwhile.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from service.supervisor.worker_status import Board, State
-from service.worker.layer_registry import Shelf
+from service.supervisor.worker_status import State, WorkerStatus
+from service.worker.layer_registry import LayerRegistry
 from service.worker.probes import Probes
-from service.worker.reconciler import Follower
+from service.worker.reconciler import Reconciler
 
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
@@ -43,12 +43,18 @@ class Readiness:
     """One process's; made inside the event loop it runs on."""
 
     def __init__(
-        self, board: Board, batcher: WaitingRoom, shelf: Shelf, follower: Follower, probes: Probes, log: Log
+        self,
+        status: WorkerStatus,
+        batcher: WaitingRoom,
+        registry: LayerRegistry,
+        reconciler: Reconciler,
+        probes: Probes,
+        log: Log,
     ) -> None:
-        self._board = board
+        self._status = status
         self._batcher = batcher
-        self._shelf = shelf
-        self._follower = follower
+        self._registry = registry
+        self._reconciler = reconciler
         self._probes = probes
         self._log = log
         self._reason: str | None = LOADING
@@ -65,7 +71,7 @@ class Readiness:
 
     async def may_listen(self) -> None:
         """Returns when the port may be opened: the kernel would send a process that loads what others could take."""
-        if self._board.has_mates or any(beat.state is State.READY for beat in self._board.fresh()):
+        if self._status.has_mates or any(beat.state is State.READY for beat in self._status.fresh()):
             await self._has_begun.wait()
 
     def when_joined(self, tell: Callable[[], object]) -> None:
@@ -96,7 +102,7 @@ class Readiness:
 
     def why_not(self) -> str | None:
         """This process's own reason first, then that of the others."""
-        return self._own_reason() or self._unwritten or self._board.why_not_ready()
+        return self._own_reason() or self._unwritten or self._status.why_not_ready()
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:
@@ -105,11 +111,11 @@ class Readiness:
             return NOT_LISTENING
         if not self._batcher.is_alive:
             return "the engine is down"
-        catalog = self._shelf.catalog
+        catalog = self._registry.catalog
         if catalog is None:
             return LOADING
         if catalog.awaited:
-            return self._shelf.trouble or "a layer is missing"
+            return self._registry.trouble or "a layer is missing"
         return self._probes.why_not_ready(catalog)
 
     def tell(self) -> None:
@@ -120,7 +126,7 @@ class Readiness:
             self._log.beats_failed(self._unwritten)
         elif self._unwritten is None and before is not None:
             self._log.beats_again()
-        ready = [beat for beat in self._board.fresh() if beat.state is State.READY]
+        ready = [beat for beat in self._status.fresh() if beat.state is State.READY]
         self._log.ready(is_ready=reason is None and self._unwritten is None, num_ready=len(ready))
         if self._tell_joined is not None:
             self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
@@ -128,11 +134,11 @@ class Readiness:
     def _why_not_written(self, reason: str | None) -> str | None:
         """Tries to tell the others; the next beat tries again."""
         try:
-            if self._board.keep():
+            if self._status.keep():
                 self._log.run_directory_made_again()
             state = self._state(reason)
-            trouble, file_changed = self._shelf.objection or (None, False)
-            self._board.write(state, reason, roll=self._follower.version, trouble=trouble, file_changed=file_changed)
+            trouble, file_changed = self._registry.objection or (None, False)
+            self._status.write(state, reason, roll=self._reconciler.version, trouble=trouble, file_changed=file_changed)
         except OSError as error:
             return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
         return None
@@ -145,7 +151,7 @@ class Readiness:
             tell()
 
     def _state(self, reason: str | None) -> State:
-        has_served = self._shelf.catalog is not None
+        has_served = self._registry.catalog is not None
         if reason is None:
             return State.READY
         # Only a process that has served can drain: the supervisor starts those again, and not one that refused.

@@ -26,9 +26,9 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from service.http.connection import Connection
-from service.http.connection_limits import TransportLimits
-from service.http.listener import BACKLOG, PAUSE_S, Listener, Place, Places
-from service.http.write_coalescing import Departures
+from service.http.connection_limits import ConnectionLimits
+from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlot, ConnectionSlots, Listener
+from service.http.write_coalescing import WriteCoalescer
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, has_all
 
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
         application: Any,
         listener: socket.socket,
         drain: Drain,
-        limits: TransportLimits,
+        limits: ConnectionLimits,
         *,
         begun: Callable[[], None] = _nothing,
         opened: Callable[[], None] = _nothing,
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
         self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
-        self._departures = Departures()
+        self._departures = WriteCoalescer()
         self._leaving = False
         self._leave = asyncio.Event()
         self._connections: _Watched[Connection] = _Watched()
@@ -179,7 +179,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        places = Places(self._limits.max_connections)
+        places = ConnectionSlots(self._limits.max_connections)
         self._listener = Listener(
             self._bound, places, self._protocol, self.config.ssl, self._limits.header_timeout_s, self._resting
         )
@@ -229,7 +229,7 @@ class Server(uvicorn.Server):
     def _resting(self, error: OSError) -> None:
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
-    def _protocol(self, place: Place) -> asyncio.Protocol:
+    def _protocol(self, place: ConnectionSlot) -> asyncio.Protocol:
         return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place, self._departures)
 
     async def _parted(self, end: float) -> bool:

@@ -26,7 +26,7 @@ from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, pick_device
-from service.attention.heap import Memory
+from service.attention.heap import Heap
 from service.attention.loaded_layer import Work
 from service.attention.numerics import fingerprint
 from service.attention.spec import LayerSpec
@@ -42,13 +42,13 @@ from service.observability.telemetry import Telemetry
 from service.observability.tracing import BatchSpans
 from service.settings import Settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.supervisor.worker_status import Board
-from service.worker.desired_state import RollBook
-from service.worker.layer_registry import Shelf
-from service.worker.layer_rollout import Changes
+from service.supervisor.worker_status import WorkerStatus
+from service.worker.desired_state import DesiredStateFile
+from service.worker.layer_registry import LayerRegistry
+from service.worker.layer_rollout import LayerRollout
 from service.worker.probes import Probes
 from service.worker.readiness import Readiness
-from service.worker.reconciler import Follower
+from service.worker.reconciler import Reconciler
 
 # How long the end of a process waits for a forward pass that nobody waits for any more.
 CLOSE_S = 1.0
@@ -61,14 +61,14 @@ class Service:
         self,
         settings: Settings,
         telemetry: Telemetry,
-        board: Board,
+        status: WorkerStatus,
         leave: Callable[[int, str], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
         tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
-        self._bell = board.bell
+        self._notifier = status.notifier
         self._leave = leave
         device = pick_device(settings.device)
         dtype: torch.dtype = getattr(torch, settings.dtype)
@@ -85,29 +85,29 @@ class Service:
         self.reception = Reception(
             lambda: self.catalog, self.batcher, bodies, exchange_limits(settings), time.monotonic
         )
-        self._memory = Memory()
+        self._memory = Heap()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._shelf = Shelf(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
-        book = RollBook(board.directory)
-        self._follower = Follower(
-            self._shelf, book, LoopClock(), settings.probe_s, self._acknowledge, has_mates=board.has_mates
+        self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
+        desired_file = DesiredStateFile(status.directory)
+        self._reconciler = Reconciler(
+            self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_mates=status.has_mates
         )
-        self._changes = Changes(self._shelf, book, board, self._tell_all, settings.layer_change_s)
+        self._rollout = LayerRollout(self._registry, desired_file, status, self._tell_all, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
-        self.readiness = Readiness(board, self.batcher, self._shelf, self._follower, self._probes, telemetry)
+        self.readiness = Readiness(status, self.batcher, self._registry, self._reconciler, self._probes, telemetry)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
-        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, board.expected_workers))
+        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, status.expected_workers))
 
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        if self._shelf.catalog is None:
+        if self._registry.catalog is None:
             raise NotReady(self.readiness.reason, retry_after_s=1)
-        return self._shelf.catalog
+        return self._registry.catalog
 
     async def start(self) -> None:
         """Returns before the layers are loaded, but not before it is known who may ask."""
@@ -119,18 +119,18 @@ class Service:
                 self._leave(EXIT_REFUSED, error.message)
             self._begin(self.keys.watch(), "keys")
         self.batcher.start()
-        self._bell.listen(self.look)
+        self._notifier.listen(self.look)
         self._begin(self._live(), "life")
 
     def look(self) -> None:
         """Something in the run directory may be new."""
-        self._follower.look()
-        self._changes.look()
+        self._reconciler.look()
+        self._rollout.look()
 
     async def put_layer(self, name: str) -> bool:
         """Every process serves what the layer directory has under that name; whether it is new."""
         try:
-            is_new = await self._changes.put(name)
+            is_new = await self._rollout.put(name)
         except InvalidInput as error:
             self._telemetry.layer_unfit(name, error)
             raise
@@ -139,17 +139,17 @@ class Service:
 
     async def drop_layer(self, name: str) -> None:
         """No process serves that layer any more."""
-        await self._changes.drop(name)
+        await self._rollout.drop(name)
         self._telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
         """Readiness says no at once; requests are still served until the listener closes."""
-        self._changes.close()
+        self._rollout.close()
         self.readiness.drain()
 
     def is_over(self) -> bool:
         """Whether no thread works any more."""
-        return self._is_over and not self._shelf.is_reading
+        return self._is_over and not self._registry.is_reading
 
     def stop_admitting(self) -> None:
         """The listener closes: what has come in goes on to its answer, nothing new is taken."""
@@ -170,7 +170,7 @@ class Service:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
         self._telemetry.sample(self.engine)  # what was done since the last heartbeat
-        self._shelf.close()
+        self._registry.close()
         self.rendering.shutdown(wait=False)
         await self.reception.end()
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
@@ -202,7 +202,7 @@ class Service:
 
     def example_layer(self) -> tuple[str, LayerSpec] | None:
         """A served layer for the page's examples to fit."""
-        served = [] if self._shelf.catalog is None else [*self._shelf.catalog.layers.values()]
+        served = [] if self._registry.catalog is None else [*self._registry.catalog.layers.values()]
         return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
@@ -240,8 +240,8 @@ class Service:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
-            if self._shelf.catalog is not None:
-                await self._probes.ask(self._shelf.catalog)
+            if self._registry.catalog is not None:
+                await self._probes.ask(self._registry.catalog)
             self._beat()
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
@@ -260,8 +260,8 @@ class Service:
 
     async def _load(self) -> None:
         self._beat()
-        await self._follower.begin(strict=self._settings.strict_layers)
-        self._begin(self._follower.follow(), "follower")
+        await self._reconciler.begin(strict=self._settings.strict_layers)
+        self._begin(self._reconciler.follow(), "follower")
         # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
         gc.collect()
         gc.freeze()
@@ -273,7 +273,7 @@ class Service:
 
     def _tell_all(self) -> None:
         self.look()
-        self._bell.ring()
+        self._notifier.notify()
 
     def _beat(self) -> None:
         self._telemetry.sample(self.engine)

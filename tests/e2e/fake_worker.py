@@ -49,8 +49,8 @@ def serve(options, arguments):
 
 
 class App:
-    def __init__(self, board, metrics, ready_after_s):
-        self.board = board
+    def __init__(self, status, metrics, ready_after_s):
+        self.status = status
         self.metrics = metrics
         self.ready_after_s = ready_after_s
         self.is_draining = False
@@ -61,15 +61,15 @@ class App:
         from service.supervisor.worker_status import State
 
         self.is_draining = True
-        self.board.write(State.DRAINING)
+        self.status.write(State.DRAINING)
 
     async def beat(self):
         from service.supervisor.worker_status import State
 
-        self.board.write(State.STARTING)
+        self.status.write(State.STARTING)
         await asyncio.sleep(self.ready_after_s)
         while True:
-            self.board.write(State.DRAINING if self.is_draining else State.READY)
+            self.status.write(State.DRAINING if self.is_draining else State.READY)
             await asyncio.sleep(0.2)
 
     async def __call__(self, scope, receive, send):
@@ -88,7 +88,7 @@ class App:
 
     async def answer(self, scope):
         if scope["path"] == "/readyz":
-            reason = "draining" if self.is_draining else self.board.why_not_ready()
+            reason = "draining" if self.is_draining else self.status.why_not_ready()
             return (503, reason.encode()) if reason else (200, b"ready")
         if scope["path"] == "/metrics":
             return 200, await asyncio.to_thread(self.metrics.render)
@@ -122,13 +122,13 @@ def stand_still():
 
 
 def work(options):
-    from service.http.connection_limits import TransportLimits
+    from service.http.connection_limits import ConnectionLimits
     from service.http.listener import listen
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
-    from service.supervisor.watchdog import Pulse
-    from service.supervisor.worker_status import Board
+    from service.supervisor.watchdog import Watchdog
+    from service.supervisor.worker_status import WorkerStatus
     from service.worker.server import Drain, Server
 
     if options.refuse:
@@ -137,11 +137,11 @@ def work(options):
     if options.crash:
         return 7
     configure_logs("info")
-    board = Board(options.run_dir / "heartbeats", options.workers, 2.0)
+    status = WorkerStatus(options.run_dir / "heartbeats", options.workers, 2.0)
     metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
-    app = App(board, metrics, options.ready_after)
+    app = App(status, metrics, options.ready_after)
     drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
-    limits = TransportLimits(
+    limits = ConnectionLimits(
         max_header_bytes=16384,
         max_target_bytes=8192,
         max_headers=100,
@@ -149,7 +149,7 @@ def work(options):
         write_timeout_s=30,
         max_connections=1000,
     )
-    listener, pulse = listen("127.0.0.1", options.port), Pulse(options.pulse, options.slot)
+    listener, pulse = listen("127.0.0.1", options.port), Watchdog(options.pulse, options.slot)
     return Server(app, listener, drain, limits, begun=pulse.begin, lifeline=options.lifeline).run_to_end()
 
 

@@ -26,7 +26,7 @@ def quiet_logs():
 def served(tmp_path):
     """Runs `story(service)` against a whole service; any other blocking call on the event loop fails the test."""
 
-    def run(story, *, layers=LAYERS, **changes):
+    def run(story, *, layers=LAYERS, **rollout):
         prepare(tmp_path, layers)
 
         async def main():
@@ -34,7 +34,7 @@ def served(tmp_path):
                 for function in guard.functions.values():
                     for file, names in MAY_BLOCK:
                         function.can_block_in(file, names)
-                async with running(tmp_path, **changes) as service:
+                async with running(tmp_path, **rollout) as service:
                     await story(service)
 
         asyncio.run(main())

@@ -21,20 +21,20 @@ from service.layers.stored_layer import StoredLayer
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
-from service.supervisor.worker_status import Board
+from service.supervisor.worker_status import WorkerStatus
 from service.worker.service import Service
 
 ADMIN_KEY = "the-admins-own"
 
 
-def small_layer(name: str, **changes) -> StoredLayer:
+def small_layer(name: str, **rollout) -> StoredLayer:
     """Seeded random tensors; 16 wide with 4 heads unless told otherwise."""
     width = 16
     shape = dict(
         query_width=width, key_width=width, value_width=width, out_width=width, num_heads=4, num_kv_heads=4,
         head_width=4, value_head_width=4, scale=0.5, biases=("query", "key", "value", "output"),
     )  # fmt: skip
-    spec = LayerSpec(**{**shape, **changes})
+    spec = LayerSpec(**{**shape, **rollout})
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     tensors = {n: torch.randn(*size, generator=generator) * 0.5 for n, size in spec.tensor_shapes().items()}
     return StoredLayer(name, spec, tensors, "made for a test", "torch-mha")
@@ -57,8 +57,8 @@ class HeldEngine(Engine):
         self.batches: list[int] = []
         self.wrong = lambda call: False
 
-    def run(self, batch, *, is_brief=False):
-        return super().run(batch, is_brief=is_brief and self.gate.is_set())
+    def run(self, batch, *, is_inline=False):
+        return super().run(batch, is_inline=is_inline and self.gate.is_set())
 
     def _run(self, batch):
         self.gate.wait(20)
@@ -107,9 +107,9 @@ async def running(
     wait: bool = True,
     listens: bool = True,
     admin: bool = False,
-    board: Board | None = None,
+    status: WorkerStatus | None = None,
     tracer: Tracer | None = None,
-    **changes,
+    **rollout,
 ):
     """A service over a prepared directory, ready (unless `wait` is false), with these settings changed.
 
@@ -117,12 +117,12 @@ async def running(
     """
     if admin:
         (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
-        changes["api_keys_file"] = directory / "keys"
-    board = board or Board(directory / "heartbeats", 1, 5.0)
-    settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **changes})
+        rollout["api_keys_file"] = directory / "keys"
+    status = status or WorkerStatus(directory / "heartbeats", 1, 5.0)
+    settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **rollout})
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(settings, telemetry, board, lambda _, reason: refusals.append(reason), HeldEngine, tracer)
+    edge, service = build(settings, telemetry, status, lambda _, reason: refusals.append(reason), HeldEngine, tracer)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),

@@ -368,7 +368,7 @@ def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_counted(served, 
 
 def test_a_preflight_that_may_not_is_an_ordinary_request(served, keys):
     async def story(service):
-        for changes in (
+        for rollout in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
             {"origin": APP + "."},
@@ -376,11 +376,11 @@ def test_a_preflight_that_may_not_is_an_ordinary_request(served, keys):
             {"access-control-request-method": "FOO"},
             {"access-control-request-headers": "x-unheard-of"},
         ):
-            answer = await service.client.options(ATTEND, headers=PREFLIGHT | changes)
+            answer = await service.client.options(ATTEND, headers=PREFLIGHT | rollout)
             assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
-            allowed = await service.client.options(ATTEND, headers=PREFLIGHT | changes | BEARER)
+            allowed = await service.client.options(ATTEND, headers=PREFLIGHT | rollout | BEARER)
             assert (allowed.status_code, allowed.headers["allow"]) == (204, "OPTIONS, POST")
-            if "origin" in changes:
+            if "origin" in rollout:
                 assert "access-control-allow-origin" not in answer.headers
         plain = {name: value for name, value in PREFLIGHT.items() if name != "access-control-request-method"}
         assert (await service.client.options(ATTEND, headers=plain)).status_code == 401

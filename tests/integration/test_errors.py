@@ -18,8 +18,8 @@ def b64(values, dtype="float32") -> str:
     return base64.b64encode(np.asarray(values, dtype).tobytes()).decode()
 
 
-def tensor(**changes) -> dict:
-    return {"dtype": "float32", "shape": [2, 16], "data": b64(X), **changes}
+def tensor(**rollout) -> dict:
+    return {"dtype": "float32", "shape": [2, 16], "data": b64(X), **rollout}
 
 
 def masks(*found) -> dict:

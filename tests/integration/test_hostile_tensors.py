@@ -185,9 +185,9 @@ def test_big_endian_bytes_cannot_be_announced_B7(served):
     """Neither protocol has a flag for them; whoever invents one is refused, and whoever sends them gets what they say."""
 
     async def story(service):
-        for changes in ({"byteorder": "big"}, {"endian": ">"}):
+        for rollout in ({"byteorder": "big"}, {"endian": ">"}):
             answer = await service.attend(
-                {"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **changes}}
+                {"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **rollout}}
             )
             assert (answer.status_code, answer.json()["code"]) == (422, "unknown_field")
         for dtype in (">f4", "float32be", "F32BE"):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from service.layers.store import Store
-from service.supervisor.worker_status import Board, State
-from service.worker.desired_state import Phase, Roll, RollBook
+from service.supervisor.worker_status import State, WorkerStatus
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter
@@ -29,23 +29,23 @@ class LocalBell:
     def listen(self, heard: Callable[[], None]) -> None:
         self.heard.append(heard)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for heard in self.heard:
             heard()
 
 
 @contextlib.asynccontextmanager
-async def processes(directory, count=2, **changes):
+async def processes(directory, count=2, **rollout):
     """`count` processes over one directory, each with an engine of its own."""
-    bell = LocalBell()
+    notifier = LocalBell()
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
-            board = Board(directory / "heartbeats", count, 5.0, pid=slot + 1, bell=bell)
-            options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **changes}
-            started.append(await stack.enter_async_context(running(directory, board=board, **options)))
+            status = WorkerStatus(directory / "heartbeats", count, 5.0, pid=slot + 1, notifier=notifier)
+            options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **rollout}
+            started.append(await stack.enter_async_context(running(directory, status=status, **options)))
         for process in started:
-            await process.until(lambda process=process: process.service._follower.version)
+            await process.until(lambda process=process: process.service._reconciler.version)
         for process in started:
             await process.until(lambda process=process: process.service.why_not_ready() is None)
         yield started
@@ -53,19 +53,19 @@ async def processes(directory, count=2, **changes):
 
 def deafen(process: Running) -> None:
     """It lives, and follows no roll any more."""
-    (follower,) = (task for task in process.service._tasks if task.get_name() == "follower")
-    follower.cancel()
+    (reconciler,) = (task for task in process.service._tasks if task.get_name() == "follower")
+    reconciler.cancel()
 
 
 @pytest.fixture
 def service(tmp_path):
     """Runs `story(*processes)`; `store` is theirs."""
 
-    def run(story, count=2, **changes):
+    def run(story, count=2, **rollout):
         prepare(tmp_path, LAYERS)
 
         async def main():
-            async with processes(tmp_path, count, **changes) as started:
+            async with processes(tmp_path, count, **rollout) as started:
                 await story(*started)
 
         asyncio.run(main())
@@ -188,7 +188,7 @@ def test_the_memory_of_a_layer_that_went_comes_back(service, store):
         store.save(small_layer("small", scale=0.25))
         await one.client.put(PATH)
         await outputs(one)
-        await one.until(lambda: one.service._follower._roll.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._roll.phase is Phase.SETTLED)
         gc.collect()
         assert held() is None
         assert one.engine.device_bytes == before
@@ -389,8 +389,8 @@ def test_a_file_that_is_swapped_while_a_change_is_prepared_is_a_409_and_nothing_
         store.save(small_layer("small", scale=0.25))
         release = hold(both[slow])
         changing = asyncio.ensure_future(one.client.put(PATH))
-        book = RollBook(tmp_path / "heartbeats")
-        await one.until(lambda: (book.read() or Roll(0, Phase.SETTLED, {})).phase is not Phase.SETTLED)
+        desired_file = DesiredStateFile(tmp_path / "heartbeats")
+        await one.until(lambda: (desired_file.read() or DesiredState(0, Phase.SETTLED, {})).phase is not Phase.SETTLED)
         SWAPS[swap](file, old)
         release()
         answer = await changing
@@ -463,7 +463,7 @@ def test_a_change_that_was_called_off_leaves_no_process_busy_with_it(service, st
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, "PUT", b""))
-        await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler._roll.phase is Phase.PREPARE)
         slow_files.slow = "small"
         release()
         await slow_files.until_read()
@@ -499,13 +499,13 @@ def test_a_caller_who_leaves_takes_his_change_back_and_frees_the_way(service, st
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, method, body))
-        await one.until(lambda: one.service._follower._roll.phase is not Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._roll.phase is not Phase.SETTLED)
         leave.set()
         assert await changing == []
-        await one.until(lambda: one.service._follower._roll.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._roll.phase is Phase.SETTLED)
         assert "small" in one.service.catalog.names()
         release()
-        await two.until(lambda: two.service._follower.version == one.service._follower.version)
+        await two.until(lambda: two.service._reconciler.version == one.service._reconciler.version)
         assert (await outputs(one), await outputs(two)) == before
         samples = await one.samples()
         assert samples['attention_cancelled_total{stage="receiving"}'] == 1
@@ -517,14 +517,14 @@ def test_a_caller_who_leaves_takes_his_change_back_and_frees_the_way(service, st
 
 def hold(process):
     """It follows no roll until what this gives is called."""
-    follow = process.service._shelf.follow
+    follow = process.service._registry.follow
     gate = asyncio.Event()
 
-    async def held(roll: Roll) -> None:
+    async def held(roll: DesiredState) -> None:
         await gate.wait()
         await follow(roll)
 
-    process.service._shelf.follow = held
+    process.service._registry.follow = held
     return gate.set
 
 
@@ -558,15 +558,15 @@ def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("fresh"))
-        book = RollBook(tmp_path / "heartbeats")
-        roll = one.service._follower._roll
+        desired_file = DesiredStateFile(tmp_path / "heartbeats")
+        roll = one.service._reconciler._roll
         abandoned = roll.prepare("fresh", small_layer("fresh").digest).serve()
-        book.write(abandoned)
+        desired_file.write(abandoned)
         one.service.look()
-        await one.until(lambda: one.service._follower.version == abandoned.version + 1)
+        await one.until(lambda: one.service._reconciler.version == abandoned.version + 1)
         for process in (one, two):
             process.service.look()
-            await process.until(lambda process=process: process.service._follower.version == abandoned.version + 1)
+            await process.until(lambda process=process: process.service._reconciler.version == abandoned.version + 1)
             assert process.service.catalog.names() == ["cross", "small", "zero"]
         assert await outputs(one) == await outputs(two) == before
 
@@ -582,8 +582,8 @@ def test_a_process_that_starts_later_serves_what_is_agreed_on_and_not_what_the_d
             store.save(small_layer("unasked"))
             assert (await one.client.put("/v1/layers/fresh")).status_code == 201
             assert (await one.client.delete("/v1/layers/zero")).status_code == 204
-            board = Board(tmp_path / "heartbeats", 2, 5.0, pid=3)
-            async with running(tmp_path, board=board, admin=True) as later:
+            status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=3)
+            async with running(tmp_path, status=status, admin=True) as later:
                 assert later.service.catalog.names() == ["cross", "fresh", "small"] == two.service.catalog.names()
 
     asyncio.run(main())
@@ -593,14 +593,14 @@ def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves
     prepare(tmp_path, LAYERS)
 
     async def main():
-        bell = LocalBell()
-        boards = [Board(tmp_path / "heartbeats", 2, 5.0, pid=pid, bell=bell) for pid in (1, 2)]
-        async with running(tmp_path, board=boards[0], admin=True, wait=False) as one:
-            await one.until(lambda: one.service._follower.version)
+        notifier = LocalBell()
+        statuses = [WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=pid, notifier=notifier) for pid in (1, 2)]
+        async with running(tmp_path, status=statuses[0], admin=True, wait=False) as one:
+            await one.until(lambda: one.service._reconciler.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
-            async with running(tmp_path, board=boards[1], admin=True, wait=False) as two:
-                await two.until(lambda: two.service._follower.version)
+            async with running(tmp_path, status=statuses[1], admin=True, wait=False) as two:
+                await two.until(lambda: two.service._reconciler.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
                 assert "not the version that is served" in ready.json()["detail"]
@@ -624,11 +624,11 @@ def test_a_file_that_comes_back_is_found_without_being_asked_for(tmp_path, store
     prepare(tmp_path, LAYERS)
 
     async def main():
-        RollBook(tmp_path / "heartbeats").begin({layer.name: layer.digest for layer in LAYERS})
+        DesiredStateFile(tmp_path / "heartbeats").begin({layer.name: layer.digest for layer in LAYERS})
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
         async with running(tmp_path, wait=False, probe_s=0.05) as one:
-            await one.until(lambda: one.service._follower.version)
+            await one.until(lambda: one.service._reconciler.version)
             assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
             (tmp_path / "away").rename(file)
             await one.until(lambda: one.service.why_not_ready() is None)
@@ -643,7 +643,7 @@ def test_a_draining_process_changes_nothing_and_takes_its_change_back(service, s
         before = await outputs(one)
         deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: one.service._follower._roll.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler._roll.phase is Phase.PREPARE)
         one.service.begin_drain()
         assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
         assert (await one.client.delete(PATH)).json()["code"] == "draining"
@@ -662,7 +662,7 @@ def test_a_run_directory_that_is_gone_changes_nothing_that_is_served(service, tm
         (tmp_path / "heartbeats").mkdir()
         await one.until(lambda: one.service.why_not_ready() is None)
         one.service.look()
-        await one.until(lambda: RollBook(tmp_path / "heartbeats").read() is not None)
+        await one.until(lambda: DesiredStateFile(tmp_path / "heartbeats").read() is not None)
         assert (await one.client.delete(PATH)).status_code == 204
 
     service(story, count=1, heartbeat_s=0.02)
@@ -710,12 +710,12 @@ def test_a_process_of_another_state_is_not_counted_as_up(tmp_path):
     prepare(tmp_path, LAYERS)
 
     async def main():
-        board = Board(tmp_path / "heartbeats", 2, 5.0, pid=1)
-        async with running(tmp_path, board=board, admin=True, wait=False) as one:
-            await one.until(lambda: one.service._follower.version)
-            Board(tmp_path / "heartbeats", 2, 5.0, pid=2).write(State.STARTING)
+        status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=1)
+        async with running(tmp_path, status=status, admin=True, wait=False) as one:
+            await one.until(lambda: one.service._reconciler.version)
+            WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=2).write(State.STARTING)
             assert (await one.client.delete(PATH)).json()["detail"] == "1 of 2 processes are up"
-            assert RollBook(tmp_path / "heartbeats").read() == Roll(1, Phase.SETTLED, _digests())
+            assert DesiredStateFile(tmp_path / "heartbeats").read() == DesiredState(1, Phase.SETTLED, _digests())
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ import torch
 
 from service.attention.layer import Layer
 from service.layers.store import Store
-from service.supervisor.worker_status import Board, State
+from service.supervisor.worker_status import State, WorkerStatus
 from tests.integration.running import LAYERS, prepare, running, small_layer
 
 X = [[0.5] * 16]
@@ -90,8 +90,8 @@ def test_a_replacement_listens_when_it_can_answer_unless_it_is_alone(tmp_path):
         async with running(tmp_path, wait=False) as first:
             assert (await first.attend({"query": X})).status_code == 503
             await first.until(lambda: first.service.why_not_ready() is None)
-            board = Board(tmp_path / "heartbeats", 2, 5.0, pid=2)
-            async with running(tmp_path, wait=False, board=board) as replacement:
+            status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=2)
+            async with running(tmp_path, wait=False, status=status) as replacement:
                 assert (await replacement.attend({"query": X})).status_code == 200
         for file in (tmp_path / "heartbeats").glob("*.json"):
             file.unlink()
@@ -108,7 +108,7 @@ def test_no_process_is_ready_before_its_port_is_open(tmp_path):
     async def main():
         async with running(tmp_path, wait=False, listens=False) as service:
             await service.until(lambda: service.service.why_not_ready() == "the port is not open yet")
-            (beat,) = Board(tmp_path / "heartbeats", 1, 5.0).fresh()
+            (beat,) = WorkerStatus(tmp_path / "heartbeats", 1, 5.0).fresh()
             assert beat.state is State.STARTING
             service.service.readiness.listens()
             await service.until(lambda: service.service.why_not_ready() is None)
@@ -220,7 +220,7 @@ def test_a_fault_of_the_life_task_is_told_and_ends_the_process(served):
 
 def test_readiness_needs_every_process(served, tmp_path):
     async def story(service):
-        other = Board(tmp_path / "heartbeats", 1, 5.0, pid=1)
+        other = WorkerStatus(tmp_path / "heartbeats", 1, 5.0, pid=1)
         other.write(State.STARTING, "layers are being loaded")
         ready = await service.client.get("/readyz")
         assert ready.status_code == 503

@@ -364,7 +364,7 @@ def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
             names = [f"a{number}", "cross", "small", "zero", *(f"l{n:03}" for n in range(NUM_LAYERS))]
             stored = {name: dataclasses.replace(small.stored, name=name) for name in names}
             layers = {name: dataclasses.replace(small, stored=stored[name]) for name in names}
-            service.service._shelf.catalog = Catalog(layers)
+            service.service._registry.catalog = Catalog(layers)
             service.service._telemetry.serving(names)
             for name in names:
                 assert (await service.attend({"query": [[0.5] * 16]}, name)).status_code == 200

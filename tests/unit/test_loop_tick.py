@@ -1,13 +1,13 @@
-"""Turn: many ask, it is done once, at the end of the loop's turn."""
+"""LoopTick: many ask, it is done once, at the end of the loop's turn."""
 
 import asyncio
 
-from service.loop_tick import Turn
+from service.loop_tick import LoopTick
 
 
 def test_without_a_loop_it_is_done_at_once():
     done = []
-    turn = Turn(lambda: done.append("now"))
+    turn = LoopTick(lambda: done.append("now"))
     turn.ask()
     turn.ask()
     assert done == ["now", "now"]
@@ -16,7 +16,7 @@ def test_without_a_loop_it_is_done_at_once():
 def test_all_that_ask_in_one_turn_are_served_once_and_before_what_comes_later():
     async def story():
         order = []
-        turn = Turn(lambda: order.append("turn"))
+        turn = LoopTick(lambda: order.append("turn"))
         turn.ask()
         asyncio.get_running_loop().call_soon(order.append, "later")
         turn.ask()
@@ -39,7 +39,7 @@ def test_work_that_asks_again_is_called_again():
             if len(order) < 3:
                 turn.ask()
 
-        turn = Turn(work)
+        turn = LoopTick(work)
         turn.ask()
         await asyncio.sleep(0)
         assert order == [0]
@@ -52,7 +52,7 @@ def test_work_that_asks_again_is_called_again():
 
 def test_a_loop_that_ended_before_it_called_keeps_nobody_waiting():
     done = []
-    turn = Turn(lambda: done.append("done"))
+    turn = LoopTick(lambda: done.append("done"))
     first = asyncio.new_event_loop()
     first.call_soon(turn.ask)
     first.call_soon(first.stop)

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 
-from service.api.request_record import trace_of
+from service.api.request_record import record_of
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
 from service.http.asgi import fields_of
@@ -58,18 +58,18 @@ def make_docs_router(
 
     @router.get("/openapi.json")
     async def document(request: Request) -> Response:
-        trace_of(request.scope).route = "/openapi.json"
+        record_of(request.scope).route = "/openapi.json"
         key = depends_on()
         return _answer(request, await schema.get(key, lambda: _document(_encoded(openapi(key)), "application/json")))
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
-        trace_of(request.scope).route = "/docs"
+        record_of(request.scope).route = "/docs"
         return _answer(request, html)
 
     @router.get("/docs/{asset}")
     async def part(request: Request, asset: str) -> Response:
-        trace_of(request.scope).route = "/docs/{asset}"
+        record_of(request.scope).route = "/docs/{asset}"
         if asset not in _ASSETS:
             raise RouteNotFound("the page has no such part")
         found = assets[asset].get(asset, lambda: _document((static / asset).read_bytes(), _ASSETS[asset]))
@@ -91,7 +91,7 @@ def _encoded(page: dict[str, Any]) -> bytes:
 def _answer(request: Request, document: Document) -> Response:
     """The document, or a 304 for a client that has it (RFC 9110, section 13.1.2: any tag of the list, weak or not, or `*`)."""
     known = b",".join(fields_of(request.scope)[b"if-none-match"])
-    trace_of(request.scope).is_document = True
+    record_of(request.scope).is_document = True
     headers = {"etag": document.etag}
     if known.strip() == b"*" or document.etag.encode("ascii") in _TAG.findall(known):
         return Response(status_code=304, headers=headers)

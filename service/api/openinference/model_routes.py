@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from service import __version__
 from service.api.problems import announced
-from service.api.request_record import trace_of
+from service.api.request_record import record_of
 from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
 from service.batching.clock import LoopClock
@@ -97,28 +97,28 @@ def make_models_router(service: ModelsView) -> APIRouter:
     @router.get("/v2", summary="The server and its extensions", response_model=ServerMetadata)
     @router.get("/v2/", include_in_schema=False)
     async def server(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/v2"
+        record_of(request.scope).route = "/v2"
         return JSONResponse({"name": "attention-service", "version": __version__, "extensions": EXTENSIONS})
 
     @router.get("/v2/health/live", summary="The process runs", response_model=ServerLive)
     async def live(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/v2/health/live"
+        record_of(request.scope).route = "/v2/health/live"
         return JSONResponse({"live": True})
 
     @router.get("/v2/health/ready", summary="Every layer answers", response_model=ServerReady, responses=_answers(503))
     async def ready(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/v2/health/ready"
+        record_of(request.scope).route = "/v2/health/ready"
         _check_ready(service)
         return JSONResponse({"ready": True})
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
     async def all_stats(request: Request) -> Response:
-        trace_of(request.scope).route = "/v2/models/stats"
+        record_of(request.scope).route = "/v2/models/stats"
         return _told(*(await statistics.get()).values())
 
     @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
     async def index(request: Request) -> JSONResponse:
-        trace_of(request.scope).route = "/v2/repository/index"
+        record_of(request.scope).route = "/v2/repository/index"
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": name, **state} for name in service.catalog.names()])
 
@@ -172,7 +172,7 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
 
 
 def _model(request: Request, service: ModelsView) -> tuple[str, LayerSpec]:
-    trace_of(request.scope).route = request.scope["route"].path
+    record_of(request.scope).route = request.scope["route"].path
     if request.path_params.get("version", VERSION) != VERSION:
         raise LayerNotFound(f"every model has one version, {VERSION}")
     layer = service.catalog.get(request.path_params["layer"])

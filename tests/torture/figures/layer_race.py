@@ -40,16 +40,16 @@ DELETE_PAUSE_S = 1.0
 # As long as a change may take.
 CHANGE_S = 60.0
 # New connections, which the kernel spreads over the processes.
-LOOKS, NUM_STARTERS = 12, 6
+CHECKS, NUM_STARTERS = 12, 6
 
 
 def plant() -> None:
     """The old fault: any version that the roll holds was taken for the missing one, and then nothing told what was lacking."""
     from service.errors import LayerError
-    from service.worker.desired_state import Roll
-    from service.worker.layer_registry import Objection, Shelf
+    from service.worker.desired_state import DesiredState
+    from service.worker.layer_registry import LayerRegistry, Objection
 
-    async def follow(self: Shelf, roll: Roll) -> None:
+    async def follow(self: LayerRegistry, roll: DesiredState) -> None:
         troubles: dict[str, LayerError] = {}
         for name in sorted({name for name, _ in roll.held - self._held.keys()}):
             try:
@@ -63,7 +63,7 @@ def plant() -> None:
         lacking = {name: troubles[name] for name, digest in roll.layers.items() if (name, digest) not in self._held}
         self.objection = Objection(lacking[roll.about].message, is_to_file=True) if roll.about in lacking else None
 
-    Shelf.follow = follow  # type: ignore[method-assign]
+    LayerRegistry.follow = follow  # type: ignore[method-assign]
 
 
 def measure(form: Form) -> Iterator[Row]:
@@ -125,7 +125,7 @@ class _Race:
         self._write(content)
 
         async def look() -> set[str]:
-            (status, body), *seen = [await self._ask("PUT"), *[await self._ask("POST") for _ in range(LOOKS)]]
+            (status, body), *seen = [await self._ask("PUT"), *[await self._ask("POST") for _ in range(CHECKS)]]
             told = [json.loads(body).get("digest", f"PUT {status}")]
             told += [str(json.loads(body).get("layer", {}).get("digest", status)) for status, body in seen]
             return set(told) - {digest}

@@ -14,7 +14,7 @@ import torch
 
 from service.api.exchange import Exchange
 from service.api.reception import Reception
-from service.api.request_record import start_trace
+from service.api.request_record import start_record
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
@@ -55,7 +55,7 @@ class House:
         messages.put_nowait({"type": "http.request", "body": b"x" * num_bytes})
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
-        start_trace(scope, self.clock.now())
+        start_record(scope, self.clock.now())
         found = self.reception.open(scope, messages.get)
         await found.read((b"gzip",), LAYER, is_binary=True)
         return found, messages
@@ -189,7 +189,7 @@ def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
             return {"type": "http.request", "body": b""}
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
-        start_trace(scope, house.clock.now())
+        start_record(scope, house.clock.now())
         exchange = house.reception.open(scope, receive)
         with pytest.raises(QueueFull, match="stands"):
             await exchange.read((), LAYER, is_binary=True)

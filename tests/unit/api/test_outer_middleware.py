@@ -6,7 +6,7 @@ import json
 import pytest
 from starlette.routing import Route
 
-from service.api.outer_middleware import Edge
+from service.api.outer_middleware import OuterMiddleware
 from service.errors import BadShape, HeadersTooLarge, QueueFull
 from service.http.asgi import REFUSED, ClientGone
 
@@ -51,7 +51,7 @@ def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None 
         sent.append(message)
 
     routes = [Route("/x", ok, methods=["POST"]), Route("/x", ok, methods=["GET"])]
-    edge = Edge(inner, lambda: list(routes), ledger, lambda: 0.0)
+    edge = OuterMiddleware(inner, lambda: list(routes), ledger, lambda: 0.0)
     scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": "", **(more or {})}
 
     asyncio.run(edge(scope, nothing_comes, send))
@@ -133,7 +133,7 @@ def test_head_leaves_the_servers_own_scope_as_it_was():
     async def send(message):
         pass
 
-    asyncio.run(Edge(ok, list, Ledger(), lambda: 0.0)(scope, nothing_comes, send))
+    asyncio.run(OuterMiddleware(ok, list, Ledger(), lambda: 0.0)(scope, nothing_comes, send))
     assert scope["method"] == "HEAD"
 
 
@@ -151,7 +151,7 @@ def test_an_answer_that_breaks_off_is_counted_as_the_failure_that_it_is():
 
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "root_path": ""}
     with pytest.raises(Exception, match="internal fault"):
-        asyncio.run(Edge(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
+        asyncio.run(OuterMiddleware(breaking, list, ledger, lambda: 0.0)(scope, nothing_comes, send))
     assert [event for event, _ in ledger.events] == ["received", "faulted", "answered"]
     assert ledger.events[-1] == ("answered", 500)
 

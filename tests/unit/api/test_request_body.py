@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from service.api.byte_budget import Allowance
+from service.api.byte_budget import ByteBudget
 from service.api.caller import caller_of
 from service.api.request_body import BodyLimits, read_body
 from service.errors import (
@@ -66,7 +66,7 @@ def read(
                 caller_of({}, receive),
                 limits,
                 codings,
-                Allowance(2**40, "bodies").share(),
+                ByteBudget(2**40, "bodies").share(),
                 in_a_thread,
             )
         )
@@ -143,11 +143,11 @@ class Arriving(Parts):
 
 def test_who_was_refused_at_once_is_counted_no_more():
     """What still comes would be added to a share that nobody gives back any more."""
-    allowance, caller = Allowance(1000, "bodies"), Arriving()
+    byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), allowance.share(), in_a_thread))
+        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), byte_budget.share(), in_a_thread))
     assert caller.tell is None
-    assert allowance.num_bytes == 0
+    assert byte_budget.num_bytes == 0
 
 
 @packed

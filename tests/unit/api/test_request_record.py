@@ -1,4 +1,4 @@
-"""Trace: times as they are told."""
+"""RequestRecord: times as they are told."""
 
 from hypothesis import given
 from hypothesis import strategies as st

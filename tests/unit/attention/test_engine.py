@@ -14,7 +14,7 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.layer import Layer
-from service.attention.loaded_layer import Resident, Work
+from service.attention.loaded_layer import LoadedLayer, Work
 from service.attention.projection import has_packed_product
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import (
@@ -153,7 +153,7 @@ def computing_threads(monkeypatch) -> list[str]:
 
 def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine, computing_threads):
     calls = [call(rows, seed=rows, weights=WeightsWanted("mean")) for rows in (4, 1, 9)]
-    brief = engine.run(calls, is_brief=True)
+    brief = engine.run(calls, is_inline=True)
     assert brief.done()
     assert computing_threads == [threading.current_thread().name]
     others = engine.run(calls).result()
@@ -173,7 +173,7 @@ def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, monkeypatc
     monkeypatch.setattr(Layer, "forward", held)
     running = engine.run([call()])
     assert started.wait(10)
-    brief = engine.run([call(seed=1)], is_brief=True)
+    brief = engine.run([call(seed=1)], is_inline=True)
     assert not brief.done()
     go_on.set()
     assert len(running.result()) == len(brief.result()) == 1
@@ -182,16 +182,16 @@ def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, monkeypatc
 
 def test_a_brief_batch_goes_to_the_thread_where_torch_has_several_here(engine, computing_threads):
     with torch_threads(2):
-        engine.run([call()], is_brief=True).result()
+        engine.run([call()], is_inline=True).result()
     assert computing_threads == ["compute_0"]
 
 
 def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(engine, computing_threads):
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
-    first = engine.run([double], is_brief=True).result()
+    first = engine.run([double], is_inline=True).result()
     assert set(computing_threads) == {"compute_0"}
     computing_threads.clear()
-    assert same_answers(engine.run([double], is_brief=True).result()[0], first[0])
+    assert same_answers(engine.run([double], is_inline=True).result()[0], first[0])
     assert computing_threads == [threading.current_thread().name]
 
 
@@ -205,11 +205,11 @@ def frames_held_by(error: BaseException) -> set[FrameType]:
 
 def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_nothing_of_the_caller(engine):
     wrong = Call("layer", randn(1, 4, 10))
-    error = engine.run([wrong], is_brief=True).exception(10)
+    error = engine.run([wrong], is_inline=True).exception(10)
     assert isinstance(error, RuntimeError)
     assert error.__context__ is None
     assert sys._getframe() not in frames_held_by(error)
-    assert engine.run([call()], is_brief=True).done(), "the next one has its turn"
+    assert engine.run([call()], is_inline=True).done(), "the next one has its turn"
     assert engine.run([call()]).result(10)
 
 
@@ -220,9 +220,9 @@ def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Layer, "forward", fail)
-        error = engine.run([call()], is_brief=True).exception(10)
+        error = engine.run([call()], is_inline=True).exception(10)
     assert isinstance(error, CostLimit if failure is MemoryError else failure)
-    assert engine.run([call()], is_brief=True).result(0)
+    assert engine.run([call()], is_inline=True).result(0)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
-    resident = Resident(SPEC, {}, {torch.float32: make_layer(SPEC)})
-    engine.run([Work(resident, call())], is_brief=True).result(10)
+    resident = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)})
+    engine.run([Work(resident, call())], is_inline=True).result(10)
     assert names == ["compute_0"]
     engine.close()
 
@@ -244,7 +244,7 @@ def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
 def test_a_closed_engine_computes_nothing_brief(engine):
     engine.close()
     with pytest.raises(EngineDown):
-        engine.run([call()], is_brief=True)
+        engine.run([call()], is_inline=True)
 
 
 def torchs_own_words() -> RuntimeError:

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from service.attention.heap import BUSY_GROWTH_BYTES, GROWTH_BYTES, Memory, resident_bytes
+from service.attention.heap import BUSY_GROWTH_BYTES, GROWTH_BYTES, Heap, resident_bytes
 
 MIB = 2**20
 
@@ -20,7 +20,7 @@ class Process:
 
     def __init__(self) -> None:
         self.used, self.kept, self.num_trims = 300 * MIB, 0, 0
-        self.memory = Memory(lambda: self.used + self.kept, self._trim)
+        self.memory = Heap(lambda: self.used + self.kept, self._trim)
 
     def _trim(self) -> None:
         self.num_trims += 1
@@ -103,7 +103,7 @@ def test_this_process_is_measured_and_trimmed():
     block = np.ones(8 * MIB, np.float64)
     assert resident_bytes() > before + 32 * MIB
     del block
-    Memory().give_back()
+    Heap().give_back()
     assert resident_bytes() < before + 48 * MIB
 
 

@@ -189,8 +189,8 @@ def test_what_comes_while_a_batch_is_stopped_is_computed_and_does_not_stop():
         (alone,), _ = to_the_end(engine.run([small]))
         stopped = engine.run([large_calls()["many sequences"]]).result(10)
         assert isinstance(stopped, Steps)
-        for is_brief in (False, True):
-            (beside,) = engine.run([small], is_brief=is_brief).result(10)
+        for is_inline in (False, True):
+            (beside,) = engine.run([small], is_inline=is_inline).result(10)
             assert same_answers(alone, beside)
         assert len(to_the_end(stopped.resume())[0]) == 1
     finally:

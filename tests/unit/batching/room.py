@@ -53,7 +53,7 @@ class Room:
         standing_wait_s: float = 0.0,
         max_cost: CostCeilings | None = None,
         max_compute_s: float = LARGE,
-        brief_s: float = 0.0,
+        inline_s: float = 0.0,
         step_s: float = math.inf,
         engine: Any = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Room:
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
                 max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
-                compute=ComputeLimits(max_s=max_compute_s, brief_s=brief_s, step_s=step_s),
+                compute=ComputeLimits(max_s=max_compute_s, inline_s=inline_s, step_s=step_s),
             ),
             self.clock,
             self.heard,

@@ -43,23 +43,23 @@ async def learn(room: Room, seconds: float = 1.0) -> None:
     await turns()
 
 
-@pytest.mark.parametrize(("flops", "is_brief"), [(2_000, True), (2_001, False)])
-def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops, is_brief):
+@pytest.mark.parametrize(("flops", "is_inline"), [(2_000, True), (2_001, False)])
+def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops, is_inline):
     async def main():
-        async with Room(brief_s=2.0) as room:
+        async with Room(inline_s=2.0) as room:
             await learn(room)
             room.send("x", cost=cost_of(flops=flops - 1000))
             room.send("y")
             await turns()
             assert room.engine.batches == [["known"], ["x", "y"]]
-            assert room.engine.briefs == [False, is_brief], "of the first one nothing is known"
+            assert room.engine.briefs == [False, is_inline], "of the first one nothing is known"
 
     run(main)
 
 
 def test_a_batch_of_many_sequences_is_not_brief():
     async def main():
-        async with Room(brief_s=2.0) as room:
+        async with Room(inline_s=2.0) as room:
             await learn(room)
             room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
             room.send("y", cost=cost_of(sequences=1, flops=1))
@@ -71,7 +71,7 @@ def test_a_batch_of_many_sequences_is_not_brief():
 
 def test_another_lane_tells_nothing_of_a_batch():
     async def main():
-        async with Room(brief_s=2.0) as room:
+        async with Room(inline_s=2.0) as room:
             await learn(room)
             await room.send_running("x", lane="b")
             assert room.engine.briefs == [False, False]
@@ -82,7 +82,7 @@ def test_another_lane_tells_nothing_of_a_batch():
 def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_for_a_while():
     async def main():
         engine = AtOnce(seconds=1.0)
-        async with room_with(engine, brief_s=2.0) as room:
+        async with room_with(engine, inline_s=2.0) as room:
             await ended(room.send("known"))
             engine.seconds = 2.0 * FAR_TOO_LONG + 0.1
             await ended(room.send("stall"))
@@ -98,7 +98,7 @@ def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_d
 
     async def main():
         engine = AtOnce(seconds=1.0)
-        async with room_with(engine, brief_s=2.0) as room:
+        async with room_with(engine, inline_s=2.0) as room:
             for _ in range(WINDOW):
                 await ended(room.send("known"))
             engine.seconds, engine.is_open = 2.0 * FAR_TOO_LONG + 0.1, False
@@ -115,7 +115,7 @@ def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_d
 def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_long_the_loop_had_waited():
     async def main():
         engine = AtOnce(seconds=4.0)
-        async with room_with(engine, brief_s=8.0, max_compute_s=5.0) as room:
+        async with room_with(engine, inline_s=8.0, max_compute_s=5.0) as room:
             await ended(room.send("known"))
             engine.is_open = False
             (client,) = await room.send_running("stumbles")
@@ -129,7 +129,7 @@ def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_lon
 
 def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
     async def main():
-        async with Room(brief_s=2.0) as room:
+        async with Room(inline_s=2.0) as room:
             await learn(room)
             await room.send_running("x")
             room.engine.fail(ValueError("x"))
@@ -162,7 +162,7 @@ def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_tur
     """A request takes two turns of the loop from its socket to the queue."""
 
     async def main():
-        async with Room(brief_s=8.0) as room:
+        async with Room(inline_s=8.0) as room:
             await learn(room)
             await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns)
             await turns()
@@ -173,7 +173,7 @@ def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_tur
 
 def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
     async def main():
-        async with Room(brief_s=8.0) as room:
+        async with Room(inline_s=8.0) as room:
             await learn(room)
             room.send("u")
             room.send("large", lane="b", cost=cost_of(flops=10**6))
@@ -198,7 +198,7 @@ def test_a_deadline_that_passes_while_the_loop_waits_keeps_its_request_from_bein
 
 def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
     async def main():
-        async with Room(brief_s=8.0) as room:
+        async with Room(inline_s=8.0) as room:
             await learn(room)
             await come_one_after_the_other(room, ["u", "v"], num_turns=5)
             assert room.engine.batches[1:] == [["u"]]
@@ -208,7 +208,7 @@ def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
 
 @pytest.mark.parametrize(
     ("limits", "batch"),
-    [({"brief_s": 2.0}, ["u", "v", "w"]), ({"brief_s": 8.0, "max_requests": 2}, ["u", "v"])],
+    [({"inline_s": 2.0}, ["u", "v", "w"]), ({"inline_s": 8.0, "max_requests": 2}, ["u", "v"])],
     ids=["too long to be waited for", "full"],
 )
 def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
@@ -223,7 +223,7 @@ def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
 
 def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
     async def main():
-        async with Room(brief_s=8.0) as room:
+        async with Room(inline_s=8.0) as room:
             await learn(room)
             client = room.send("x")
             await asyncio.sleep(0)

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.inline_policy import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, Brevity
+from service.batching.inline_policy import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, InlinePolicy
 from service.batching.speed import WINDOW
 
 
-def taught(*seconds: float, lane: str = "a") -> Brevity:
+def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
     """Batches of 1,000 flops took so long; brief is what ends in 2 s."""
-    brevity = Brevity(2.0)
+    brevity = InlinePolicy(2.0)
     for took in seconds:
         brevity.note(lane, 1000, took, waited_s=0.0)
     return brevity
 
 
 def test_of_a_lane_without_a_past_nothing_is_claimed():
-    assert not taught().is_brief("a", 0, 1)
-    assert not taught(1.0).is_brief("b", 1, 1), "another lane tells nothing of this one"
+    assert not taught().is_inline("a", 0, 1)
+    assert not taught(1.0).is_inline("b", 1, 1), "another lane tells nothing of this one"
 
 
-@pytest.mark.parametrize(("flops", "is_brief"), [(2000, True), (2001, False)])
-def test_a_batch_is_brief_if_at_the_pace_of_its_lane_it_ends_in_time(flops, is_brief):
-    assert taught(1.0).is_brief("a", flops, 1) is is_brief
+@pytest.mark.parametrize(("flops", "is_inline"), [(2000, True), (2001, False)])
+def test_a_batch_is_brief_if_at_the_pace_of_its_lane_it_ends_in_time(flops, is_inline):
+    assert taught(1.0).is_inline("a", flops, 1) is is_inline
 
 
 def test_the_pace_is_the_median_of_the_last_batches():
-    assert taught(1.0, 50.0, 1.0).is_brief("a", 2000, 1), "one stall changes nothing"
-    assert not taught(*[1.0] * WINDOW, *[2.0] * WINDOW).is_brief("a", 1001, 1), "the past is forgotten"
+    assert taught(1.0, 50.0, 1.0).is_inline("a", 2000, 1), "one stall changes nothing"
+    assert not taught(*[1.0] * WINDOW, *[2.0] * WINDOW).is_inline("a", 1001, 1), "the past is forgotten"
 
 
-@pytest.mark.parametrize(("sequences", "is_brief"), [(MAX_SEQUENCES, True), (MAX_SEQUENCES + 1, False)])
-def test_many_sequences_are_never_brief(sequences, is_brief):
-    assert taught(1.0).is_brief("a", 0, sequences) is is_brief
+@pytest.mark.parametrize(("sequences", "is_inline"), [(MAX_SEQUENCES, True), (MAX_SEQUENCES + 1, False)])
+def test_many_sequences_are_never_brief(sequences, is_inline):
+    assert taught(1.0).is_inline("a", 0, sequences) is is_inline
 
 
 def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_are():
@@ -41,41 +41,41 @@ def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_
     brevity.note("b", 1000, 1.0, waited_s=0.0)
     brevity.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, waited_s=2.0 * FAR_TOO_LONG + 0.1)
     for _ in range(WINDOW):
-        assert not brevity.is_brief("a", 1, 1)
+        assert not brevity.is_inline("a", 1, 1)
         brevity.note("a", 1000, 1.0, waited_s=0.0)
-    assert brevity.is_brief("a", 1, 1)
-    assert brevity.is_brief("b", 1, 1)
+    assert brevity.is_inline("a", 1, 1)
+    assert brevity.is_inline("b", 1, 1)
 
 
 def test_a_lane_of_which_a_batch_failed_is_not_trusted_for_a_while():
     brevity = taught(1.0)
     brevity.failed("a")
     brevity.failed("unknown")
-    assert not brevity.is_brief("a", 1, 1)
+    assert not brevity.is_inline("a", 1, 1)
 
 
 def test_a_lane_is_not_trusted_either_where_the_loop_waited_for_a_part_only():
     brevity = taught(*[1.0] * WINDOW)
     brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG)
-    assert brevity.is_brief("a", 1, 1)
+    assert brevity.is_inline("a", 1, 1)
     brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG + 0.1)
-    assert not brevity.is_brief("a", 1, 1)
+    assert not brevity.is_inline("a", 1, 1)
 
 
 def test_what_was_not_waited_for_may_take_as_long_as_it_likes():
     brevity = taught(*[1.0] * WINDOW)
     brevity.note("a", 10**6, 1000.0, waited_s=0.0)
-    assert brevity.is_brief("a", 2000, 1)
+    assert brevity.is_inline("a", 2000, 1)
 
 
 def test_a_clock_that_measures_nothing_makes_nothing_brief():
-    assert not taught(0.0).is_brief("a", 1, 1)
+    assert not taught(0.0).is_inline("a", 1, 1)
 
 
 def test_nothing_is_brief_and_nothing_remembered_where_the_loop_is_to_wait_for_nothing():
-    brevity = Brevity(0.0)
+    brevity = InlinePolicy(0.0)
     brevity.note("a", 1000, 1.0, waited_s=0.0)
-    assert not brevity.is_brief("a", 0, 1)
+    assert not brevity.is_inline("a", 0, 1)
 
 
 def test_lanes_that_come_and_go_do_not_fill_the_memory():
@@ -83,4 +83,4 @@ def test_lanes_that_come_and_go_do_not_fill_the_memory():
     for number in range(MAX_LANES):
         brevity.note(number, 1000, 1.0, waited_s=0.0)
     assert len(brevity._lanes) <= MAX_LANES
-    assert brevity.is_brief(MAX_LANES - 1, 2000, 1)
+    assert brevity.is_inline(MAX_LANES - 1, 2000, 1)

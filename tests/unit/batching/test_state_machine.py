@@ -52,7 +52,7 @@ class CountedJob(Job[Any, Any]):
 
 class WaitingRoom(RuleBasedStateMachine):
     max_wait_s = 0.0
-    brief_s = 0.0
+    inline_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class WaitingRoom(RuleBasedStateMachine):
             max_requests=MAX_REQUESTS,
             max_wait_s=self.max_wait_s,
             max_compute_s=MAX_COMPUTE_S,
-            brief_s=self.brief_s,
+            inline_s=self.inline_s,
         )
         self.engine, self.batcher, self.clock = self.room.engine, self.room.batcher, self.room.clock
         self.do(self.batcher.start)
@@ -294,7 +294,7 @@ class WaitingRoomWithAWait(WaitingRoom):
 
 
 class WaitingRoomOfBriefBatches(WaitingRoom):
-    brief_s = MAX_COMPUTE_S
+    inline_s = MAX_COMPUTE_S
 
 
 SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None)

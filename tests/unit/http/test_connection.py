@@ -505,16 +505,16 @@ async def answered_at_last(room: Room) -> None:
 
 
 @pytest.mark.parametrize("raw", SAYS_LAST.values(), ids=SAYS_LAST)
-@pytest.mark.parametrize("is_guest", [False, True])
+@pytest.mark.parametrize("is_overflow", [False, True])
 @on_the_loop
-async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_guest):
-    room = Room(is_guest=is_guest)
+async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_overflow):
+    room = Room(is_overflow=is_overflow)
     room.connection.data_received(raw)
     assert room.connection.eof_received()
     await turns()
     await room.advance(100)
     await answered_at_last(room)
-    assert room.statuses == [503 if is_guest else 200]
+    assert room.statuses == [503 if is_overflow else 200]
     assert len(room.ledger.ends) == room.ledger.num_received == 1
 
 
@@ -942,7 +942,7 @@ async def test_over_tls_a_client_who_ends_is_gone():
 
 @on_the_loop
 async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
-    room = Room(is_guest=True)
+    room = Room(is_overflow=True)
     await room.send(post() + post(b"/2"))
     assert room.statuses == [503]
     assert room.codes == ["not_ready"]
@@ -955,17 +955,17 @@ async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
 @pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/v2/health/live", b"/metrics"])
 @on_the_loop
 async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
-    room = Room(is_guest=True)
+    room = Room(is_overflow=True)
     await room.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert room.statuses == [200]
     assert b"\r\nconnection: close\r\n" in room.wire.written
     assert room.wire.events == ["close"]
 
 
-@pytest.mark.parametrize("is_guest", [False, True])
+@pytest.mark.parametrize("is_overflow", [False, True])
 @on_the_loop
-async def test_a_place_is_free_when_its_connection_is_lost(is_guest):
-    room = Room(is_guest=is_guest)
+async def test_a_place_is_free_when_its_connection_is_lost(is_overflow):
+    room = Room(is_overflow=is_overflow)
     assert len(room.places) == 1
     await room.lose()
     assert len(room.places) == 0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.http.asgi import fields_of
-from service.http.connection_limits import TransportLimits
+from service.http.connection_limits import ConnectionLimits
 from service.http.head import END, check_begun, glimpse, read_head
 from service.http.scope import request_scope
 
-LIMITS = TransportLimits(
+LIMITS = ConnectionLimits(
     max_header_bytes=1000,
     max_target_bytes=100,
     max_headers=20,

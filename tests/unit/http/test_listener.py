@@ -9,13 +9,13 @@ import ssl
 import pytest
 
 from service.http import listener as listening
-from service.http.listener import MAX_GUESTS, Listener, Place, Places, listen
+from service.http.listener import MAX_OVERFLOW, ConnectionSlot, ConnectionSlots, Listener, listen
 
 
 class Kept(asyncio.Protocol):
     """Says nothing, and leaves its place at its end."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ConnectionSlot) -> None:
         self.place = place
 
     def connection_lost(self, exc):
@@ -41,7 +41,7 @@ def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
 
     async def main():
         sock = bound or listen("127.0.0.1", 0)
-        places = Places(most)
+        places = ConnectionSlots(most)
         listener = Listener(sock, places, Kept, tls, handshake_timeout_s, rests.append)
         listener.open()
         address = sock.getsockname()
@@ -86,7 +86,7 @@ def test_who_comes_above_the_number_is_a_guest():
         for _ in range(3):
             await connect()
         await until(lambda: len(places) == 3)
-        assert [place.is_guest for place in [*places._kept, *places._guests]] == [False, False, True]
+        assert [place.is_overflow for place in [*places._kept, *places._guests]] == [False, False, True]
 
     hall(story)
 
@@ -108,25 +108,25 @@ def test_the_guest_who_came_first_goes_for_the_one_who_comes_last():
     async def story(places, connect):
         (kept,) = [await connect()]
         await until(lambda: len(places) == 1)
-        guests = [await connect() for _ in range(MAX_GUESTS)]
-        await until(lambda: len(places) == 1 + MAX_GUESTS)
+        guests = [await connect() for _ in range(MAX_OVERFLOW)]
+        await until(lambda: len(places) == 1 + MAX_OVERFLOW)
         last = await connect()
         assert await has_ended(guests[0])
         assert not await has_ended(guests[1])
         assert not await has_ended(last)
         assert not await has_ended(kept)
-        assert len(places) == 1 + MAX_GUESTS
+        assert len(places) == 1 + MAX_OVERFLOW
 
     hall(story, most=1)
 
 
 def test_many_who_come_at_once_are_never_more_than_there_are_places():
     async def story(places, connect):
-        for _ in range(5 * MAX_GUESTS):
+        for _ in range(5 * MAX_OVERFLOW):
             await connect()
             await asyncio.sleep(0)
-            assert len(places) <= 2 + MAX_GUESTS
-        await until(lambda: len(places) == 2 + MAX_GUESTS)
+            assert len(places) <= 2 + MAX_OVERFLOW
+        await until(lambda: len(places) == 2 + MAX_OVERFLOW)
 
     hall(story)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from service.http.write_coalescing import Departures
+from service.http.write_coalescing import WriteCoalescer
 from tests.doubles import run
 from tests.unit.http.wire import Room, turns
 
@@ -22,7 +22,7 @@ class Answer:
 def test_the_first_answer_of_a_turn_leaves_at_once_and_the_others_when_it_ends_in_order():
     async def main():
         left: list[Answer] = []
-        departures, held = Departures(), [Answer(left) for _ in range(4)]
+        departures, held = WriteCoalescer(), [Answer(left) for _ in range(4)]
         for _ in range(2):
             assert [departures.may_leave(each) for each in held] == [True, False, False, False]
             assert left == []
@@ -34,7 +34,7 @@ def test_the_first_answer_of_a_turn_leaves_at_once_and_the_others_when_it_ends_i
 
 
 def rooms(count: int) -> list[Room]:
-    departures = Departures()
+    departures = WriteCoalescer()
     return [Room(departures=departures) for _ in range(count)]
 
 

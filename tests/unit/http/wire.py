@@ -12,16 +12,16 @@ import uvicorn
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from service.api.outer_middleware import Edge
+from service.api.outer_middleware import OuterMiddleware
 from service.http.asgi import ClientGone
 from service.http.connection import Connection
-from service.http.connection_limits import PAUSE_S, TransportLimits
-from service.http.listener import Place
+from service.http.connection_limits import PAUSE_S, ConnectionLimits
+from service.http.listener import ConnectionSlot
 from service.http.stage import Stage
-from service.http.write_coalescing import Departures
+from service.http.write_coalescing import WriteCoalescer
 from tests.doubles import ManualClock
 
-LIMITS = TransportLimits(
+LIMITS = ConnectionLimits(
     max_header_bytes=1024,
     max_target_bytes=256,
     max_headers=20,
@@ -163,10 +163,12 @@ class Room:
     """One connection to the edge."""
 
     def __init__(
-        self, limits: TransportLimits = LIMITS, *, is_guest: bool = False, departures: Departures | None = None
+        self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, departures: WriteCoalescer | None = None
     ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
-        edge = Edge(self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
+        edge = OuterMiddleware(
+            self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now
+        )
         config = uvicorn.Config(
             edge, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=75
         )
@@ -175,9 +177,9 @@ class Room:
         loop: Any = ManualLoop(self.clock)
         self.taken = Taken()
         taken: Any = self.taken
-        self.places: dict[Place, None] = {}
-        place = Place(taken, self.places, is_guest=is_guest)
-        self.connection = Connection(config, self.state, {}, limits, place, departures or Departures(), loop)
+        self.places: dict[ConnectionSlot, None] = {}
+        place = ConnectionSlot(taken, self.places, is_overflow=is_overflow)
+        self.connection = Connection(config, self.state, {}, limits, place, departures or WriteCoalescer(), loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from service.attention.loaded_layer import Resident
+from service.attention.loaded_layer import LoadedLayer
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, Found, ServedLayer, load_all
 from service.layers.store import Store
@@ -23,7 +23,7 @@ def store(tmp_path) -> Store:
 
 def catalog_of(found: Found) -> Catalog:
     """As if the engine had taken them."""
-    residents = {name: Resident(stored.spec, stored.tensors) for name, stored in found.layers.items()}
+    residents = {name: LoadedLayer(stored.spec, stored.tensors) for name, stored in found.layers.items()}
     return Catalog({name: ServedLayer(stored, residents[name]) for name, stored in found.layers.items()})
 
 

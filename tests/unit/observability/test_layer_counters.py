@@ -2,20 +2,20 @@
 
 import time
 
-from service.api.request_record import Trace
+from service.api.request_record import RequestRecord
 from service.events import LayerTotals
-from service.observability.layer_counters import Tally
+from service.observability.layer_counters import LayerCounters
 from service.observability.metrics import Metrics
 
 
-def trace(status: int = 200, layer: str | None = "small") -> Trace:
-    found = Trace("id", "POST", "/x", 0.0, status=status, layer=layer)
+def trace(status: int = 200, layer: str | None = "small") -> RequestRecord:
+    found = RequestRecord("id", "POST", "/x", 0.0, status=status, layer=layer)
     found.decode_s, found.queue_s, found.compute_s, found.encode_s = 0.1, 0.2, 0.3, 0.4
     return found
 
 
 def test_requests_and_passes_add_up_until_they_are_taken():
-    tally = Tally(lambda: 1000.0)
+    tally = LayerCounters(lambda: 1000.0)
     tally.answered(trace(), 1.0)
     tally.answered(trace(), 2.0)
     tally.answered(trace(422), 0.5)
@@ -30,7 +30,7 @@ def test_requests_and_passes_add_up_until_they_are_taken():
 
 
 def test_a_request_to_no_layer_counts_nowhere():
-    tally = Tally()
+    tally = LayerCounters()
     tally.answered(trace(404, layer=None), 1.0)
     assert tally.take() == {}
 
@@ -39,7 +39,7 @@ def test_totals_are_what_was_told_piece_by_piece():
     metrics = Metrics()
     before = time.time()
     for _ in range(2):
-        tally = Tally()
+        tally = LayerCounters()
         tally.answered(trace(), 1.5)
         tally.computed("small", 4)
         tally.answered(trace(500, layer="other"), 1.0)

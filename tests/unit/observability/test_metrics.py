@@ -74,8 +74,8 @@ def test_a_request_is_counted_once_when_it_comes_and_once_at_its_end(readable):
 
 def test_a_refusal_is_counted_with_its_reason_and_its_time(readable):
     readable.metrics.received()
-    changes = readable.changed_by(lambda m: m.answered(Answered("unmatched", 404, 0.5, code="not_found")))
-    assert changes["attention_rejected_total"] == changes["attention_request_seconds_count"] == 1
+    rollout = readable.changed_by(lambda m: m.answered(Answered("unmatched", 404, 0.5, code="not_found")))
+    assert rollout["attention_rejected_total"] == rollout["attention_request_seconds_count"] == 1
     assert readable.value("rejected_total", reason="not_found") == 1
     assert readable.value("requests_total", route="unmatched", status="404") == 1
 

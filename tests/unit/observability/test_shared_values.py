@@ -62,19 +62,19 @@ def test_gauges_of_a_mode_have_a_file_of_their_own(tmp_path, opened):
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 5)), max_size=30))
-def test_sums_are_those_of_all_changes_however_they_fall_into_turns(tmp_path_factory, changes):
+def test_sums_are_those_of_all_changes_however_they_fall_into_turns(tmp_path_factory, rollout):
     directory = tmp_path_factory.mktemp("values")
 
     async def story():
         with contextlib.closing(SharedValues(Shared(directory, 0))) as values:
             each = {name: value_of(values, name) for name in "abc"}
-            for name, amount in changes:
+            for name, amount in rollout:
                 each[name].inc(amount)
                 if amount == 0:
                     await asyncio.sleep(0)
 
     asyncio.run(story())
-    expected = {name: sum(amount for one, amount in changes if one == name) for name in "abc"}
+    expected = {name: sum(amount for one, amount in rollout if one == name) for name in "abc"}
     assert in_files(directory) == {("counter_0.db", name): total for name, total in expected.items()}
 
 

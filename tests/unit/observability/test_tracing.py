@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from service.api.request_record import start_trace, trace_of
+from service.api.request_record import record_of, start_record
 from service.batching.job import BatchInfo
 from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.http.asgi import ClientGone
@@ -29,7 +29,7 @@ async def never(*_):
     raise AssertionError
 
 
-def serve(spans, note=lambda trace: None, error=None, headers=(), **changes):
+def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
     """A request that came at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall's."""
     scope = {
         "type": "http",
@@ -37,12 +37,12 @@ def serve(spans, note=lambda trace: None, error=None, headers=(), **changes):
         "path": "/v1/x",
         "headers": list(headers),
         "server": ("h", 80),
-        **changes,
+        **rollout,
     }
-    start_trace(scope, 10.0)
+    start_record(scope, 10.0)
 
     async def inside(scope, receive, send):
-        note(trace_of(scope))
+        note(record_of(scope))
         if error is not None:
             raise error
 

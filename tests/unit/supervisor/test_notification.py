@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 
-from service.supervisor.notification import NEWS, SupervisorBell
+from service.supervisor.notification import NEWS, SupervisorNotifier
 
 # Rung before it listens, as a worker that still imports torch: the news waits, and does not end the process.
 EARLY = """
 import asyncio, os, signal
-from service.supervisor.notification import NEWS, SupervisorBell
+from service.supervisor.notification import NEWS, SupervisorNotifier
 os.kill(os.getpid(), NEWS)
 
 async def main():
     heard = asyncio.Event()
-    SupervisorBell().listen(heard.set)
+    SupervisorNotifier().listen(heard.set)
     await asyncio.wait_for(heard.wait(), 20)
     print("heard")
 
@@ -34,18 +34,18 @@ def test_a_worker_rings_its_parent_and_nobody_else(monkeypatch):
     rung = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: rung.append((pid, signum)))
     monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's own, which may be the first process
-    bell = SupervisorBell()
-    bell.ring()
+    notifier = SupervisorNotifier()
+    notifier.notify()
     assert rung == [(4321, NEWS)]
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    bell.ring()
+    notifier.notify()
     assert len(rung) == 1, "it was orphaned, and its new parent has nothing to do with it"
 
 
 def test_each_ring_is_heard_on_the_loop():
     async def main():
         heard = asyncio.Event()
-        SupervisorBell().listen(heard.set)
+        SupervisorNotifier().listen(heard.set)
         try:
             for _ in range(3):
                 os.kill(os.getpid(), NEWS)

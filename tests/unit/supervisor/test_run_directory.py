@@ -9,7 +9,7 @@ import pytest
 from service.observability import shared_values
 from service.supervisor.processes import StartError
 from service.supervisor.run_directory import METRICS_BYTES, RunDirectory
-from service.supervisor.worker_status import Board, State
+from service.supervisor.worker_status import State, WorkerStatus
 
 
 def names(directory):
@@ -161,7 +161,7 @@ def test_one_that_another_start_is_about_to_remove_is_not_held(tmp_path):
 )
 def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state, has_served):
     with RunDirectory.make(tmp_path, 1) as run:
-        Board(run.heartbeats, 1, 5.0, pid=77).write(state)
+        WorkerStatus(run.heartbeats, 1, 5.0, pid=77).write(state)
         for name in (
             "gauge_livesum_3.db",
             "gauge_livemin_3.db",

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from service.supervisor.watchdog import LOOKS, WHERE, Pulse, look_interval_s
+from service.supervisor.watchdog import CHECKS, WHERE, Watchdog, check_interval_s
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def pipe():
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
-    monkeypatch.setattr("service.supervisor.watchdog.PULSE_S", 0.001)
+    monkeypatch.setattr("service.supervisor.watchdog.PING_S", 0.001)
 
 
 async def begin(pulse):
@@ -54,7 +54,7 @@ async def signs(pulse, reading, number):
 
 def test_signs_are_the_number_of_the_slot_for_as_long_as_the_loop_runs(pipe):
     reading, writing = pipe
-    assert asyncio.run(signs(Pulse(writing, 63), reading, 5))[:5] == bytes([63] * 5)
+    assert asyncio.run(signs(Watchdog(writing, 63), reading, 5))[:5] == bytes([63] * 5)
 
 
 def test_a_pipe_that_nobody_read_for_a_while_stops_nobody(pipe):
@@ -63,31 +63,31 @@ def test_a_pipe_that_nobody_read_for_a_while_stops_nobody(pipe):
     with contextlib.suppress(BlockingIOError):
         while True:
             number += os.write(writing, bytes(4096))
-    assert asyncio.run(signs(Pulse(writing, 9), reading, number)).endswith(bytes([9]))
+    assert asyncio.run(signs(Watchdog(writing, 9), reading, number)).endswith(bytes([9]))
 
 
 def test_a_pipe_whose_reader_is_gone_stops_nobody():
     reading, writing = os.pipe()
     os.close(reading)
-    asyncio.run(begin(Pulse(writing, 0)))
+    asyncio.run(begin(Watchdog(writing, 0)))
     os.close(writing)
 
 
 def test_one_look_is_later_than_a_sign_can_be_whatever_silence_is_asked_for():
-    assert look_interval_s(0.01) == 2.0
-    assert look_interval_s(60.0) * LOOKS == 60.0
+    assert check_interval_s(0.01) == 2.0
+    assert check_interval_s(60.0) * CHECKS == 60.0
 
 
 def test_who_holds_the_interpreter_in_code_that_is_not_python_still_says_where():
     """No handler in Python would run then."""
     code = """
 import asyncio, ctypes, os, sys
-from service.supervisor.watchdog import WHERE, Pulse
+from service.supervisor.watchdog import WHERE, Watchdog
 def stand_still():
     ctypes.PyDLL(None).sleep(20)  # with the lock, until a signal
     print("over", file=sys.stderr, flush=True)
 async def main():
-    Pulse(1, 0).begin()
+    Watchdog(1, 0).begin()
     os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.5; kill -{int(WHERE)} {os.getpid()}"], os.environ)
     stand_still()
 asyncio.run(main())
@@ -100,4 +100,4 @@ asyncio.run(main())
 def test_without_a_stderr_the_signs_come_all_the_same(pipe, monkeypatch):
     reading, writing = pipe
     monkeypatch.setattr(sys, "stderr", None)
-    assert set(asyncio.run(signs(Pulse(writing, 5), reading, 2))) == {5}
+    assert set(asyncio.run(signs(Watchdog(writing, 5), reading, 2))) == {5}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.supervisor.worker_status import Board, Heartbeat, State, read_heartbeat, remove_heartbeat
+from service.supervisor.worker_status import Heartbeat, State, WorkerStatus, read_heartbeat, remove_heartbeat
 
 
 class Time:
@@ -23,69 +23,69 @@ def time():
 
 
 @pytest.fixture
-def boards(tmp_path, time):
+def statuses(tmp_path, time):
     """Two processes of one service."""
-    return [Board(tmp_path, 2, 5.0, pid=pid, now=time) for pid in (11, 12)]
+    return [WorkerStatus(tmp_path, 2, 5.0, pid=pid, now=time) for pid in (11, 12)]
 
 
-def test_the_service_is_ready_once_all_are_and_every_process_says_so(boards):
-    for board in boards:
-        board.write(State.READY)
-    assert [board.why_not_ready() for board in boards] == [None, None]
+def test_the_service_is_ready_once_all_are_and_every_process_says_so(statuses):
+    for status in statuses:
+        status.write(State.READY)
+    assert [status.why_not_ready() for status in statuses] == [None, None]
 
 
-def test_a_process_that_is_not_up_yet_is_missed(boards):
-    boards[0].write(State.READY)
-    assert boards[0].why_not_ready() == "1 of 2 processes is not up yet"
+def test_a_process_that_is_not_up_yet_is_missed(statuses):
+    statuses[0].write(State.READY)
+    assert statuses[0].why_not_ready() == "1 of 2 processes is not up yet"
 
 
-def test_nobody_at_all_and_no_directory_are_missed_too(boards, tmp_path):
-    assert boards[0].why_not_ready() == "2 of 2 processes are not up yet"
-    assert Board(tmp_path / "gone", 1, 5.0).why_not_ready() == "1 of 1 process is not up yet"
+def test_nobody_at_all_and_no_directory_are_missed_too(statuses, tmp_path):
+    assert statuses[0].why_not_ready() == "2 of 2 processes are not up yet"
+    assert WorkerStatus(tmp_path / "gone", 1, 5.0).why_not_ready() == "1 of 1 process is not up yet"
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_one_process_that_is_not_ready_is_enough(boards, state):
-    boards[0].write(State.READY)
-    boards[1].write(state, "a reason of its own")
-    assert boards[0].why_not_ready() == f"1 of 2 processes is {state.value}"
+def test_one_process_that_is_not_ready_is_enough(statuses, state):
+    statuses[0].write(State.READY)
+    statuses[1].write(state, "a reason of its own")
+    assert statuses[0].why_not_ready() == f"1 of 2 processes is {state.value}"
 
 
-def test_a_failure_is_told_first_and_with_its_reason(boards):
-    boards[0].write(State.STARTING)
-    boards[1].write(State.FAILED, "the engine is down")
-    assert boards[0].why_not_ready() == "a process has failed: the engine is down"
+def test_a_failure_is_told_first_and_with_its_reason(statuses):
+    statuses[0].write(State.STARTING)
+    statuses[1].write(State.FAILED, "the engine is down")
+    assert statuses[0].why_not_ready() == "a process has failed: the engine is down"
 
 
-def test_a_report_counts_until_it_is_too_old_and_not_longer(boards, time):
-    for board in boards:
-        board.write(State.READY)
+def test_a_report_counts_until_it_is_too_old_and_not_longer(statuses, time):
+    for status in statuses:
+        status.write(State.READY)
     time.now += 5
-    assert boards[0].why_not_ready() is None
+    assert statuses[0].why_not_ready() is None
     time.now += 1
-    boards[0].write(State.READY)
-    assert boards[0].why_not_ready() == "a process has not reported for 6 s"
+    statuses[0].write(State.READY)
+    assert statuses[0].why_not_ready() == "a process has not reported for 6 s"
 
 
-def test_a_later_report_replaces_the_earlier_one(boards, tmp_path):
-    boards[0].write(State.STARTING, "layers are being loaded")
-    boards[0].write(State.READY)
+def test_a_later_report_replaces_the_earlier_one(statuses, tmp_path):
+    statuses[0].write(State.STARTING, "layers are being loaded")
+    statuses[0].write(State.READY)
     assert [path.name for path in tmp_path.iterdir()] == ["11.json"]
     assert read_heartbeat(tmp_path, 11) == Heartbeat(11, State.READY, "", 1000.0)
 
 
-def test_a_removed_process_is_missed_and_removing_it_twice_is_harmless(boards, tmp_path):
-    for board in boards:
-        board.write(State.READY)
+def test_a_removed_process_is_missed_and_removing_it_twice_is_harmless(statuses, tmp_path):
+    for status in statuses:
+        status.write(State.READY)
     (tmp_path / ".12.json.12.tmp").write_bytes(b"{")
     remove_heartbeat(tmp_path, 12)
     remove_heartbeat(tmp_path, 12)
     assert [path.name for path in tmp_path.iterdir()] == ["11.json"]
-    assert boards[0].why_not_ready() == "1 of 2 processes is not up yet"
+    assert statuses[0].why_not_ready() == "1 of 2 processes is not up yet"
 
 
-def test_a_long_reason_and_any_character_survive(boards, tmp_path):
-    boards[0].write(State.FAILED, "é\ud800\n" * 1000)
+def test_a_long_reason_and_any_character_survive(statuses, tmp_path):
+    statuses[0].write(State.FAILED, "é\ud800\n" * 1000)
     found = read_heartbeat(tmp_path, 11)
     assert found is not None
     assert found.reason == ("é\ud800\n" * 1000)[:256]
@@ -117,10 +117,10 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "tro
         json.dumps({**GOOD, "reason": "x" * 5000}).encode(),
     ],
 )
-def test_what_is_not_a_report_is_no_report(boards, tmp_path, text):
-    boards[0].write(State.READY)
+def test_what_is_not_a_report_is_no_report(statuses, tmp_path, text):
+    statuses[0].write(State.READY)
     (tmp_path / "12.json").write_bytes(text)
-    assert boards[0].why_not_ready() == "1 of 2 processes is not up yet"
+    assert statuses[0].why_not_ready() == "1 of 2 processes is not up yet"
     assert read_heartbeat(tmp_path, 12) is None
 
 
@@ -134,18 +134,18 @@ def test_no_bytes_raise(text):
     assert Heartbeat.parse(text) is None or text.startswith(b"{")
 
 
-def test_half_written_and_foreign_files_are_not_read(boards, tmp_path):
-    for board in boards:
-        board.write(State.READY)
+def test_half_written_and_foreign_files_are_not_read(statuses, tmp_path):
+    for status in statuses:
+        status.write(State.READY)
     (tmp_path / ".13.tmp").write_bytes(json.dumps({**GOOD, "state": "starting"}).encode())
     (tmp_path / "notes.txt").write_bytes(b"hello")
     (tmp_path / "folder.json").mkdir()
-    assert boards[0].why_not_ready() is None
+    assert statuses[0].why_not_ready() is None
 
 
-def test_a_process_says_which_roll_it_has_followed_and_what_troubles_it(boards, time):
-    boards[0].write(State.READY, roll=7)
-    boards[1].write(State.FAILED, "slow", roll=8, trouble="no memory")
-    assert [(beat.pid, beat.roll, beat.trouble) for beat in boards[0].fresh()] == [(11, 7, ""), (12, 8, "no memory")]
+def test_a_process_says_which_roll_it_has_followed_and_what_troubles_it(statuses, time):
+    statuses[0].write(State.READY, roll=7)
+    statuses[1].write(State.FAILED, "slow", roll=8, trouble="no memory")
+    assert [(beat.pid, beat.roll, beat.trouble) for beat in statuses[0].fresh()] == [(11, 7, ""), (12, 8, "no memory")]
     time.now += 6
-    assert boards[0].fresh() == []
+    assert statuses[0].fresh() == []

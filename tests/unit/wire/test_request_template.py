@@ -1,4 +1,4 @@
-"""Patterns: a request whose header came before is the request that the whole way through the desk would have made of it."""
+"""RequestTemplates: a request with a cached header gives the same Call as a full decode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.attention.spec import LayerSpec
 from service.errors import BadShape, CostLimit, NonFinite, UnknownField
 from service.wire import request_template as pattern
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.request_template import Patterns
+from service.wire.request_template import RequestTemplates
 from service.wire.safetensors_document import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
 from service.wire.schemas import checked_request
 from tests.engine_room import make_spec
@@ -37,7 +37,9 @@ def query(seed: int = 0, rows: int = 3, **fields: Any) -> bytes:
     return body_of(seed, {"query": (rows, 8)}, **fields)
 
 
-def read(patterns: Patterns, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC) -> CheckedRequest:
+def read(
+    patterns: RequestTemplates, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC
+) -> CheckedRequest:
     return patterns.read(bytearray(body), name, digest, spec)
 
 
@@ -85,7 +87,7 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
     keys = rows[len(names) > 1]
     wanted = [{"form": "mean"}, {"form": "top_k", "k": keys, "heads": [3, 0]}, {"form": "heads", "queries": [0]}]
     fields = data.draw(st.fixed_dictionaries({}, optional={"weights": st.sampled_from(wanted)}))
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         body = body_of(seed, shapes, dtype, **fields)
         assert_same(read(patterns, body), whole_way(body))
@@ -93,7 +95,7 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
 
 
 def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         read(patterns, query(seed))
     read(patterns, query(rows=4))
@@ -103,7 +105,7 @@ def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
 def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, shape):
-    patterns, tensor = Patterns(PLENTY, DEPTH, 2**20), torch.zeros(shape)
+    patterns, tensor = RequestTemplates(PLENTY, DEPTH, 2**20), torch.zeros(shape)
     read(patterns, save({"query": tensor}))
     tensor.view(-1, 8)[2, 5] = bad
     with pytest.raises(NonFinite) as found:
@@ -114,7 +116,7 @@ def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, sh
 
 
 def test_a_body_that_is_not_aligned_is_read_all_the_same():
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     header = json.dumps({"query": {"dtype": "F32", "shape": [1, 8], "data_offsets": [0, 32]}}).encode()
     for pad in range(4):
         text = header + b" " * pad
@@ -125,7 +127,7 @@ def test_a_body_that_is_not_aligned_is_read_all_the_same():
 
 
 def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     assert read(patterns, query(), "a", "d").call.layer == "a"
     assert read(patterns, query(), "b", "d").call.layer == "b"
     with pytest.raises(BadShape):
@@ -142,7 +144,7 @@ def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
     ],
 )
 def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, counted):
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for _ in range(2):
         with pytest.raises(error):
             read(patterns, body)
@@ -151,7 +153,7 @@ def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, cou
 
 
 def test_what_costs_too_much_is_refused_every_time():
-    patterns = Patterns(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
+    patterns = RequestTemplates(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
     read(patterns, query(rows=3))
     for _ in range(2):
         with pytest.raises(CostLimit):
@@ -159,7 +161,7 @@ def test_what_costs_too_much_is_refused_every_time():
 
 
 def test_masks_are_looked_at_in_every_request():
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for allowed in (True, False, True):
         mask = torch.full((3,), allowed)
         body = save(
@@ -170,7 +172,7 @@ def test_masks_are_looked_at_in_every_request():
 
 
 def test_no_pattern_keeps_anything_of_a_body():
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(2):
         body = bytearray(query(seed))
         request = patterns.read(body, "a", "d", SPEC)
@@ -181,7 +183,7 @@ def test_no_pattern_keeps_anything_of_a_body():
 
 
 def test_headers_without_end_are_not_all_remembered():
-    patterns = Patterns(PLENTY, DEPTH, 2**20)
+    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
     for rows in range(1, NUM_REMEMBERED + 10):
         assert read(patterns, query(rows=rows)).call.query.shape[1] == rows
         assert patterns.num_known <= NUM_REMEMBERED

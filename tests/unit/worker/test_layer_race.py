@@ -24,12 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.supervisor.run_directory import IN_MEMORY
-from service.supervisor.worker_status import Board
-from service.worker.desired_state import Phase, Roll, RollBook
-from service.worker.layer_registry import Shelf
-from service.worker.layer_rollout import Changes
+from service.supervisor.worker_status import WorkerStatus
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.worker.layer_registry import LayerRegistry
+from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import Readiness
-from service.worker.reconciler import Follower
+from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
 NUM_PROCESSES = 2
@@ -98,15 +98,15 @@ class Engine(Work):
         pass
 
 
-class MortalBook(RollBook):
+class MortalBook(DesiredStateFile):
     """Whoever is dead writes no more; his lock is gone with him."""
 
     is_dead = False
 
-    def begin(self, layers: Any) -> Roll:
-        return Roll(1, Phase.SETTLED, layers) if self.is_dead else super().begin(layers)
+    def begin(self, layers: Any) -> DesiredState:
+        return DesiredState(1, Phase.SETTLED, layers) if self.is_dead else super().begin(layers)
 
-    def write(self, roll: Roll) -> None:
+    def write(self, roll: DesiredState) -> None:
         if not self.is_dead:
             super().write(roll)
 
@@ -123,33 +123,33 @@ class Process:
     """One process as `worker/service.py` joins it, without HTTP and engine."""
 
     def __init__(
-        self, directory: Path, files: Directory, clock: ManualClock, pid: int, ring: Callable[[], None]
+        self, directory: Path, files: Directory, clock: ManualClock, pid: int, notify: Callable[[], None]
     ) -> None:
-        self.pid, self._ring = pid, ring
+        self.pid, self._notify = pid, notify
         self.hears_news = self.is_dead = self.was_content = False
         self.reading, self.enquiries, self.engine = Work(), Work(), Engine()
-        self.book = MortalBook(directory)
-        self.board = Board(directory, NUM_PROCESSES, 1e9, pid=pid, now=clock.now)
+        self.desired_file = MortalBook(directory)
+        self.status = WorkerStatus(directory, NUM_PROCESSES, 1e9, pid=pid, now=clock.now)
         quiet = SimpleNamespace(
             layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_lacking=lambda *_: None,
             serving=lambda *_: None, ready=lambda **_: None,
         )  # fmt: skip
-        self.shelf = Shelf(files, self.engine, quiet)  # type: ignore[arg-type]
-        self.shelf.close()
-        self.shelf._thread, self.shelf._enquiries = self.reading, self.enquiries  # type: ignore[assignment]
-        self.follower = Follower(self.shelf, self.book, clock, 10.0, self._acknowledge)
-        self.changes = Changes(self.shelf, self.book, self.board, self._tell_all, 1e6)
+        self.registry = LayerRegistry(files, self.engine, quiet)  # type: ignore[arg-type]
+        self.registry.close()
+        self.registry._thread, self.registry._enquiries = self.reading, self.enquiries  # type: ignore[assignment]
+        self.reconciler = Reconciler(self.registry, self.desired_file, clock, 10.0, self._acknowledge)
+        self.rollout = LayerRollout(self.registry, self.desired_file, self.status, self._tell_all, 1e6)
         others = SimpleNamespace(is_alive=True), SimpleNamespace(why_not_ready=lambda _: None)
-        self.readiness = Readiness(self.board, others[0], self.shelf, self.follower, others[1], quiet)  # type: ignore[arg-type]
+        self.readiness = Readiness(self.status, others[0], self.registry, self.reconciler, others[1], quiet)  # type: ignore[arg-type]
         self.readiness.listens()
         self.life = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
         self.readiness.tell()
-        await self.follower.begin(strict=False)
-        roll = self.follower._roll
-        self.was_content = roll is not None and roll.held <= self.shelf._held.keys()
-        await self.follower.follow()
+        await self.reconciler.begin(strict=False)
+        roll = self.reconciler._roll
+        self.was_content = roll is not None and roll.held <= self.registry._held.keys()
+        await self.reconciler.follow()
 
     def _acknowledge(self) -> None:
         if not self.is_dead:
@@ -159,12 +159,12 @@ class Process:
     def _tell_all(self) -> None:
         if not self.is_dead:
             self.look()
-            self._ring()
+            self._notify()
 
     def look(self) -> None:
         self.hears_news = False
-        self.follower.look()
-        self.changes.look()
+        self.reconciler.look()
+        self.rollout.look()
 
     def beat(self) -> None:
         self.readiness.tell()
@@ -172,12 +172,12 @@ class Process:
 
     @property
     def has_begun(self) -> bool:
-        return self.follower.version > 0
+        return self.reconciler.version > 0
 
     @property
     def catalog(self) -> Any:
-        assert self.shelf.catalog is not None
-        return self.shelf.catalog
+        assert self.registry.catalog is not None
+        return self.registry.catalog
 
     @property
     def digests(self) -> dict[str, str]:
@@ -208,9 +208,9 @@ class LayerRace(RuleBasedStateMachine):
         self.runner.run(event())
 
     def started(self) -> Process:
-        return Process(self.directory, self.files, self.clock, next(self.pids), self.ring)
+        return Process(self.directory, self.files, self.clock, next(self.pids), self.notify)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for process in self.slots:
             process.hears_news = True
 
@@ -228,7 +228,7 @@ class LayerRace(RuleBasedStateMachine):
         )
         are_all_up = len(self.alive) == NUM_PROCESSES and all(one.has_begun for one in self.slots)
         try:
-            await (process.changes.put(name) if method == "PUT" else process.changes.drop(name))
+            await (process.rollout.put(name) if method == "PUT" else process.rollout.drop(name))
         except ALLOWED as error:
             whys = {
                 "changed while": self.files.num_writes > writes,
@@ -309,7 +309,7 @@ class LayerRace(RuleBasedStateMachine):
         victim = self.slots[slot]
         if not victim.is_dead:
             self.num_deaths += 1
-            victim.is_dead = victim.book.is_dead = True
+            victim.is_dead = victim.desired_file.is_dead = True
             tasks = [victim.life, *(task for process, task in self.changing if process is victim)]
             self.do(lambda: [task.cancel() for task in tasks])
 
@@ -366,11 +366,11 @@ class LayerRace(RuleBasedStateMachine):
 
     def check_rest(self) -> None:
         assert self.open_changes == []
-        roll = self.slots[0].book.read()
+        roll = self.slots[0].desired_file.read()
         assert roll is not None
         assert roll.phase is Phase.SETTLED
         for process in self.slots:
-            assert process.follower.version == roll.version
+            assert process.reconciler.version == roll.version
             assert {*process.digests} | process.catalog.awaited == {*roll.layers}
             assert process.digests.items() <= roll.layers.items()
             assert not process.was_content or process.digests == roll.layers

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.worker.desired_state import Phase, Roll
-from service.worker.layer_registry import Objection, Shelf
+from service.worker.desired_state import DesiredState, Phase
+from service.worker.layer_registry import LayerRegistry, Objection
 
-SETTLED = Roll(1, Phase.SETTLED, {"a": "old", "still": "one"})
+SETTLED = DesiredState(1, Phase.SETTLED, {"a": "old", "still": "one"})
 OTHER_FILE = 'layer "a": the file in the layer directory is not the version that is served'
 
 
@@ -68,24 +68,24 @@ class Room:
 
     def __init__(self) -> None:
         self.directory, self.engine, self.listener = Directory(a="old", still="one"), Engine(), Listener()
-        self.shelf = Shelf(self.directory, self.engine, self.listener)  # type: ignore[arg-type]
+        self.registry = LayerRegistry(self.directory, self.engine, self.listener)  # type: ignore[arg-type]
         self.follow(SETTLED)
         self.directory.reads.clear()
 
-    def follow(self, roll: Roll) -> None:
-        asyncio.run(self.shelf.follow(roll))
+    def follow(self, roll: DesiredState) -> None:
+        asyncio.run(self.registry.follow(roll))
 
     @property
     def served(self) -> dict[str, str]:
-        assert self.shelf.catalog is not None
-        return {name: layer.digest for name, layer in self.shelf.catalog.layers.items()}
+        assert self.registry.catalog is not None
+        return {name: layer.digest for name, layer in self.registry.catalog.layers.items()}
 
 
 @pytest.fixture
 def room():
     made = Room()
     yield made
-    made.shelf.close()
+    made.registry.close()
 
 
 FOUND = {
@@ -102,13 +102,13 @@ FOUND = {
 def test_a_file_that_changes_while_a_change_is_prepared_is_an_objection_and_nothing_else_D1(room, found, objection):
     room.directory.files["a"] = found
     room.follow(SETTLED.prepare("a", "new"))
-    assert room.shelf.objection == objection
+    assert room.registry.objection == objection
     assert room.served == SETTLED.layers
     assert room.directory.reads == ["a"]
     back = SETTLED.prepare("a", "new").take_back()
     room.directory.files["still"] = LayerMissing("nobody reads it")
     room.follow(back)
-    assert (room.served, room.shelf.objection, room.shelf.trouble) == (SETTLED.layers, None, None)
+    assert (room.served, room.registry.objection, room.registry.trouble) == (SETTLED.layers, None, None)
 
 
 def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(room):
@@ -116,7 +116,7 @@ def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(ro
     room.engine.has_room = False
     room.follow(SETTLED.prepare("a", "new"))
     reason = 'layer "a": there is no memory for it, or its first forward passes failed'
-    assert room.shelf.objection == Objection(reason, is_to_file=False)
+    assert room.registry.objection == Objection(reason, is_to_file=False)
     assert room.served == SETTLED.layers
 
 
@@ -124,15 +124,15 @@ def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(ro
 def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_the_rest_D1(room, file):
     """Of the two versions of one name there is at most one to be read."""
     fresh = Room()
-    fresh.shelf._held.clear()
+    fresh.registry._held.clear()
     fresh.directory.files["a"] = file
     roll = SETTLED.prepare("a", "new")
     for phase in (roll, roll.serve()):
         fresh.follow(phase)
         wanted = {"a": phase.served["a"]} if phase.served["a"] == file else {}
         assert fresh.served == {"still": "one", **wanted}
-        assert (fresh.shelf.objection is None) == (file == "new")
-    fresh.shelf.close()
+        assert (fresh.registry.objection is None) == (file == "new")
+    fresh.registry.close()
 
 
 def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
@@ -140,9 +140,9 @@ def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
     room.directory.files["a"] = "third"
     for _ in range(3):
         room.follow(SETTLED)
-    assert room.shelf.trouble == OTHER_FILE
+    assert room.registry.trouble == OTHER_FILE
     assert room.listener.lacking == [OTHER_FILE]
-    assert room.shelf.objection is None, "nobody asked for a change of it"
+    assert room.registry.objection is None, "nobody asked for a change of it"
 
 
 def test_who_asks_for_a_digest_holds_up_no_change(room):
@@ -160,13 +160,13 @@ def test_who_asks_for_a_digest_holds_up_no_change(room):
 
         room.directory.load = load_slowly
         room.directory.files |= {"slow": "s", "a": "new"}
-        asking = asyncio.ensure_future(room.shelf.digest("slow"))
+        asking = asyncio.ensure_future(room.registry.digest("slow"))
         await slow.wait()
-        await room.shelf.follow(SETTLED.prepare("a", "new"))
-        assert room.shelf.objection is None
-        assert room.shelf.is_reading
+        await room.registry.follow(SETTLED.prepare("a", "new"))
+        assert room.registry.objection is None
+        assert room.registry.is_reading
         goes_on.set_result(None)
         assert await asking == "s"
 
     asyncio.run(story())
-    assert not room.shelf.is_reading
+    assert not room.registry.is_reading

@@ -9,9 +9,9 @@ import errno
 import pytest
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
-from service.supervisor.worker_status import Board, State
-from service.worker.desired_state import Phase, Roll, RollBook
-from service.worker.layer_rollout import Changes
+from service.supervisor.worker_status import State, WorkerStatus
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.worker.layer_rollout import LayerRollout
 from tests.doubles import turns
 
 OLD = {"a": "sha256:1"}
@@ -39,21 +39,21 @@ class Others:
     """Two processes, which follow each roll at once unless the test says otherwise."""
 
     def __init__(self, directory):
-        self.book = RollBook(directory)
-        self.boards = {pid: Board(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
+        self.desired_file = DesiredStateFile(directory)
+        self.statuses = {pid: WorkerStatus(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
         self.rolls = []
         self.answers = lambda roll, pid: (State.READY, None)
-        self.book.begin(OLD)
+        self.desired_file.begin(OLD)
         self.follow()
 
     def follow(self):
-        roll = self.book.read()
+        roll = self.desired_file.read()
         assert roll is not None
         self.rolls.append(roll)
-        for pid, board in self.boards.items():
+        for pid, status in self.statuses.items():
             answer = self.answers(roll, pid)
             if answer is not None:
-                board.write(answer[0], roll=roll.version, trouble=answer[1], file_changed=len(answer) > 2)
+                status.write(answer[0], roll=roll.version, trouble=answer[1], file_changed=len(answer) > 2)
 
     @property
     def phases(self):
@@ -71,7 +71,7 @@ def directory():
 
 
 @pytest.fixture
-def changes(others, directory):
+def rollout(others, directory):
     return run_with(others, directory)
 
 
@@ -81,7 +81,7 @@ def run_with(others, directory, timeout_s=20.0):
         others.follow()
         made.look()
 
-    made = Changes(directory, others.book, others.boards[1], tell, timeout_s)
+    made = LayerRollout(directory, others.desired_file, others.statuses[1], tell, timeout_s)
     return made
 
 
@@ -89,92 +89,92 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_a_new_layer_goes_through_three_rolls(changes, others):
-    assert run(changes.put("b")) is True
+def test_a_new_layer_goes_through_three_rolls(rollout, others):
+    assert run(rollout.put("b")) is True
     both = {**OLD, "b": "sha256:2"}
     assert others.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
-    assert others.book.read() == Roll(4, Phase.SETTLED, both)
+    assert others.desired_file.read() == DesiredState(4, Phase.SETTLED, both)
 
 
-def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(changes, others, directory):
-    assert run(changes.put("a")) is False
+def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(rollout, others, directory):
+    assert run(rollout.put("a")) is False
     assert others.phases == []
     directory.found["a"] = "sha256:9"
-    assert run(changes.put("a")) is False
-    assert others.book.read().layers == {"a": "sha256:9"}
+    assert run(rollout.put("a")) is False
+    assert others.desired_file.read().layers == {"a": "sha256:9"}
 
 
-def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(changes, others):
+def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(rollout, others):
     others.answers = lambda roll, pid: (State.FAILED if pid == 2 else State.READY, None)
     others.follow()
     others.answers = lambda roll, pid: (State.READY, None)
-    assert run(changes.put("a")) is False
+    assert run(rollout.put("a")) is False
     assert [phase for phase, _ in others.phases[1:]] == [Phase.PREPARE, Phase.SERVE, Phase.SETTLED]
 
 
-def test_a_dropped_layer_leaves_the_rest(changes, others):
-    run(changes.drop("a"))
-    assert others.book.read() == Roll(4, Phase.SETTLED, {})
+def test_a_dropped_layer_leaves_the_rest(rollout, others):
+    run(rollout.drop("a"))
+    assert others.desired_file.read() == DesiredState(4, Phase.SETTLED, {})
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(changes, others, phase):
+def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, others, phase):
     """A smaller one would find room: one without layers, for example."""
-    write = others.book.write
+    write = others.desired_file.write
 
     def full(roll):
         if roll.phase is phase:
             raise OSError(errno.ENOSPC, "no space left")
         write(roll)
 
-    others.book.write = full
+    others.desired_file.write = full
     with pytest.raises(NotReady, match="cannot be written"):
-        run(changes.put("b"))
-    others.book.write = write
-    assert others.book.read().served == OLD
-    assert run(changes.put("b")) is True, "the way is free again"
+        run(rollout.put("b"))
+    others.desired_file.write = write
+    assert others.desired_file.read().served == OLD
+    assert run(rollout.put("b")) is True, "the way is free again"
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_an_objection_takes_the_change_back(changes, others, phase):
+def test_an_objection_takes_the_change_back(rollout, others, phase):
     others.answers = lambda roll, pid: (State.READY, "no memory" if pid == 2 and roll.phase is phase else None)
     with pytest.raises(NotReady, match="no memory"):
-        run(changes.put("b"))
+        run(rollout.put("b"))
     assert others.phases[-1] == (Phase.SETTLED, OLD)
     others.answers = lambda roll, pid: (State.READY, None)
-    assert run(changes.put("b")) is True, "the way is free again"
+    assert run(rollout.put("b")) is True, "the way is free again"
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(changes, others, phase):
+def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(rollout, others, phase):
     others.answers = lambda roll, pid: (
         (State.READY, "another file", True) if pid == 2 and roll.phase is phase else (State.READY, None)
     )
     with pytest.raises(LayerChanged, match="changed while") as refused:
-        run(changes.put("b"))
+        run(rollout.put("b"))
     assert refused.value.retry_after_s == 1
     assert others.phases[-1] == (Phase.SETTLED, OLD)
     others.answers = lambda roll, pid: (State.READY, None)
-    assert run(changes.put("b")) is True, "the way is free again"
+    assert run(rollout.put("b")) is True, "the way is free again"
 
 
-def test_a_file_that_is_slow_to_read_keeps_nobody_out(changes, others, directory):
+def test_a_file_that_is_slow_to_read_keeps_nobody_out(rollout, others, directory):
     """The way is taken for the change alone: most often there is none to make."""
 
     async def story():
         directory.gate = asyncio.Event()
-        slow = [asyncio.ensure_future(changes.put(name)) for name in ("a", "b", "absent")]
+        slow = [asyncio.ensure_future(rollout.put(name)) for name in ("a", "b", "absent")]
         await turns()
         await run_with(others, directory).drop("a")
         directory.gate.set()
         ends = await asyncio.gather(*slow, return_exceptions=True)
         assert [type(end) for end in ends] == [LayerChanged, bool, LayerNotFound]
-        assert others.book.read().layers == {"b": "sha256:2"}
+        assert others.desired_file.read().layers == {"b": "sha256:2"}
 
     run(story())
 
 
-def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(changes, others, directory):
+def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(rollout, others, directory):
     """What the earlier one has read is no longer what the directory has."""
 
     async def story():
@@ -190,11 +190,11 @@ def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(
         earlier = asyncio.ensure_future(run_with(others, Slow()).put("a"))
         await turns()
         directory.found["a"] = "sha256:9"
-        assert await changes.put("a") is False
+        assert await rollout.put("a") is False
         reading.set()
         with pytest.raises(LayerChanged, match="came first"):
             await earlier
-        assert others.book.read().layers == {"a": "sha256:9"}
+        assert others.desired_file.read().layers == {"a": "sha256:9"}
 
     run(story())
 
@@ -214,7 +214,7 @@ def test_silence_takes_the_change_back(others, directory, phase):
     assert others.phases[-1] == (Phase.SETTLED, OLD)
 
 
-def test_a_death_while_all_prepare_takes_the_change_back_at_once(changes, others, tmp_path):
+def test_a_death_while_all_prepare_takes_the_change_back_at_once(rollout, others, tmp_path):
     def die(roll, pid):
         if pid == 2 and roll.phase is Phase.PREPARE:
             (tmp_path / "2.json").unlink()
@@ -223,18 +223,18 @@ def test_a_death_while_all_prepare_takes_the_change_back_at_once(changes, others
 
     others.answers = die
     with pytest.raises(NotReady, match="ended"):
-        run(changes.put("b"))
+        run(rollout.put("b"))
 
 
-def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(changes, others, tmp_path):
+def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollout, others, tmp_path):
     """It starts with the roll as it is."""
 
     async def story():
-        changing = asyncio.ensure_future(changes.put("b"))
+        changing = asyncio.ensure_future(rollout.put("b"))
         await turns()
         assert not changing.done()
-        Board(tmp_path, 2, 5.0, pid=3).write(State.READY, roll=others.book.read().version)
-        changes.look()
+        WorkerStatus(tmp_path, 2, 5.0, pid=3).write(State.READY, roll=others.desired_file.read().version)
+        rollout.look()
         assert await changing is True
 
     def die(roll, pid):
@@ -245,29 +245,29 @@ def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(chang
 
     others.answers = die
     run(story())
-    assert others.book.read().phase is Phase.SETTLED
+    assert others.desired_file.read().phase is Phase.SETTLED
 
 
 @pytest.mark.parametrize("how", ["cancel", "drain"])
-def test_whoever_ends_a_change_early_takes_it_back(changes, others, how):
+def test_whoever_ends_a_change_early_takes_it_back(rollout, others, how):
     others.answers = lambda roll, pid: None if pid == 2 else (State.READY, None)
 
     async def story():
-        changing = asyncio.ensure_future(changes.put("b"))
+        changing = asyncio.ensure_future(rollout.put("b"))
         await turns()
-        changing.cancel() if how == "cancel" else changes.close()
+        changing.cancel() if how == "cancel" else rollout.close()
         with pytest.raises(asyncio.CancelledError if how == "cancel" else Draining):
             await changing
 
     run(story())
-    assert others.book.read() == Roll(3, Phase.SETTLED, OLD)
+    assert others.desired_file.read() == DesiredState(3, Phase.SETTLED, OLD)
 
 
-def test_a_second_change_meanwhile_is_told_to_come_back(changes, others, directory):
+def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directory):
     others.answers = lambda roll, pid: None
 
     async def story():
-        first = asyncio.ensure_future(changes.put("b"))
+        first = asyncio.ensure_future(rollout.put("b"))
         await turns()
         directory.gate = asyncio.Event()  # it is told before any file is read
         for second in (run_with(others, directory).drop("a"), run_with(others, directory).put("a")):
@@ -280,28 +280,28 @@ def test_a_second_change_meanwhile_is_told_to_come_back(changes, others, directo
     run(story())
 
 
-def test_a_change_that_was_abandoned_is_taken_back_before_the_next(changes, others):
-    roll = others.book.read()
-    others.book.write(roll.prepare("a", None).serve())
-    assert run(changes.put("b")) is True
-    assert others.book.read() == Roll(7, Phase.SETTLED, {**OLD, "b": "sha256:2"})
+def test_a_change_that_was_abandoned_is_taken_back_before_the_next(rollout, others):
+    roll = others.desired_file.read()
+    others.desired_file.write(roll.prepare("a", None).serve())
+    assert run(rollout.put("b")) is True
+    assert others.desired_file.read() == DesiredState(7, Phase.SETTLED, {**OLD, "b": "sha256:2"})
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_unless_every_process_is_up_nothing_is_written(changes, others, state):
-    others.boards[2].write(state, roll=1)
+def test_unless_every_process_is_up_nothing_is_written(rollout, others, state):
+    others.statuses[2].write(state, roll=1)
     with pytest.raises(NotReady, match="1 of 2"):
-        run(changes.put("b"))
+        run(rollout.put("b"))
     assert others.phases == []
 
 
-def test_what_the_directory_says_becomes_the_callers_error(changes, others, directory):
+def test_what_the_directory_says_becomes_the_callers_error(rollout, others, directory):
     directory.damaged.add("c")
     with pytest.raises(InvalidInput, match="tensors are missing"):
-        run(changes.put("c"))
+        run(rollout.put("c"))
     for name in ("absent", "../a", "A", "", "a" * 65):
         with pytest.raises(LayerNotFound):
-            run(changes.put(name))
+            run(rollout.put(name))
         with pytest.raises(LayerNotFound):
-            run(changes.drop(name))
+            run(rollout.drop(name))
     assert others.phases == []

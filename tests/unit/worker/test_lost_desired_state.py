@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 
 from service.errors import NotReady
-from service.worker import reconciler as follower
-from service.worker.desired_state import Phase, Roll, RollBook
-from service.worker.reconciler import Follower
+from service.worker import reconciler
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
 OLD, NEW = {"a": "sha256:1"}, {"a": "sha256:2"}
-SETTLED = Roll(4, Phase.SETTLED, OLD)
-PREPARE = Roll(5, Phase.PREPARE, NEW, OLD, "a")
-SERVE = Roll(6, Phase.SERVE, NEW, OLD, "a")
+SETTLED = DesiredState(4, Phase.SETTLED, OLD)
+PREPARE = DesiredState(5, Phase.PREPARE, NEW, OLD, "a")
+SERVE = DesiredState(6, Phase.SERVE, NEW, OLD, "a")
 
 
-class Shelf:
+class LayerRegistry:
     """Has whatever it is told to have; the layer directory holds `found`."""
 
     trouble = None
@@ -32,24 +32,24 @@ class Shelf:
     async def stock(self, *, strict: bool) -> dict[str, str]:
         return self.found
 
-    async def follow(self, roll: Roll) -> None:
+    async def follow(self, roll: DesiredState) -> None:
         self.served = dict(roll.served)
 
 
 class Process:
     def __init__(self, directory: Path, *, has_mates: bool = False) -> None:
-        self.shelf = Shelf()
-        self.book = RollBook(directory)
-        self.follower = Follower(
-            cast("Any", self.shelf), self.book, ManualClock(), 10.0, lambda: None, has_mates=has_mates
+        self.registry = LayerRegistry()
+        self.desired_file = DesiredStateFile(directory)
+        self.reconciler = Reconciler(
+            cast("Any", self.registry), self.desired_file, ManualClock(), 10.0, lambda: None, has_mates=has_mates
         )
 
     async def follow(self) -> None:
-        self._task = asyncio.ensure_future(self.follower.follow())
+        self._task = asyncio.ensure_future(self.reconciler.follow())
         await self.look()
 
     async def look(self) -> None:
-        self.follower.look()
+        self.reconciler.look()
         await turns()
 
     def end(self) -> None:
@@ -65,10 +65,10 @@ def followed(tmp_path):
             processes = []
             for roll in rolls:
                 process = Process(tmp_path, **options)
-                process.book.write(roll)
-                await process.follower.begin(strict=True)
+                process.desired_file.write(roll)
+                await process.reconciler.begin(strict=True)
                 processes.append(process)
-            with Process(tmp_path).book.locked():  # an author is at work: nobody takes anything back
+            with Process(tmp_path).desired_file.locked():  # an author is at work: nobody takes anything back
                 for process in processes:
                     await process.follow()
             await story(*processes)
@@ -88,23 +88,23 @@ def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_ba
         if text is not None:
             (tmp_path / "roll").write_bytes(text)
         await process.look()
-        assert process.book.read() == Roll(roll.version + 1, Phase.SETTLED, OLD)
-        assert process.shelf.served == OLD
-        assert process.follower.version == roll.version + 1
+        assert process.desired_file.read() == DesiredState(roll.version + 1, Phase.SETTLED, OLD)
+        assert process.registry.served == OLD
+        assert process.reconciler.version == roll.version + 1
 
     followed(story, roll)
 
 
 def test_while_a_change_is_under_way_its_author_writes_the_roll_and_nobody_else(followed, tmp_path):
     async def story(process):
-        with Process(tmp_path).book.locked() as is_ours:
+        with Process(tmp_path).desired_file.locked() as is_ours:
             assert is_ours
             (tmp_path / "roll").unlink()
             await process.look()
-            assert process.book.read() is None
-            assert process.follower.version == PREPARE.version
+            assert process.desired_file.read() is None
+            assert process.reconciler.version == PREPARE.version
         await process.look()
-        assert process.shelf.served == OLD
+        assert process.registry.served == OLD
 
     followed(story, PREPARE)
 
@@ -113,10 +113,10 @@ def test_where_nothing_can_be_written_what_was_agreed_on_goes_on_being_served(fo
     async def story(process):
         tmp_path.rename(tmp_path.with_name("away"))
         await process.look()
-        assert (process.follower.version, process.shelf.served) == (SETTLED.version, OLD)
+        assert (process.reconciler.version, process.registry.served) == (SETTLED.version, OLD)
         tmp_path.mkdir()
         await process.look()
-        assert process.book.read() == Roll(SETTLED.version + 1, Phase.SETTLED, OLD)
+        assert process.desired_file.read() == DesiredState(SETTLED.version + 1, Phase.SETTLED, OLD)
 
     followed(story, SETTLED)
 
@@ -124,10 +124,10 @@ def test_where_nothing_can_be_written_what_was_agreed_on_goes_on_being_served(fo
 @pytest.mark.parametrize("version", [1, SETTLED.version])
 def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(followed, version):
     async def story(process):
-        process.book.write(Roll(version, Phase.SETTLED, {"z": "sha256:9"}))
+        process.desired_file.write(DesiredState(version, Phase.SETTLED, {"z": "sha256:9"}))
         await process.look()
-        assert process.book.read() == Roll(SETTLED.version + 1, Phase.SETTLED, OLD)
-        assert process.shelf.served == OLD
+        assert process.desired_file.read() == DesiredState(SETTLED.version + 1, Phase.SETTLED, OLD)
+        assert process.registry.served == OLD
 
     followed(story, SETTLED)
 
@@ -149,9 +149,9 @@ def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(foll
         for _ in range(3):
             for process in (*processes[first:], *processes[:first]):
                 await process.look()
-        (agreed,) = {process.follower.version for process in processes}
-        assert processes[0].book.read() == Roll(agreed, Phase.SETTLED, layers)
-        assert all(process.shelf.served == layers for process in processes)
+        (agreed,) = {process.reconciler.version for process in processes}
+        assert processes[0].desired_file.read() == DesiredState(agreed, Phase.SETTLED, layers)
+        assert all(process.registry.served == layers for process in processes)
 
     followed(story, *rolls)
 
@@ -159,27 +159,27 @@ def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(foll
 def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
     async def story():
         process = Process(tmp_path, has_mates=True)
-        beginning = asyncio.ensure_future(process.follower.begin(strict=True))
+        beginning = asyncio.ensure_future(process.reconciler.begin(strict=True))
         await process.look()
         assert not beginning.done()
-        process.book.write(SETTLED)
-        process.follower.look()
+        process.desired_file.write(SETTLED)
+        process.reconciler.look()
         await beginning
-        assert (process.follower.version, process.shelf.served) == (SETTLED.version, OLD)
+        assert (process.reconciler.version, process.registry.served) == (SETTLED.version, OLD)
 
     asyncio.run(story())
 
 
 def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_something_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "ROLL_S", 0.0)
+    monkeypatch.setattr(reconciler, "ROLL_S", 0.0)
     process = Process(tmp_path, has_mates=True)
     with pytest.raises(NotReady, match="does not say which"):
-        asyncio.run(process.follower.begin(strict=True))
-    assert process.shelf.served is None
+        asyncio.run(process.reconciler.begin(strict=True))
+    assert process.registry.served is None
 
 
 def test_a_process_without_mates_begins_with_what_the_directory_holds(tmp_path):
     process = Process(tmp_path)
-    asyncio.run(process.follower.begin(strict=True))
-    assert process.book.read() == Roll(1, Phase.SETTLED, {"z": "sha256:9"})
-    assert process.shelf.served == {"z": "sha256:9"}
+    asyncio.run(process.reconciler.begin(strict=True))
+    assert process.desired_file.read() == DesiredState(1, Phase.SETTLED, {"z": "sha256:9"})
+    assert process.registry.served == {"z": "sha256:9"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.supervisor.worker_status import Board, State
+from service.supervisor.worker_status import State, WorkerStatus
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 
@@ -43,15 +43,15 @@ class Process:
 
     def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_mates: bool = False) -> None:
         self.log = Log()
-        self.board = Board(directory, workers, 60.0, has_mates=has_mates)
+        self.status = WorkerStatus(directory, workers, 60.0, has_mates=has_mates)
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
-        self.shelf = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
-        follower = room(version=3)
-        self.readiness = Readiness(self.board, self.batcher, self.shelf, follower, self.probes, self.log)
+        self.registry = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
+        reconciler = room(version=3)
+        self.readiness = Readiness(self.status, self.batcher, self.registry, reconciler, self.probes, self.log)
 
     def told(self) -> State:
-        (beat,) = self.board.fresh()
+        (beat,) = self.status.fresh()
         return beat.state
 
 
@@ -86,13 +86,13 @@ def test_what_broke_since_is_the_reason_until_it_is_mended(process):
     process.readiness.tell()
     assert process.readiness.why_not() == "a layer does not answer"
     assert process.told() is State.FAILED
-    process.shelf.catalog.awaited = ("late",)
+    process.registry.catalog.awaited = ("late",)
     assert process.readiness.why_not() == "a layer is missing"
-    process.shelf.trouble = "late: no such file"
+    process.registry.trouble = "late: no such file"
     assert process.readiness.why_not() == "late: no such file"
     process.batcher.is_alive = False
     assert process.readiness.why_not() == "the engine is down"
-    process.batcher.is_alive, process.shelf.catalog.awaited = True, ()
+    process.batcher.is_alive, process.registry.catalog.awaited = True, ()
     process.probes.why_not_ready = lambda catalog: None
     process.readiness.tell()
     assert process.told() is State.READY
@@ -140,7 +140,7 @@ def test_a_new_reason_is_told_too(process):
         return keep
 
     for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
-        process.board.keep = refuse(code)
+        process.status.keep = refuse(code)
         process.readiness.tell()
     assert [told.rpartition(": ")[2] for told in process.log.events] == [
         "No space left on device",
@@ -150,7 +150,7 @@ def test_a_new_reason_is_told_too(process):
 
 def test_every_beat_makes_again_what_is_missing_and_says_so(process):
     missing = [False, True, False]
-    process.board.keep = missing.pop
+    process.status.keep = missing.pop
     for _ in range(3):
         process.readiness.tell()
     assert process.log.events == ["made again"]
@@ -158,7 +158,7 @@ def test_every_beat_makes_again_what_is_missing_and_says_so(process):
 
 def test_the_port_waits_for_the_layers_while_another_process_answers(process):
     async def wait() -> None:
-        process.board.fresh = lambda: [room(state=State.READY)]
+        process.status.fresh = lambda: [room(state=State.READY)]
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
@@ -186,7 +186,7 @@ def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
     """So that whoever comes hears why."""
 
     async def wait() -> None:
-        process.board.fresh = lambda: [room(state=State.READY)]
+        process.status.fresh = lambda: [room(state=State.READY)]
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         process.readiness.drain() if end == "drain" else process.readiness.give_up("a layer cannot be read")
@@ -206,7 +206,7 @@ class Others:
     def __init__(self, directory: Path, workers: int) -> None:
         self.num_joined = 0
         process = Process(directory, workers=workers)
-        self._board: Any = process.board
+        self._status: Any = process.status
         self._readiness = process.readiness
         self._readiness.when_joined(self._joined)
 
@@ -216,7 +216,7 @@ class Others:
     def beat(self, *ready: int, starting: tuple[int, ...] = ()) -> int:
         """How often it has heard so after the beat at which these are ready."""
         states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
-        self._board.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
+        self._status.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
         self._readiness.tell()
         return self.num_joined
 

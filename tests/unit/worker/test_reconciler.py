@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.worker.desired_state import Phase, Roll, RollBook
-from service.worker.reconciler import Follower
+from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
-FIRST = Roll(1, Phase.SETTLED, {"a": "1"})
+FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 
 
 class SlowShelf:
@@ -25,7 +25,7 @@ class SlowShelf:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def follow(self, roll: Roll) -> None:
+    async def follow(self, roll: DesiredState) -> None:
         self.begun.append(roll.version)
         await self.gate.wait()
         self.done.append(roll.version)
@@ -33,19 +33,19 @@ class SlowShelf:
 
 class Story:
     def __init__(self, directory: Any) -> None:
-        self.book, self.shelf, self.acknowledged = RollBook(directory), SlowShelf(), list[int]()
-        self.book.begin(FIRST.layers)
-        self.follower = Follower(
-            self.shelf,  # type: ignore[arg-type]
-            self.book,
+        self.desired_file, self.registry, self.acknowledged = DesiredStateFile(directory), SlowShelf(), list[int]()
+        self.desired_file.begin(FIRST.layers)
+        self.reconciler = Reconciler(
+            self.registry,  # type: ignore[arg-type]
+            self.desired_file,
             ManualClock(),
             10.0,
-            lambda: self.acknowledged.append(self.follower.version),
+            lambda: self.acknowledged.append(self.reconciler.version),
         )
 
-    async def tell(self, roll: Roll) -> None:
-        self.book.write(roll)
-        self.follower.look()
+    async def tell(self, roll: DesiredState) -> None:
+        self.desired_file.write(roll)
+        self.reconciler.look()
         await turns()
 
 
@@ -54,9 +54,9 @@ def run(tmp_path):
     def run(story: Any) -> None:
         async def main() -> None:
             told = Story(tmp_path)
-            await told.follower.begin(strict=True)
-            following = asyncio.ensure_future(told.follower.follow())
-            with told.book.locked():  # by the author of all that is told
+            await told.reconciler.begin(strict=True)
+            following = asyncio.ensure_future(told.reconciler.follow())
+            with told.desired_file.locked():  # by the author of all that is told
                 await story(told)
             assert not following.done()
             following.cancel()
@@ -73,29 +73,29 @@ def test_a_roll_that_was_taken_back_is_not_followed_to_its_end(run):
     """Its layer may take minutes to load, and the next change must not wait for it."""
 
     async def story(told: Story) -> None:
-        told.shelf.gate.clear()
+        told.registry.gate.clear()
         roll = FIRST.prepare("a", "2")
         await told.tell(roll)
-        assert told.shelf.begun == [1, 2]
-        told.shelf.gate = asyncio.Event()
-        told.shelf.gate.set()
+        assert told.registry.begun == [1, 2]
+        told.registry.gate = asyncio.Event()
+        told.registry.gate.set()
         await told.tell(roll.take_back())
-        assert told.shelf.done == told.acknowledged == [1, 3]
+        assert told.registry.done == told.acknowledged == [1, 3]
 
     run(story)
 
 
 def test_a_roll_that_holds_is_followed_to_its_end_whatever_news_there_are(run):
     async def story(told: Story) -> None:
-        told.shelf.gate.clear()
+        told.registry.gate.clear()
         await told.tell(FIRST.prepare("a", "2"))
         for _ in range(3):
-            told.follower.look()
+            told.reconciler.look()
             await turns()
-        assert told.shelf.begun == [1, 2]
-        told.shelf.gate.set()
+        assert told.registry.begun == [1, 2]
+        told.registry.gate.set()
         await turns()
-        assert told.shelf.done == told.acknowledged == [1, 2]
+        assert told.registry.done == told.acknowledged == [1, 2]
 
     run(story)
 
@@ -105,14 +105,14 @@ def test_a_fault_of_ours_ends_the_task(tmp_path):
 
     async def story() -> None:
         told = Story(tmp_path)
-        await told.follower.begin(strict=True)
-        following = asyncio.ensure_future(told.follower.follow())
+        await told.reconciler.begin(strict=True)
+        following = asyncio.ensure_future(told.reconciler.follow())
 
-        def fail(roll: Roll) -> Coroutine[Any, Any, None]:
+        def fail(roll: DesiredState) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
-        told.shelf.follow = fail  # type: ignore[method-assign]
-        with told.book.locked():
+        told.registry.follow = fail  # type: ignore[method-assign]
+        with told.desired_file.locked():
             await told.tell(FIRST.prepare("a", "2"))
         with pytest.raises(ValueError, match="a bug"):
             await following
