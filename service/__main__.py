@@ -1,9 +1,8 @@
-"""`python -m service` and `attention-service` are the command line.
+"""Entry point: `python -m service` and `attention-service` start the command line.
 
-Laws: the first process of a container has no default for a signal, the kernel drops what it does not handle; so it can be told
-to stop while it still imports, and whatever command it runs (`serve` puts its own handlers in place of this one). A standard
-stream that was closed leads to /dev/null, here and in every process that comes of this one: else some file or socket would get
-its number, and with it what is written there.
+Invariants: For the first process of a container, the kernel drops a signal without a handler. So SIGTERM has a handler before
+the imports begin, for every command; `serve` replaces it. A closed standard stream is opened on /dev/null, here and in every
+child process; otherwise a file or socket would get its descriptor, and with it the output.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def main() -> None:
     _open_streams()
     if os.getpid() == FIRST_PROCESS:
         signal.signal(signal.SIGTERM, lambda signum, _: os._exit(128 + signum))
-    from service.cli import main as run  # noqa: PLC0415 (a quarter of a second, in which the handler is there already)
+    from service.cli import main as run  # noqa: PLC0415 (it takes 0.25 s; the handler is set before)
 
     run()
 
@@ -28,11 +27,11 @@ def main() -> None:
 def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # It takes the lowest number, which is the closed one, and stays open until the end.
+            # It gets the lowest free descriptor, which is the closed one, and stays open until the process ends.
             stream = Path(os.devnull).open(mode)  # noqa: SIM115
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)  # whatever is put in its place later
+            setattr(sys, f"__{name}__", stream)  # keeps the stream open if `sys.<name>` is replaced later
 
 
 if __name__ == "__main__":

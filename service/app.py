@@ -1,4 +1,4 @@
-"""App: the ASGI application around one running service: routes, pages, the edge; and the settings that each of them takes."""
+"""ASGI application: joins one service, its routes, the API documents and the outer middleware."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def build(
     engine: Callable[[EngineOptions], Engine] = Engine,
     tracer: Tracer | None = None,
 ) -> tuple[OuterMiddleware, Service]:
-    """The ASGI application and the service behind it.
+    """Return the ASGI application and the service behind it.
 
-    `leave` ends the process with an exit code and a reason, `engine` makes the engine (a test's may hold or fail); with a
-    `tracer` requests and batches are spans.
+    `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
+    With a `tracer`, requests and batches are spans.
     """
     service = Service(settings, telemetry, status, leave, engine, tracer)
     app, access = _application(service), _access(settings, service)
@@ -61,7 +61,7 @@ def build(
 
     if settings.docs:
         app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))
-    # FastAPI makes the routes of an included router when it is first matched, 10 ms each: here, and not while requests wait.
+    # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": ""})
     around = cross_origin(cors_origins(settings))
@@ -76,7 +76,7 @@ def build(
 
 
 def _application(service: Service) -> FastAPI:
-    """All routes but the hot ones and the page of documents; its lifespan is the service's."""
+    """Return FastAPI's application: all routes but the hot ones and the API documents; its lifespan is the service's."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -95,7 +95,7 @@ def _application(service: Service) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
-        # `observability/tracing.py` sees every request and how it ended; FastAPI the fewest, and refusals only as exceptions.
+        # `observability/tracing.py` sees every request and its end. FastAPI sees few requests, and refusals only as exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for make in (make_router, make_models_router, make_admin_router):

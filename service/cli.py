@@ -1,7 +1,7 @@
-"""The command line: `attention-service serve | health | layers | attend | show | keys`.
+"""Command line: `attention-service serve | health | layers | attend | show | keys`.
 
-Laws: a failure of ours is one line on stderr and exit code 1, never a traceback; help is quick, so heavy imports wait until
-a command needs them.
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. Help is quick, so heavy imports
+wait until a command needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
 from service.errors import ServiceError
 
-# Typer keeps its copy of click to itself; what it does export leads to the class.
+# Typer does not export its copy of click; the base class of BadParameter is click's UsageError.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         raise SystemExit(app(standalone_mode=False))
     except USAGE_ERROR as error:
-        # Typer's own way to say it is a box of several lines. Without any argument it has shown its help already.
+        # Typer would print a box of several lines. Without arguments it has printed its help already.
         if message := error.format_message():
             sys.stderr.write(f"attention-service: {message}\n")
         raise SystemExit(2) from None

@@ -1,26 +1,27 @@
-"""Every way a request or a layer can fail, as one family tree.
+"""Errors: the class tree of every way in which a request or a layer can fail.
 
 ServiceError
-├── Rejected             the caller's request cannot be served as it stands; repeating it changes nothing
+├── Rejected             the request cannot be served as it stands; repeating it changes nothing
 │   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
 │   │                    BadBinary)
-│   ├── InvalidInput     they parse and are wrong (BadShape, BadDtype, BadMask, MaskKindRequired, CausalAlignRequired,
-│   │                    NonFinite, MaskedRow, UnknownField)
-│   ├── TooLarge         they are more than a request may be (BodyTooLarge, DecompressedTooLarge, CostLimit,
-│   │                    TargetTooLong, HeadersTooLarge)
-│   ├── NotServed        nothing answers to that (LayerNotFound, RouteNotFound, MethodNotAllowed, NotAcceptable,
-│   │                    UnsupportedMediaType, UnsupportedContentEncoding)
-│   ├── Denied           not to this caller (Unauthorized, Forbidden)
+│   ├── InvalidInput     the bytes parse, but a value is invalid (BadShape, BadDtype, BadMask, MaskKindRequired,
+│   │                    CausalAlignRequired, NonFinite, MaskedRow, UnknownField)
+│   ├── TooLarge         the request exceeds a limit (BodyTooLarge, DecompressedTooLarge, CostLimit, TargetTooLong,
+│   │                    HeadersTooLarge)
+│   ├── NotServed        the service has no such resource, method or format (LayerNotFound, RouteNotFound, MethodNotAllowed,
+│   │                    NotAcceptable, UnsupportedMediaType, UnsupportedContentEncoding)
+│   ├── Denied           this caller may not do it (Unauthorized, Forbidden)
 │   └── ClientTimeout    the headers or the body did not arrive in time
-├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each says when to come back
+├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each has a time to retry after
 ├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
-└── LayerError           a checkpoint or a stored layer is not what it must be, not there at all (LayerMissing), or there is no
-                         room for it here (LayerNotLoaded): command line and start-up; a change of layers makes an
-                         InvalidInput, a LayerNotFound, a LayerChanged or a NotReady of it
+└── LayerError           a checkpoint or stored layer is invalid or missing (LayerMissing), or this process cannot load it
+                         (LayerNotLoaded). The command line and the start raise it; a layer rollout turns it into
+                         InvalidInput, LayerNotFound, LayerChanged or NotReady
 
-Laws: `code` is stable and part of the contract; the message says what was expected and what came, in words and numbers,
-and never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table.
-The client raises the same classes; what it was told besides (`status`, `request_id`, `retry_after_s`) is None on this side.
+Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers; it
+never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table. The
+client raises the same classes and sets `status`, `request_id` and `retry_after_s`. In the service they are None, except
+`retry_after_s` of Refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import ClassVar
 
 
 class ServiceError(Exception):
-    """The root: a stable `code`, a sentence for people, and a JSON pointer to the field (`param`) where there is one."""
+    """Root of the tree: a stable `code`, a message for people, and a JSON pointer to the field (`param`) if there is one."""
 
     code: ClassVar[str]
     status: int | None = None
@@ -171,7 +172,7 @@ class Denied(Rejected):
 
 
 class Unauthorized(Denied):
-    """No key, or none that is known: which of the two is not told."""
+    """The key is missing or unknown; the error does not reveal which."""
 
     code = "unauthorized"
 
@@ -185,7 +186,7 @@ class ClientTimeout(Rejected):
 
 
 class Refused(ServiceError):
-    """Nothing is wrong with the request; `retry_after_s` whole seconds from now it may be taken."""
+    """The request is valid but not accepted now; the caller may retry after `retry_after_s` whole seconds."""
 
     code = "refused"
 
@@ -203,7 +204,7 @@ class RateLimited(Refused):
 
 
 class LayerChanged(Refused):
-    """The file of a layer did not stay the same while the processes loaded it."""
+    """The layer's file changed while the processes loaded it, or another change of the layer came first."""
 
     code = "layer_changed"
 
@@ -241,15 +242,15 @@ class LayerMissing(LayerError):
 
 
 class LayerNotLoaded(LayerError):
-    """Nothing is known to be wrong with its file: this process cannot load it."""
+    """This process cannot load the layer; no fault of its file is known."""
 
     code = "layer_not_loaded"
 
 
 def codes_of(*branches: type[ServiceError]) -> frozenset[str]:
-    """The codes below these branches, as far as this file tells them; where a branch has none, its own.
+    """Return the codes of these branches' subclasses in this file; a branch without subclasses gives its own.
 
-    A branch whose own code is told as well (`invalid`, `layer_error`) is named here.
+    InvalidInput and LayerError are raised themselves too, so their codes (`invalid`, `layer_error`) are included.
     """
     found: set[str] = set()
     for branch in branches:

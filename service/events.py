@@ -1,6 +1,6 @@
-"""Events: what is told of requests, batches and processes, as the frozen values that metrics are made from.
+"""Events of requests, batches and processes: the values that metrics are made from.
 
-Must not know: who tells them, who listens.
+Must not know: the modules that emit events, the modules that receive them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Answered(NamedTuple):
-    """A request's end. `code` is set exactly where it was refused or failed; `queue_s` where a batch took it."""
+    """The end of a request. `code` is set only if the request was refused or failed, `queue_s` only if a batch took it."""
 
     route: str
     status: int
@@ -35,7 +35,7 @@ class BatchDone:
 
 @dataclasses.dataclass(slots=True)
 class LayerTotals:
-    """Sums over the requests to one layer; `sequences` and `batches` are of forward passes, `last_answer_s` since the epoch."""
+    """Sums over the requests to one layer. `sequences` and `batches` count forward passes; `last_answer_s` is since the epoch."""
 
     successes: int = 0
     success_s: float = 0.0
@@ -60,7 +60,7 @@ class Build:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one process may let wait, and how many processes the service is to have."""
+    """Queue limits of one process, and the number of processes that the service expects."""
 
     queued_requests: int
     queued_bytes: int

@@ -1,6 +1,6 @@
-"""Limits: the settings as the small frozen values that the rooms take.
+"""Limits: converts the settings into the small frozen values that other packages receive.
 
-Law: rooms receive these, never `Settings` itself; a unit is converted here and nowhere else.
+Invariants: api, batching, http and wire receive these values, never `Settings` itself. Units are converted only here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from service.supervisor.descriptors import kept_connections
 from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
-# A health check waits for two or three of them (docs/decisions.md).
+# Longest inline batch. A health check waits for two or three of them (docs/decisions.md).
 INLINE_S = 0.015
-# After so long a batch on a CPU stops, and due batches of other lanes go first.
+# A batch on a CPU stops after this time, and due batches of other lanes run first.
 STEP_S = 0.025
 
 
@@ -36,7 +36,7 @@ def batch_limits(settings: Settings) -> BatchLimits:
 
 
 def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
-    """`step_s`: after how long the engine stops a batch."""
+    """Return the queue's limits; the engine stops a batch after `step_s`."""
     ceilings = CostCeilings(
         max_tokens=settings.max_request_tokens,
         max_cells=settings.max_request_cells,
@@ -54,14 +54,14 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
 
 
 def _standing_wait_s(settings: Settings) -> float:
-    """Whoever says how many may wait has said how long the queue may be; a wait that is set holds beside it."""
+    """Return the wait that was set; else 0 if the capacity was set, because that bounds the queue; else the default."""
     if settings.standing_wait_ms is not None:
         return settings.standing_wait_ms / 1000
     return 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
 
 
 def rate_limit(settings: Settings) -> Rate | None:
-    """None: no limit."""
+    """Return None if there is no limit."""
     if settings.rate_limit_per_s == 0:
         return None
     return Rate(settings.rate_limit_per_s, settings.rate_burst or max(1, math.ceil(settings.rate_limit_per_s)))
@@ -72,7 +72,7 @@ def cors_origins(settings: Settings) -> tuple[str, ...]:
 
 
 def hosts(settings: Settings) -> Hosts | None:
-    """None: a request may name any host."""
+    """Return None if a request may name any host."""
     names = _listed(settings.allowed_hosts)
     if names:
         return None if "*" in names else Hosts(names)
@@ -98,11 +98,11 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
-        # A body of the largest size must find room in an empty house, compressed and decompressed.
-        # They are decoded as fast as they come or refused, so a quarter of what may wait for the engine is enough.
+        # A body of the largest size must fit, compressed and decompressed, while the service is idle.
+        # Bodies are decoded as fast as they arrive, or refused. So a quarter of the engine's queue is enough.
         intake_bytes=max(settings.queue_bytes // 4, 4 * settings.max_body_bytes),
-        # And so must the largest answer: as many weights as a request may have, an output as large as its body.
-        # Of a layer that makes much more of a row than it takes, an answer may be too large for that: a 413.
+        # The largest response must fit too: the most weights that a request may have, and an output as large as its body.
+        # If a layer's output rows are much wider than its input rows, a response may exceed this: 413.
         answer_bytes=max(settings.queue_bytes, 4 * (settings.max_weights_bytes + settings.max_body_bytes)),
         take_offers=settings.compress_offers,
     )

@@ -1,6 +1,6 @@
-"""LoopTick: work that many events ask for and that is done once, at the end of the event loop's turn.
+"""LoopTick: runs work once at the end of an event-loop tick, for all events of the tick that ask for it.
 
-Laws: what was asked for is done before anything that is begun after it; without a loop it is done at once.
+Invariants: The work runs before anything that is scheduled after the request for it. Without a loop it runs at once.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 
 class LoopTick:
-    """`work` is called once for all the `ask`s of one turn; it raises nothing."""
+    """Calls `work` once for all `ask` calls of one tick; `work` raises nothing."""
 
     __slots__ = ("_loop", "_work")
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
-        self._loop: asyncio.AbstractEventLoop | None = None  # the one that will call
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that will call `_end`
 
     def ask(self) -> None:
-        # A loop that was closed never called. Which one runs is asked once a turn: for that Python 3.11 calls the kernel.
+        # A closed loop never called `_end`. Look up the running loop once a tick: Python 3.11 makes a system call for it.
         if self._loop is not None and not self._loop.is_closed():
             return
         try:

@@ -1,7 +1,7 @@
-"""Settings: every knob, read once from the environment (`ATTENTION_…`) and the command line.
+"""Settings: all options of the service, read once from the environment (`ATTENTION_…`) and the command line.
 
-Laws: only this file reads the environment; a wrong value stops the start with the variable's name; the rest of the house
-receives small frozen values, never `Settings` itself. Each description is the README's table row, and a test compares them.
+Invariants: Only this file reads the variables. An invalid value stops the start with the variable's name. Most packages receive
+small frozen values (`limits.py`), not `Settings`. Each description is a row of the README's table, and a test compares them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENV_PREFIX = "ATTENTION_"
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 
-# As browsers write it: scheme, host and perhaps a port, in lower case, and no path.
+# As browsers write an origin: scheme, host and optional port, in lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
 
 
@@ -60,7 +60,7 @@ def _is_host(name: str) -> bool:
 
 
 class Settings(BaseSettings):
-    """One frozen value for one process; the field's name in capitals after `ATTENTION_` is its variable."""
+    """Settings of one process, frozen. A field's variable is `ATTENTION_` and the field's name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
@@ -244,13 +244,13 @@ class Settings(BaseSettings):
 
 
 class SettingsError(ServiceError):
-    """A knob has a value it cannot have; the message is one line that names the variable."""
+    """A setting is invalid; the message is one line that names the variable."""
 
     code = "bad_settings"
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The environment, overridden by what the command line gave (None = not given); raises SettingsError."""
+    """Return the environment's settings, overridden by those of the command line (None = not given); raises SettingsError."""
     _check_names()
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def _check_names() -> None:
-    """Refuses a variable that was meant for us and misspelt; Kubernetes adds others (ATTENTION_SERVICE_HOST) for a service."""
+    """Raise SettingsError for a misspelt variable; pass unrelated ones, which Kubernetes adds (ATTENTION_SERVICE_HOST)."""
     known = [name.upper() for name in Settings.model_fields]
     for variable in sorted(os.environ):
         name = variable.upper().removeprefix(ENV_PREFIX)
@@ -272,9 +272,9 @@ def _check_names() -> None:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """The environment in which a child process reads the same settings.
+    """Return the environment in which a child process reads the same settings.
 
-    The libraries start one thread a core of the machine, quota or not: on 64 cores two workers would pass a limit of 128.
+    Libraries start one thread per core and ignore a CPU quota: on 64 cores two workers would exceed a limit of 128 threads.
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
@@ -283,22 +283,22 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a service that binds this address or name is reached from this machine only."""
+    """Return whether only this machine reaches a service that binds this address or name."""
     try:
         address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0]
         return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
     except (OSError, ValueError):
-        return True  # binding it will fail, and say why
+        return True  # binding it fails later, with the reason
 
 
 def usable_cores() -> int:
-    """Cores this process may use: the affinity mask, cut down to a CPU quota where a cgroup sets one."""
+    """Return how many cores this process may use: its affinity mask, reduced to a cgroup's CPU quota if one is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([cores, *(max(1, int(quota) // int(period)) for quota, period in _quotas())])
 
 
 def _quotas() -> Iterator[tuple[str, str]]:
-    """Microseconds of CPU in how many, as cgroups say it in version 2 and in version 1; nothing where there is no limit."""
+    """Yield the CPU quota and its period in microseconds, of cgroup versions 2 and 1; nothing if there is no limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             texts = [Path("/sys/fs/cgroup", name).read_text(encoding="ascii") for name in names]

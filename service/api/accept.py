@@ -1,8 +1,8 @@
-"""Accept and Accept-Encoding: how the caller wants the answer (RFC 9110, sections 12.5.1 and 12.5.3).
+"""Accept and Accept-Encoding: choose the answer's type and coding (RFC 9110, sections 12.5.1 and 12.5.3).
 
-Laws: no Accept header means everything; one that names nothing we write is a NotAcceptable, never a guess; of equal
-wishes the first that we offer is taken. A header that a library adds by itself lists several codings: that is an offer;
-a caller who wants an answer compressed names one coding, or weighs `identity` down.
+Invariants: no Accept header means any type. A header that names no type we write raises NotAcceptable; nothing is guessed. Of
+equal weights the first offered wins. A list of several codings is only an offer, because libraries add it by themselves. A
+caller that wants a compressed answer names one coding, or gives `identity` a lower weight.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from service.http.header_fields import HeaderFields
 
 
 def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
-    """Which of `offered` the answer is to be, the caller's favourite; raises NotAcceptable."""
+    """Return the type in `offered` that the caller weighs highest; raise NotAcceptable if it accepts none."""
     values = fields[b"accept"]
     if not values or values == (b"*/*",):
         return offered[0]
     wishes = _wishes(values)
     if not wishes:
         return offered[0]
-    best = max(offered, key=lambda media: _quality_of(media, wishes))  # the first of equals
+    best = max(offered, key=lambda media: _quality_of(media, wishes))  # max keeps the first of equals
     if not _quality_of(best, wishes) > 0:
         raise NotAcceptable(f"answers are {' or '.join(media.decode('ascii') for media in offered)}")
     return best
 
 
 def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
-    """The content coding that the caller asks for, of `offered`; None for none.
+    """Return the content coding in `offered` that the caller asks for, or None for a plain answer.
 
-    With `take_offers` a list of several codings counts as asking. Raises NotAcceptable for whoever takes neither any of
-    them nor the plain answer.
+    With `take_offers`, a list of several codings counts as asking. Raises NotAcceptable if the caller accepts neither a
+    coding in `offered` nor the plain answer.
     """
     values = fields[b"accept-encoding"]
     if not values:
@@ -52,7 +52,7 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
 
 
 def _wishes(values: Sequence[bytes]) -> dict[bytes, float]:
-    """What the entries of a header name, with their weights."""
+    """Map the entries of a header, in lower case, to their weights."""
     found: dict[bytes, float] = {}
     for entry in b",".join(values).split(b","):
         name, *parameters = (part.strip().lower() for part in entry.split(b";"))
@@ -62,7 +62,7 @@ def _wishes(values: Sequence[bytes]) -> dict[bytes, float]:
 
 
 def _quality_of(media: bytes, wishes: dict[bytes, float]) -> float:
-    """The most specific range decides."""
+    """Return the weight of the most specific range that matches, 0 if none does."""
     ranges = (media, media.partition(b"/")[0] + b"/*", b"*/*")
     return next((wishes[name] for name in ranges if name in wishes), 0.0)
 

@@ -1,7 +1,7 @@
-"""The hot route: POST /v1/layers/{layer}/attend, as a plain ASGI endpoint.
+"""Attend route: POST /v1/layers/{layer}/attend, a hot route served as a plain ASGI endpoint.
 
-Laws: checks run in the contract's order (media type, size, syntax, fields, tensors, masks, cost) and all before the queue;
-both forms of a body become the same document and take one way from there.
+Invariants: checks run in the contract's order (media type, size, syntax, fields, tensors, masks, cost), all before the queue.
+Both forms of a body, JSON and safetensors, become the same `CheckedRequest` and share every later step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWER_CODINGS = (b"zstd", b"gzip")
 
 
 class Attend:
-    """The endpoint."""
+    """The ASGI endpoint, with its request-template cache."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -51,7 +51,7 @@ async def _attend(exchange: Exchange, patterns: RequestTemplates, scope: Scope, 
     async def decode() -> CheckedRequest:
         if is_binary:
             return await exchange.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
-        # From here on the document alone holds what it needs of the text.
+        # No name here refers to the text: the document alone keeps the parts of it that it needs.
         document = await exchange.parsed(joined(parts))
         return await exchange.checked(
             lambda: check_request(checked_request(document), layer.name, layer.spec, limits.request)
@@ -67,7 +67,7 @@ async def _attend(exchange: Exchange, patterns: RequestTemplates, scope: Scope, 
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
-    """What the body is, what the answer is to be, and its coding."""
+    """Return the media type of the body, the media type of the answer, and the answer's content coding."""
     came = body_type(fields, (JSON, SAFETENSORS))
     wanted = answer_type(fields, (came, JSON if came == SAFETENSORS else SAFETENSORS))
     return came, wanted, answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)

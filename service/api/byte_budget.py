@@ -1,10 +1,10 @@
-"""Allowances: bytes that requests hold in a process and that no other limit counts, bounded over all of them.
+"""Byte budget: limits the bytes that requests hold in this process and that no other limit counts.
 
-There are two: bodies that have come in and are not tensors yet; and answers that are waited for, computed or sent.
-Laws: all shares together never hold more than `max_bytes`; a share may hold at most as much as it leaves free (dynamic
-thresholds, Choudhury and Hahne 1998), so large ones are refused first and small ones still find room; where callers are told
-apart, what one holds in all its requests is bounded in the same way; what a request took is free again when it says so, and
-when it ends, however it ends.
+There are two budgets: bodies that are received and not decoded yet; answers that are awaited, computed or sent.
+Invariants: all reservations together never exceed `max_bytes`. A reservation may hold at most as much as it leaves free (dynamic
+thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If callers are distinguished,
+all reservations of one caller are bounded in the same way. A request frees its bytes with `release`, at the latest when it ends,
+however it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.errors import QueueFull
 
 
 class ByteBudget:
-    """One for each process and kind of bytes; `words` say to a caller what they are."""
+    """One for each process and kind of bytes; `words` name that kind in the error message."""
 
     def __init__(self, max_bytes: int, words: str) -> None:
         self.max_bytes = max_bytes
@@ -25,19 +25,19 @@ class ByteBudget:
 
     @property
     def max_share(self) -> int:
-        """What one request may hold in an empty house."""
+        """The most bytes that one request may hold while no other holds any."""
         return self.max_bytes // 2
 
     def share(self, caller: Hashable = None) -> Reservation:
-        """A new request's, of nothing yet; callers that are told apart (None: they are not) are bounded each."""
+        """Return an empty reservation for a new request. Each `caller` has its own bound (None: not distinguished)."""
         return Reservation(self, caller)
 
     def held(self, caller: Hashable) -> int:
-        """What this caller's requests hold together."""
+        """Return the bytes that all requests of this caller hold."""
         return self._held.get(caller, 0)
 
     def add(self, num_bytes: int, caller: Hashable) -> None:
-        """So many bytes more are held, or less."""
+        """Add `num_bytes` to the bytes held; a negative number frees them."""
         self.num_bytes += num_bytes
         if caller is not None:
             self._held[caller] = self.held(caller) + num_bytes
@@ -46,7 +46,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """What one request holds of an allowance."""
+    """The bytes that one request holds of a budget."""
 
     __slots__ = ("_byte_budget", "_caller", "_num_bytes")
 
@@ -56,7 +56,7 @@ class Reservation:
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        """So many bytes more; raises QueueFull, and takes nothing, where they find no room."""
+        """Reserve `num_bytes` more; raise QueueFull, and reserve nothing, if they do not fit."""
         whole = self._byte_budget
         own = self._num_bytes if self._caller is None else whole.held(self._caller)
         if num_bytes and own + num_bytes > whole.max_bytes - whole.num_bytes - num_bytes:
@@ -68,6 +68,6 @@ class Reservation:
         self._num_bytes += num_bytes
 
     def release(self) -> None:
-        """All of it; a second time changes nothing."""
+        """Free all bytes; a second call changes nothing."""
         self._byte_budget.add(-self._num_bytes, self._caller)
         self._num_bytes = 0

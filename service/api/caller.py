@@ -1,7 +1,7 @@
-"""Caller: who waits for the answer, as the server knows him: the body that he has sent already, and the moment he leaves.
+"""Caller: the client of one request as the server sees it: the body received so far, and the disconnect.
 
-Laws: our own transport says both without a task or a timer, in the scope (`CALLER`); of any other ASGI server they are heard
-through `receive`, at the cost of a task. Whoever asks to be told is told once, on the loop.
+Invariants: our own transport reports both through the scope (`CALLER`), without a task or a timer. Any other ASGI server reports
+them through `receive`, at the cost of a task. A disconnect is reported once, on the event loop.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Part = bytes | bytearray | memoryview
 
 class Caller(Protocol):
     async def receive(self) -> Message:
-        """ASGI's: a part of the body, or the disconnect."""
+        """Return the next ASGI message: a part of the body, or the disconnect."""
 
     def take_body(self) -> list[Part] | None:
-        """The whole body in its parts where all of it is here and none is received; then `receive` is only the disconnect."""
+        """Return the whole body in parts if it is here and still unread; after that, `receive` gives only the disconnect."""
 
     def when_come(self, tell: Callable[[int], object] | None) -> None:
-        """Calls `tell` with how many bytes of the body are here, at once, and whenever more have come; None calls that off.
+        """Call `tell` with the number of body bytes that are here, and again with that of each later part; None cancels this.
 
-        A ServiceError that it raises is what `receive` raises, or this.
+        If `tell` raises a ServiceError, `receive` raises it, or this method does.
         """
 
     def when_gone(self, tell: Callable[[], object] | None) -> None:
-        """Calls `tell` when the caller leaves before his answer is complete, at once if he has; None calls that off.
+        """Call `tell` when the caller disconnects before its answer is complete, at once if it already has; None cancels this.
 
-        To be asked for when the body has been received.
+        Call this only after the body has been received.
         """
 
 
@@ -41,7 +41,7 @@ def caller_of(scope: Scope, receive: Receive) -> Caller:
 
 
 class _Heard:
-    """The caller as any ASGI server tells of him."""
+    """The caller as any ASGI server reports it, through `receive` alone."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -1,6 +1,6 @@
-"""CancelOnDisconnect: who works for a caller stops when the caller leaves, and says so with ClientGone.
+"""CancelOnDisconnect: cancels the task that serves a caller when the caller disconnects, and raises ClientGone.
 
-Laws: only a cancellation of its own ends here; one from outside (shutdown) goes on.
+Invariant: it ends only its own cancellation; one from outside (shutdown) goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from service.http.asgi import ClientGone
 
 
 class CancelOnDisconnect:
-    """`with` it, in the task that serves the caller."""
+    """A context manager for the task that serves the caller."""
 
     __slots__ = ("_caller", "_is_gone", "_serving")
 
@@ -36,6 +36,6 @@ class CancelOnDisconnect:
     ) -> None:
         self._caller.when_gone(None)
         if self._is_gone and isinstance(error, asyncio.CancelledError):
-            # The cancellation was ours and ends here; one from outside (shutdown) goes on.
+            # This cancellation is our own and ends here; one from outside (shutdown) goes on.
             self._serving.uncancel()
             raise ClientGone from None

@@ -1,6 +1,6 @@
-"""Content types: what a body says it is, and what an answer is written as.
+"""Content types: names the media types of bodies and answers, and checks the Content-Type of a body.
 
-Laws: a body is read as what its Content-Type says or not at all; text is UTF-8.
+Invariants: a body whose type is checked is read as its Content-Type says, or not at all. Text is UTF-8.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"
 OCTET_STREAM = b"application/octet-stream"
 _UTF8_NAMES = (b"utf-8", b"utf8")
-# A token, and a token or a quoted string (RFC 9110, section 5.6.6).
+# A parameter: a token, then a token or a quoted string (RFC 9110, section 5.6.6).
 _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
 
 
 def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
-    """Which of `taken` the body is; raises UnsupportedMediaType."""
+    """Return the type in `taken` that the body has; raise UnsupportedMediaType if it has none of them."""
     values = fields[b"content-type"]
     value = values[0] if len(values) == 1 else b""
     if value in taken:

@@ -1,8 +1,8 @@
-"""CORS: which pages of other origins may read the answers, by Starlette's own rules, behind the edge's counting.
+"""CORS: which pages of other origins may read the answers, by Starlette's rules.
 
-Laws: a preflight that may is answered without a key (browsers send none with it); one that may not is an ordinary OPTIONS
-request, so that every refusal has the one form of this service; refusals carry the headers too, or a page could not
-read them. Cookies play no part: keys come in headers.
+Invariants: this runs inside the outer middleware, which counts every request. An allowed preflight is answered without a key,
+because browsers send none with it. Any other preflight is an ordinary OPTIONS request, so that every refusal has this service's
+one form. Refusals carry the CORS headers too, or a page could not read them. Cookies play no part: keys come in headers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_AGE_S = 600
 
 
 def cross_origin(origins: Sequence[str]) -> Callable[[Application], Application]:
-    """Wraps an application for these origins (`*`: any); with none it stays as it is."""
+    """Return a wrapper that adds CORS for these origins (`*`: any); without origins it leaves the application unchanged."""
 
     def wrap(application: Application) -> Application:
         return CrossOrigin(application, origins) if origins else application

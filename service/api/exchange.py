@@ -1,8 +1,8 @@
-"""Exchange: one attention request from its headers to its sent answer; its deadline and its times.
+"""Request context: one attention request from its headers to its sent answer, with its deadline and its times.
 
-Laws: the deadline starts when the body is complete and holds for decoding, waiting and computing alike; from then on a caller
-who leaves frees its place at once, wherever it is; large bodies are decoded one after another, and one that would be late is
-refused before it is read where its length is known; every time that is told (trace, answer, Server-Timing) comes from here.
+Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
+frees its place at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
+is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ R = TypeVar("R")
 
 MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
-# Of a number in a body, about: base64 has 5, lists 9 and more.
+# Approximate bytes of one number in a body: base64 takes 5, lists take 9 and more.
 TEXT_BYTES, BINARY_BYTES = 8, 4
-# Text of at least so many bytes waits its turn to be decoded; what is shorter takes no longer than a look at the queue is worth.
+# Text of at least so many bytes enters the decoding queue; shorter text is decoded too fast for the queue to pay off.
 QUEUED_TEXT_BYTES = 32 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExchangeLimits:
-    """What one request may be, and what one batch may hold.
+    """Limits of one request and of one batch.
 
-    Bodies of `off_loop_bytes` and more are checked in a thread; all bodies that are not tensors yet hold at most
-    `intake_bytes`, all answers that are waited for or being sent `answer_bytes`; with `take_offers` answers are compressed for
-    whoever can read them so, else only for who asks.
+    Bodies of `off_loop_bytes` and more are checked in a thread. All bodies that are not decoded yet hold at most
+    `intake_bytes`; all answers that are awaited or being sent hold at most `answer_bytes`. With `take_offers` an answer is
+    compressed for every client that can read it so, else only on request.
     """
 
     body: BodyLimits
@@ -65,7 +65,7 @@ class ExchangeLimits:
 
 
 class House(Protocol):
-    """What an exchange uses of the running service (`reception.py`)."""
+    """The part of the running service that a request context uses; `reception.py` implements it."""
 
     @property
     def limits(self) -> ExchangeLimits: ...
@@ -98,7 +98,7 @@ class House(Protocol):
 
 
 class Exchange:
-    """Opened by the reception when the headers are there; `with` it, so that whatever happens its bytes are given back."""
+    """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
     def __init__(self, house: House, trace: RequestRecord, scope: Scope, receive: Receive) -> None:
         self._house = house
@@ -131,13 +131,13 @@ class Exchange:
             raise Draining("the service shut down before this was finished") from None
 
     def settle(self) -> None:
-        """The grace is over: tells the caller so, unless the waiting room does or his answer is on its way."""
+        """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
         if self._serving is not None and self._trace.stage in ("receiving", "decoding"):
             self._is_settled = True
             self._serving.cancel()
 
     def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
-        """The served layer that the path names; raises LayerNotFound, and NotReady while none is served."""
+        """Return the served layer that the path names; raise LayerNotFound, or NotReady while no layer is served."""
         found = self._house.catalog.get(layer)
         if version != VERSION:
             raise LayerNotFound(f"every model has one version, {VERSION}")
@@ -145,18 +145,18 @@ class Exchange:
         return found
 
     def shorten(self, timeout_s: float | None) -> None:
-        """The deadline that the caller asks for, if it is sooner than ours."""
+        """Use the caller's deadline if it is sooner than ours."""
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], layer: ServedLayer, *, is_binary: bool) -> list[Part]:
-        """The parts of the whole body, which is for `layer`; the deadline starts when it is complete.
+        """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
 
-        Raises what a body of that length is refused with in overload, where the length is announced before it is read.
+        In overload this raises the refusal of a body of that length, before reading it if the length is announced.
         """
         self._is_binary = is_binary
         announced = self.fields.make(_announced_bytes)
-        if announced <= self.limits.body.max_bytes:  # else it is refused for its size
+        if announced <= self.limits.body.max_bytes:  # read_body refuses a larger one
             self._check_lane(layer, announced)
             if self._house.bodies.num_bytes:
                 self.shorten(self.fields.make(_asked_timeout_s))
@@ -172,7 +172,7 @@ class Exchange:
         return parts
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
-        """Whether a body of this size is decoded after those that came before it."""
+        """Return whether a body of this size waits until earlier bodies are decoded."""
         return num_bytes >= (self.limits.off_loop_bytes if self._is_binary else QUEUED_TEXT_BYTES)
 
     def _check_bodies(self, num_bytes: int) -> None:
@@ -180,11 +180,11 @@ class Exchange:
             self._house.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     def watched(self) -> CancelOnDisconnect:
-        """Cancels what is inside when the caller disconnects, and then raises ClientGone."""
+        """Return a context manager that cancels its block when the caller disconnects, and then raises ClientGone."""
         return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """What `decode` makes of the body, after the large ones that came before."""
+        """Return what `decode` makes of the body; a large body waits for the large ones before it."""
         num_bytes = self._trace.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
@@ -199,19 +199,19 @@ class Exchange:
         return result
 
     async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
-        """The JSON object in `text`, parsed here or, where that takes long, by the helper process."""
+        """Return the JSON object in `text`, parsed here or, if that takes long, by the helper process."""
         return await self._house.parser.parse(text)
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
-        """The request that `check` returns; what takes long is done in a thread."""
+        """Return the request that `check` returns; long checks run in a thread."""
         is_large = self._trace.bytes_in >= self.limits.off_loop_bytes
         request = await self._house.run_off_loop(check) if is_large else check()
         return request if request.count_masked_rows is None else await self._house.run_off_loop(request.counted)
 
     def _check_lane(self, layer: ServedLayer, num_bytes: int) -> None:
-        """Raises QueueFull where a request of about this size would be refused anyway: reading or decoding it helps nobody.
+        """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
-        How many tokens a body holds is guessed from its bytes; where the guess is wrong it is decoded first.
+        The number of tokens is estimated from the bytes; after a wrong estimate the body is decoded before the refusal.
         """
         batcher = self._house.batcher
         batcher.check_open(self._key)
@@ -221,14 +221,14 @@ class Exchange:
             batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
     def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
-        """The digest, because a layer and the one that replaces it may both have requests waiting."""
+        """Return the lane. It has the digest because a layer and its replacement may both have requests waiting."""
         return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
     async def ask(self, layer: ServedLayer, request: CheckedRequest) -> Outcome[Answer]:
-        """The layer's answer; raises what the waiting room raises."""
+        """Return the layer's answer; raise what the batcher raises."""
         call, cost, trace = request.call, request.cost, self._trace
         trace.tokens = cost.tokens
-        # Until it is sent: whoever is slow to read his answer, or reads none of it, holds all of it.
+        # Reserved until it is sent: a client that reads its answer slowly, or not at all, keeps all of it in memory.
         self._take_answer(cost.weights_bytes + _output_bytes(layer, call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
@@ -244,14 +244,14 @@ class Exchange:
         return outcome
 
     def _take_answer(self, num_bytes: int) -> None:
-        """Room for the answer; raises CostLimit where there will never be enough, QueueFull where there is not enough now."""
+        """Reserve the bytes of the answer; raise CostLimit if they can never fit, QueueFull if they do not fit now."""
         most = self._house.answers.max_share
         if num_bytes > most:
             raise CostLimit(f"the answer would have {num_bytes:,} bytes, at most {most:,} are computed at once")
         self._answer_share.grow(num_bytes)
 
     def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
-        """What goes beside the answer's tensors."""
+        """Return the answer's fields besides its tensors."""
         return AnswerFacts(
             masked_rows=request.masked_rows,
             layer=layer.name,
@@ -261,11 +261,11 @@ class Exchange:
         )
 
     def sent(self) -> None:
-        """The answer is written."""
+        """Record the encoding time; call this when the answer is sent."""
         self._trace.encode_s = self._house.now() - self._answered
 
     def timing_ms(self) -> dict[str, float]:
-        """The phases up to now in milliseconds; `total` runs from the complete body."""
+        """Return the phases up to now in milliseconds; `total` starts at the complete body."""
         trace = self._trace
         return {
             "decode": milliseconds(trace.decode_s or 0.0),
@@ -275,7 +275,7 @@ class Exchange:
         }
 
     def server_timing(self) -> tuple[bytes, bytes]:
-        """The same as a header."""
+        """Return the same phases as a Server-Timing header."""
         trace = self._trace
         phases = (trace.decode_s or 0.0, trace.queue_s or 0.0, trace.compute_s or 0.0, self._elapsed_s())
         return b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in phases])
@@ -288,19 +288,19 @@ class Exchange:
 
 
 def _output_bytes(layer: ServedLayer, call: Call) -> int:
-    """Of the output [B, L, out_width], in the dtype of the query."""
+    """Return the bytes of the output [B, L, out_width], in the dtype of the query."""
     query = call.query
     return query.shape[0] * query.shape[1] * layer.spec.out_width * query.element_size()
 
 
 def _announced_bytes(fields: HeaderFields) -> int:
-    """The body's length where it is known before it comes, else 0; a compressed one becomes larger."""
+    """Return the announced length of the body, 0 if there is none; a compressed body becomes larger than that."""
     values = fields[b"content-length"]
     return int(values[0]) if values and values[0].isdigit() and len(values[0]) <= MAX_TIMEOUT_DIGITS else 0
 
 
 def _asked_timeout_s(fields: HeaderFields) -> float | None:
-    """X-Request-Timeout-Ms, with which a caller may shorten the deadline."""
+    """Return X-Request-Timeout-Ms, which may shorten the deadline, in seconds; raise InvalidInput if it is no whole number."""
     values = fields[b"x-request-timeout-ms"]
     if not values:
         return None

@@ -1,8 +1,8 @@
-"""Hosts: the names under which the service may be called, so that a page of another site cannot call it under that site's own
-name (DNS rebinding).
+"""Hosts: checks the host that a request names, as protection against DNS rebinding.
 
-Invariants: the port plays no part; a request without one readable Host is not allowed; a refusal repeats nothing of it. The
-transport puts the authority of an absolute target in the place of Host, so there is one name to look at.
+With DNS rebinding, a page of another site calls the service under that site's own name. Invariants: the port plays no part. A
+request without exactly one readable Host is not allowed. A refusal repeats nothing of it. The transport replaces Host by the
+authority of an absolute target, so there is one name to check.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
 
 
 class Hosts:
-    """`names`: hosts, `*.domain` for its subdomains, `.domain` for the domain and its subdomains. Without any, loopback hosts are
-    allowed and only requests of browsers are looked at.
+    """`names`: hosts, `*.domain` for its subdomains, `.domain` for the domain and its subdomains. Without names, only browsers'
+    requests are checked, and only loopback hosts are allowed.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -29,7 +29,7 @@ class Hosts:
         self._is_for_all = bool(names)
 
     def check(self, scope: Scope, *, is_health: bool) -> None:
-        """Raises BadRequest. A probe names the address that it asks, so only browsers' requests for health are looked at."""
+        """Raise BadRequest if the host is not allowed. Probes name an address, so health checks only browsers' requests."""
         fields = fields_of(scope)
         is_browser = b"origin" in fields or b"sec-fetch-site" in fields
         if (is_browser or (self._is_for_all and not is_health)) and not self._allows(fields.make(_named)):
@@ -46,13 +46,13 @@ class Hosts:
 
 
 def canonical(name: str) -> str:
-    """In lower case, without a dot at the end; an IPv6 address in its shortest form and without brackets."""
+    """Return the name in lower case without a final dot; an IPv6 address in its shortest form without brackets."""
     name = name.lower().removesuffix(".").removeprefix("[").removesuffix("]")
     return str(ipaddress.IPv6Address(name)) if ":" in name else name
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a canonical name is of this machine wherever it is resolved (RFC 6761, section 6.3; RFC 6890)."""
+    """Return whether a canonical name means the local machine wherever it is resolved (RFC 6761, section 6.3; RFC 6890)."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -64,7 +64,7 @@ def is_loopback(name: str) -> bool:
 
 
 def _named(fields: HeaderFields) -> str:
-    """The host that a request names; empty where it names none."""
+    """Return the canonical host that a request names; empty if it names none."""
     values = fields[b"host"]
     found = _HOST.fullmatch(values[0]) if len(values) == 1 else None
     try:

@@ -1,7 +1,8 @@
-"""JsonParser: large JSON bodies are parsed by a helper process, so that they do not stop the event loop.
+"""JsonParser: parses large JSON bodies in a helper process, so that they do not block the event loop.
 
-Invariants: one process for each worker, started at its first use; it inherits nothing but its end of a socket pair; one body at a
-time; one that died is replaced, and its body parsed once again; a caller that stops waiting leaves the conversation whole.
+Invariants: each worker has one helper process, started at its first use. The process inherits only its end of a socket pair and
+parses one body at a time. If it dies, another replaces it and parses the body once more. A caller that stops waiting leaves
+the protocol on the socket intact.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COMMAND = (sys.executable, "-m", "service.wire.json_process")
 
 
 class JsonParser:
-    """One for each worker; made inside its event loop."""
+    """One for each worker, created inside its event loop."""
 
     def __init__(self, max_depth: int, max_numbers: int, command: Sequence[str] = COMMAND) -> None:
         self._limits = max_depth, max_numbers
@@ -33,9 +34,9 @@ class JsonParser:
         self._asked: set[asyncio.Task[Any]] = set()
 
     async def parse(self, body: bytes | bytearray) -> dict[str, Any]:
-        """The object in `body`, parsed on the loop where that is quick.
+        """Return the object in `body`; parse it on the event loop if `parse_s` estimates at most MAX_HERE_S.
 
-        Raises what `wire.json_document.parse` raises, and EngineFailed where the process died twice.
+        Raises what `wire.json_document.parse` raises, and EngineFailed if the process died twice.
         """
         max_depth, max_numbers = self._limits
         if parse_s(body) <= MAX_HERE_S:
@@ -46,7 +47,7 @@ class JsonParser:
         return unpack(*await asyncio.shield(asked))
 
     def close(self) -> None:
-        """Ends the process; called when nobody asks any more."""
+        """End the process; call this when no request uses the parser any more."""
         for asked in self._asked:
             asked.cancel()
         self._end()
@@ -54,7 +55,7 @@ class JsonParser:
     def _heard(self, asked: asyncio.Task[Any]) -> None:
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # nobody may be waiting for it any more
+            asked.exception()  # marks it as retrieved: its caller may be gone
 
     async def _parse_there(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         async with self._turn:
@@ -94,7 +95,7 @@ class JsonParser:
 
 
 async def _received(line: socket.socket, num_bytes: int) -> bytearray:
-    """Raises EOFError where the process has ended."""
+    """Return exactly `num_bytes` bytes; raise EOFError if the process has ended."""
     loop, data = asyncio.get_running_loop(), bytearray(num_bytes)
     view, got = memoryview(data), 0
     while got < num_bytes:

@@ -1,8 +1,8 @@
-"""The admin's side of the library: load, replace and unload a layer at run time.
+"""Layer administration: the routes that load, replace and unload a layer at run time.
 
-Laws: an answer of success means that every process serves it so; a caller who leaves before his answer calls the change off; the
-path names the layer, and what comes as a body is thrown away, for the layer directory has the file; who may come here is decided
-before (`access.py`).
+Invariants: a success means that every process serves the new state. If the caller disconnects before its answer, the change is
+cancelled. The path names the layer; a request body is discarded, because the layer directory has the file. `auth/access.py`
+checks the caller's role before these routes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WORDS = {
 
 
 class AdminView(Protocol):
-    """What these routes ask of the running service (`worker/service.py` fills it in)."""
+    """The part of the running service that these routes use; `worker/service.py` implements it."""
 
     async def put_layer(self, name: str) -> bool: ...
 
@@ -94,7 +94,7 @@ def make_admin_router(service: AdminView) -> APIRouter:
 
 
 async def _stayed(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
-    """What the change gives; raises ClientGone, the change called off, where the caller leaves first."""
+    """Return the result of the change; if the caller disconnects first, cancel the change and raise ClientGone."""
     changing = asyncio.ensure_future(change)
     leaving = asyncio.ensure_future(_left(receive))
     try:
@@ -109,7 +109,7 @@ async def _stayed(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
 
 
 async def _left(receive: Receive) -> None:
-    """Raises ClientGone when the caller has left, and what is wrong with a body that he sends meanwhile."""
+    """Raise ClientGone when the caller disconnects, or the error of a body that it sends meanwhile."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone

@@ -1,9 +1,9 @@
-"""OuterMiddleware: the outermost ASGI application. Every request passes here once, and leaves once.
+"""OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once.
 
-Laws: whatever happens inside becomes exactly one answer, one count and one log line (what operators' machines ask for every
-few seconds, health and metrics, is answered and not told); a failure becomes problem details
-here and nowhere else; who may ask is decided before anything is routed (`access.py`); HEAD works on every GET and OPTIONS on
-every path; no BaseHTTPMiddleware (it hides disconnects).
+Invariants: whatever happens inside becomes exactly one answer, one count and one log line. Health and metrics, which monitoring
+polls every few seconds, are answered but neither counted nor logged. Only here a failure becomes problem details.
+`auth/access.py` decides on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No
+BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
-# Paths of the hot routes, which are few; matching one anew costs as much as writing the answer's head.
+# Cached paths of the hot routes, which are few; matching one again costs as much as writing the answer's head.
 NUM_REMEMBERED = 256
-# On every answer: answers are about the caller's own tensors, and what they are is what we say they are.
+# On every answer: it is about the caller's own tensors (no-store), and its declared type is right (nosniff).
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-# A document may be kept, if the client asks each time whether it is still the same.
+# A client may cache a document if it revalidates it each time.
 _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
 
 
 async def pass_on(_: Request, error: Exception) -> Response:
-    """FastAPI's handler of HTTPException: none, the edge has it."""
+    """Re-raise FastAPI's HTTPException, because the outer middleware answers it."""
     raise error
 
 
 async def say_nothing(_: Request, __: Exception) -> Response:
-    """FastAPI's handler of everything else: it answers nothing and then raises on, so that the edge can answer."""
+    """Send nothing for any other error; Starlette then raises it again, so that the outer middleware can answer it."""
     return _Silence()
 
 
@@ -50,7 +50,7 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, 
 
 
 class RequestLog(Protocol):
-    """Where requests are counted and logged (`observability/telemetry.py` joins metrics and log lines behind it)."""
+    """Counts and logs requests; `observability/telemetry.py` implements it with metrics and log lines."""
 
     def received(self, trace: RequestRecord) -> None: ...
 
@@ -62,10 +62,10 @@ class RequestLog(Protocol):
 
 
 class OuterMiddleware:
-    """Wraps `inner` (the FastAPI application) whose `routes` say which methods a path takes.
+    """Wraps `inner` (the FastAPI application), whose `routes` define which methods a path takes.
 
     A request that matches one of `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
-    nothing that the edge does not do. `around` wraps what happens between the count of a request and its route (CORS).
+    nothing that this class does not do. `around` wraps the steps between the count of a request and its route (CORS).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OuterMiddleware:
         except ClientGone:
             self._log.abandoned(trace, self._now() - trace.started)
         except Exception:
-            # Failed after the answer had begun: no fault of the caller, who gets a cut answer.
+            # It failed after the answer began: this is not the caller's fault, and the caller gets a cut answer.
             self._log.answered(trace, self._now() - trace.started)
             raise
         except BaseException:
@@ -118,7 +118,7 @@ class OuterMiddleware:
                 await self._options(scope, send)
                 return
             if scope["method"] == "HEAD":
-                # A copy: the server reads its own scope to know that a HEAD's answer has no body.
+                # A copy, because the server reads its own scope to know that the answer to a HEAD has no body.
                 scope = {**scope, "method": "GET"}
             if scope["method"] == "POST" and (hot := self._hot_route(scope)) is not None:
                 route, child = hot
@@ -133,7 +133,7 @@ class OuterMiddleware:
             await self._problem(self._translated(error, scope), send, trace)
         except ServiceError as error:
             await self._problem(error, send, trace, error.__cause__)
-        except Exception as error:  # noqa: BLE001 (the wall of the house: nothing foreign passes it)
+        except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
             await self._problem(unknown_failure(), send, trace, error)
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
@@ -157,14 +157,14 @@ class OuterMiddleware:
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(trace, cause or error)
         if trace.status:
-            # Too late to send another status, but not to count it: the connection breaks, so the caller sees a cut answer.
+            # The status is already sent, so it is only counted; the connection breaks, so the caller sees a cut answer.
             trace.status = problem.status
             raise error
         await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
         await send({"type": "http.response.body", "body": problem.body})
 
     def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
-        """Starlette's own refusals, which are about routes and methods."""
+        """Translate Starlette's own errors, which are about routes and methods."""
         if error.status_code == 405:  # noqa: PLR2004
             allow = self._allowed(scope)
             return MethodNotAllowed(f"this path takes {allow}", allow=allow)
@@ -183,7 +183,7 @@ class OuterMiddleware:
         await send({"type": "http.response.body", "body": b""})
 
     def _allowed(self, scope: Scope) -> str:
-        """The methods of the routes that match this path, as an Allow header; empty where none does."""
+        """Return the methods of the routes that match this path, as an Allow header; empty if none does."""
         methods = {
             method
             for method in _METHODS
@@ -196,7 +196,7 @@ class OuterMiddleware:
 
 
 class _Answer:
-    """The sending side of one request: adds the headers of every answer and notes status and size in the trace."""
+    """Sends the answer of one request: adds the headers of every answer and notes status and size in the record."""
 
     def __init__(self, send: Send, trace: RequestRecord, *, is_head: bool) -> None:
         self._send = send

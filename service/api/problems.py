@@ -1,8 +1,8 @@
-"""Problems: the only place that knows status codes; a failure becomes RFC 9457 problem details, or under `/v2` the
-`{"error": …}` of the Open Inference Protocol.
+"""Problems: turn each failure into an HTTP status and an error body; only this module knows status codes.
 
-Laws: every leaf of the family tree in `errors.py` has a status here (a test walks it); a body is valid JSON of at most 4 KiB
-in our own words; whatever is no ServiceError is a 500 with a generic sentence, its trace goes to the log.
+A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every leaf of
+the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words. Any
+exception that is no ServiceError is a 500 with a generic sentence, and its trace goes to the log.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ STATUS: dict[type[ServiceError], int] = {
     errors.EngineDown: 503,
     errors.DeadlineExceeded: 504,
 }
-# What the clients of `/v2` know: everything wrong with a request is 400, a full queue 503.
+# What the clients of `/v2` expect: 400 for invalid input, 503 for a full queue.
 INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
 MAX_DETAIL = 2000
 MEDIA_TYPE = b"application/problem+json"
 INFERENCE_MEDIA_TYPE = b"application/json"
-# Answers after which the rest of a body may still be on its way: the connection cannot be used again.
+# After these errors the rest of a body may still arrive, so the connection cannot be used again.
 _CLOSING = (
     errors.BodyTooLarge,
     errors.TargetTooLong,
@@ -57,7 +57,7 @@ _CLOSING = (
 
 
 class Problem(NamedTuple):
-    """A ready answer: status, header pairs, body."""
+    """A complete error response: status, header pairs, body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -65,17 +65,17 @@ class Problem(NamedTuple):
 
 
 def status_of(error: ServiceError, table: dict[type[ServiceError], int] = STATUS) -> int:
-    """The status of the nearest class in the table."""
+    """Return the status of the nearest class in the table, 500 if there is none."""
     return next((table[kind] for kind in type(error).__mro__ if kind in table), 500)
 
 
 def is_inference(path: str) -> bool:
-    """Whether a path belongs to the Open Inference Protocol, which has a form of errors of its own."""
+    """Return whether a path belongs to the Open Inference Protocol, which has its own form of errors."""
     return path == "/v2" or path.startswith("/v2/")
 
 
 def render_inference(error: ServiceError) -> Problem:
-    """As the protocol's clients read it: 400 for whatever is wrong with a request, 503 for a full queue."""
+    """Render an error for the protocol's clients: 400 for invalid input, 503 for a full queue."""
     status = status_of(error, INFERENCE_STATUS)
     body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
     return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE, body), body)
@@ -98,7 +98,7 @@ def render(error: ServiceError, request_id: str) -> Problem:
 
 
 def announced(words: Mapping[int, str], *statuses: int, as_inference: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Refusals as OpenAPI tells them: what each of these statuses means on a route, and the form that its body has."""
+    """Return the error responses for OpenAPI: the meaning of each status on a route, and the schema of its body."""
     media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
     content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {status: {"description": words[status], "content": content} for status in statuses}
@@ -120,5 +120,5 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
 
 
 def unknown_failure() -> ServiceError:
-    """What a caller is told about an error that is our own bug."""
+    """Return the error that a caller receives for a bug of ours."""
     return errors.EngineFailed("an internal fault; the request id leads to its trace in the log")

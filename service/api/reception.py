@@ -1,7 +1,6 @@
-"""Reception: where requests to layers come in, in whatever form; opens an exchange for each.
+"""Layer requests: opens a request context for each, and holds what both hot routes share.
 
-Laws: what both hot routes share lives here, once for each process; once it is closed nothing new comes in, and what has
-come in goes on to its answer.
+Invariants: there is one for each process. After `close` it opens no new request; a request that is open continues to its answer.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ R = TypeVar("R")
 
 
 class Reception:
-    """`catalog` answers which layers are served now (or raises NotReady); `now` is monotonic seconds."""
+    """`catalog` returns the layers that are served now, or raises NotReady; `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Reception:
         return self._catalog()
 
     def open(self, scope: Scope, receive: Receive) -> Exchange:
-        """For a request whose headers are there; raises Draining once closed."""
+        """Return the context of a request whose headers have arrived; raise Draining after `close`."""
         if self._is_closed:
             raise Draining("the service is shutting down and takes no new requests")
         return Exchange(self, record_of(scope), scope, receive)
@@ -69,15 +68,15 @@ class Reception:
         self._is_closed = True
 
     def settle(self) -> None:
-        """Whoever has not come as far as the waiting room is told now that there will be no answer."""
+        """End every request that the batcher does not have yet; its answer is Draining."""
         for exchange in list(self._open):
             exchange.settle()
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:
-        """What `work` returns, run in the one thread for checks and decompression, after what came before."""
+        """Run `work` in the one thread for checks and decompression, after earlier work, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def end(self) -> None:
-        """Ends the helper process and the thread, when nothing waits for them any more."""
+        """End the helper process and the thread; call this when no request waits for them any more."""
         self.parser.close()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Reply: an answer's pieces on their way to the caller.
+"""Reply: sends the pieces of an answer to the caller, compressed on request.
 
-Laws: an answer of at most `WHOLE_BYTES` is sent whole, with its length; a larger one is never in memory at once, and the
-loop is free between two of its pieces; a length that is known is always told; compression works on slices, so that no
-answer holds the loop.
+Invariants: an answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is never joined in memory, and the
+event loop is free between two of its pieces. A known length is always sent. Compression works on slices, so that no answer
+blocks the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.http.asgi import Send
 WHOLE_BYTES = 2**20
 COMPRESSED_SLICE = 2**16
 MIN_COMPRESSED = 1024
-# Numbers in text shrink to about half at any level, and the lowest costs least.
+# Numbers as text shrink to about half at any level, and the lowest level costs least.
 ZLIB_LEVEL = 1
 ZSTD_LEVEL = 1
 
@@ -29,9 +29,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None = None) -> None:
-    """A 200 with `headers` (without length) and the pieces' bytes, compressed with `coding` where one is given.
+    """Send a 200 with `headers` (without length) and the bytes of `pieces`, compressed with `coding` if given.
 
-    A sequence of pieces says its length in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
+    The length of a sequence is known in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
     """
     if coding is not None:
         is_worth_it, pieces = _weighed(pieces)
@@ -44,7 +44,7 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
 
 
 def _weighed(pieces: Iterable[Piece]) -> tuple[bool, Iterable[Piece]]:
-    """Whether there are bytes enough to be worth compressing; and the same pieces."""
+    """Return whether there are enough bytes to be worth compressing, and the same pieces."""
     begun: list[Piece] = []
     rest = iter(pieces)
     for piece in rest:
@@ -112,7 +112,7 @@ def _compressor(coding: bytes) -> _Compressor:
 
 
 def _compressed(pieces: Iterable[Piece], coding: bytes) -> Iterator[bytes]:
-    """`gzip` (RFC 1952), `deflate` (which is zlib's format, RFC 1950) or `zstd` (RFC 8878)."""
+    """Compress as `gzip` (RFC 1952), `deflate` (which is zlib's format, RFC 1950) or `zstd` (RFC 8878)."""
     compressor = _compressor(coding)
     for piece in pieces:
         for start in range(0, len(piece), COMPRESSED_SLICE):

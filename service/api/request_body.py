@@ -1,7 +1,7 @@
-"""Bodies: bytes within limits of size and time, decompressed within the same limit.
+"""Request body: reads it within limits of size and time, and decompresses it within the same size limit.
 
-Laws: a length that is announced too large is refused before a byte is read; what is counted is what arrived, never what was
-announced; decompression stops at the limit, not after it, and lets others on the loop in between.
+Invariants: an announced length above the limit is refused before a byte is read. The limit counts the bytes that arrive, never
+the announced ones. Decompression stops at the step that exceeds the limit, and the event loop is free between its steps.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from service.http.header_fields import HeaderFields
 R = TypeVar("R")
 PIECE = 2**20
 GZIP_STEP = 2**16
-# Compressed bytes that are read on the event loop; also a damaged body, or one that stands for nothing, takes 1 ms.
+# Compressed bytes that are read on the event loop; even a damaged body, or one that expands to nothing, takes only 1 ms.
 HERE_BYTES = 2**16
-# Every member costs a fresh decompressor; `pigz -i` and concatenated files have a few.
+# Each member costs a new decompressor; the output of `pigz -i` and concatenated files have a few.
 MAX_MEMBERS = 1024
-# Four bytes of a zstd frame can stand for 128 KiB, so a step in is at most 8 MiB out.
+# Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
 
 
 class RunOffLoop(Protocol):
-    """Runs work in a thread, in turn."""
+    """Runs work in a thread, in the order of the calls."""
 
     def __call__(self, work: Callable[[], R], /) -> Awaitable[R]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`max_bytes` holds for the body as sent and for what it decompresses to; the whole body arrives within `timeout_s`."""
+    """`max_bytes` limits the body both as sent and decompressed; the whole body must arrive within `timeout_s`."""
 
     max_bytes: int
     timeout_s: float
@@ -60,9 +60,10 @@ async def read_body(
     share: Reservation,
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
-    """The whole body in its parts, decompressed where it came in one of `codings`; its bytes are taken into `share`.
+    """Return the whole body in parts, decompressed if it has one of `codings`; reserve its bytes in `share`.
 
-    Raises UnsupportedContentEncoding, BodyTooLarge, QueueFull, ClientTimeout, BadEncoding … or ClientGone.
+    Raises BadRequest, UnsupportedContentEncoding, BodyTooLarge, DecompressedTooLarge, QueueFull, ClientTimeout, BadEncoding or
+    ClientGone.
     """
     coding = fields.make(_announced, codings, limits.max_bytes)
     if (parts := caller.take_body()) is not None:
@@ -82,14 +83,14 @@ async def read_body(
 
 
 def joined(parts: list[Part]) -> bytearray:
-    """Empties `parts`: whoever has the whole, which may be written to, is the only one to hold it."""
+    """Join `parts` and empty the list, so that the caller holds the only, writable copy."""
     body = bytearray().join(parts)
     parts.clear()
     return body
 
 
 def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> bytes | None:
-    """The coding of the body, whose length is none that would be refused anyway."""
+    """Return the coding of the body; raise if the coding is not supported or the announced length is too large."""
     coding = _content_coding(fields, codings)
     _check_length(fields, max_bytes)
     return coding
@@ -112,7 +113,7 @@ def _check_length(fields: HeaderFields, max_bytes: int) -> None:
         return
     if len(announced) > 1 or not announced[0].isdigit():
         raise BadRequest("Content-Length must be one number of bytes")
-    # Compared by its digits first: a length of forty digits is not worth converting.
+    # Compare the number of digits first: a length of forty digits is not worth converting.
     if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
         raise BodyTooLarge(f"the body may have {max_bytes:,} bytes")
 
@@ -129,7 +130,7 @@ async def _receive_all(caller: Caller) -> list[Part]:
 
 
 class _Count:
-    """Of one body: its bytes are held against its own limit and everybody's when they come, not when they are received."""
+    """Counts one body's bytes against its own limit and the shared budget as they arrive, not as `receive` returns them."""
 
     __slots__ = ("_limits", "_num_bytes", "_share")
 
@@ -148,7 +149,7 @@ class _Count:
 async def _decompressed(
     body: bytes, coding: bytes, limits: BodyLimits, share: Reservation, run_off_loop: RunOffLoop
 ) -> list[Part]:
-    """The first mebibyte of a small body is made on the loop, which is all of most bodies; the others in a thread."""
+    """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
     pieces: list[Part] = []
     total = 0
     read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding](body)
@@ -170,7 +171,7 @@ async def _decompressed(
 
 
 def _next_mebibyte(read: Iterator[bytes]) -> list[bytes]:
-    """Pieces of together PIECE bytes or a little more; less only at the end."""
+    """Return pieces of PIECE bytes in total or a little more; fewer only at the end."""
     pieces, num_bytes = [], 0
     for piece in read:
         pieces.append(piece)
@@ -181,12 +182,12 @@ def _next_mebibyte(read: Iterator[bytes]) -> list[bytes]:
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
-    """RFC 1952 members one after another; every member must be whole and nothing may follow the last."""
+    """Decompress RFC 1952 members in sequence; every member must be complete and nothing may follow the last."""
     return _members(body, wbits=31, most=MAX_MEMBERS)
 
 
 def _inflate(body: bytes) -> Iterator[bytes]:
-    """`deflate` is one zlib stream (RFC 9110, section 8.4.1.2; RFC 1950)."""
+    """Decompress `deflate`, which is one zlib stream (RFC 9110, section 8.4.1.2; RFC 1950)."""
     return _members(body, wbits=15, most=1)
 
 
@@ -198,7 +199,7 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
             raise BadEncoding(f"a compressed body may have {most} members, and nothing behind them")
         member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
-            # A slice at a time: what a member leaves over is copied, and must not be the rest of the body each time.
+            # One slice at a time: zlib copies what a member leaves unused, and that must not be the rest of the body.
             piece = member.decompress(member.unconsumed_tail or view[start : start + GZIP_STEP], PIECE)
             if not member.unconsumed_tail:
                 start = min(start + GZIP_STEP, len(body))
@@ -209,7 +210,7 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """Zstd frames one after another, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
+    """Decompress zstd frames in sequence, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
     start = members = 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**23)
     while start < len(body):

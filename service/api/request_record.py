@@ -1,7 +1,7 @@
-"""RequestRecord: what is known about one request while it is served; the log line and the metrics come from it.
+"""RequestRecord: the facts of one request while it is served; its log line and its metrics come from it.
 
-Laws: one trace a request, counted and logged exactly once, at its end; the caller's request id is taken only if it is sane,
-so that it can stand in a header and a log line.
+Invariants: each request has one record, counted and logged exactly once, at its end. The caller's request id is taken only if it
+matches REQUEST_ID, so that it is safe in a header and a log line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "attention.trace"
 
 @dataclasses.dataclass(slots=True)
 class RequestRecord:
-    """Times in seconds; `route` is a template of ours; `path` is the caller's and goes nowhere."""
+    """Times in seconds. `route` is one of our path templates; `path` is the caller's and is never logged or a label."""
 
     request_id: str
     method: str
@@ -41,7 +41,7 @@ class RequestRecord:
     compute_s: float | None = None
     encode_s: float | None = None
     batch: BatchInfo | None = None
-    is_document: bool = False  # the answer is one of `docs.py`
+    is_document: bool = False  # the answer is one of `openapi/pages.py`
 
 
 def start_record(scope: Scope, now: float) -> RequestRecord:
@@ -54,11 +54,11 @@ def start_record(scope: Scope, now: float) -> RequestRecord:
 
 
 def milliseconds(seconds: float) -> float:
-    """To the microsecond, as answers and log lines tell times; `round` to three places would go by way of text."""
+    """Return milliseconds to the microsecond, as in answers and log lines; `round` to three places would go through text."""
     return round(seconds * 1e6) / 1000
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The edge starts one for every request."""
+    """Return the record that the outer middleware started for this request."""
     found: RequestRecord = scope[_KEY]
     return found

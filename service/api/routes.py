@@ -1,7 +1,7 @@
-"""Routes: the GET side of the door.
+"""GET routes: health, readiness, metrics and the descriptions of the served layers.
 
-Laws: health speaks for the process, readiness for all processes; neither waits for the queue nor is ever shed; an answer
-about a layer tells what its bits depend on.
+Invariants: health describes this process, readiness all processes. Neither waits for the queue, and neither is ever shed. The
+answer about a layer contains everything that the bits of its results depend on.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HealthAnswer(BaseModel):
 
 
 class ServiceView(Protocol):
-    """What the GET side asks of the running service (`worker/service.py` fills it in)."""
+    """The part of the running service that the GET routes use; `worker/service.py` implements it."""
 
     rendering: Executor
 
@@ -146,7 +146,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
     async def list_layers(request: Request) -> Response:
         record_of(request.scope).route = "/v1/layers"
         catalog = service.catalog
-        # The reference is weak: a kept catalog would keep the tensors of layers that are gone.
+        # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.
         content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
         return Response(content, media_type="application/json")
 

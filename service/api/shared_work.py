@@ -1,9 +1,9 @@
-"""Shared work: what many requests ask for at once is computed once for all of them.
+"""Shared work: computes a result once for all requests that ask for it at the same time.
 
 Must not know: HTTP, what is computed.
-Invariants: a failure goes to the requests that wait for it and is not kept; a request that is cancelled takes nothing from the
-others; one value is kept, never more. What is long to compute runs in one thread for all, so that the event loop shares the
-interpreter with one thread and not with as many as there are requests.
+Invariants: a failure goes to the requests that wait for it and is not kept. A cancelled request does not affect the others. Only
+one value is kept. Long computations run in one thread for all requests, so the event loop shares the interpreter with one
+thread, not with one for each request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAUSE_S = 0.1
 
 
 class Memo(Generic[T]):
-    """The value for the key that was asked for last; made in `thread`."""
+    """Keeps the value for the key of the last request; computes it in `thread`."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -29,7 +29,7 @@ class Memo(Generic[T]):
         self._value: asyncio.Future[T] | None = None
 
     async def get(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` returns for this key. It runs once a key; after a failure the next `get` runs it again."""
+        """Return the result of `make`. It runs once while the key stays the same; after a failure the next `get` repeats it."""
         value = self._value
         if value is None or self._key != key or (value.done() and value.exception() is not None):
             self._key = key
@@ -38,9 +38,9 @@ class Memo(Generic[T]):
 
 
 class Throttle(Generic[T]):
-    """Runs `make` for all that ask meanwhile: never twice at once, and with a pause of `PAUSE_S` between two runs.
+    """Runs `make` once for all waiting requests: never twice at once, and with a pause of `PAUSE_S` between two runs.
 
-    A request gets the result of a run that begins after it asked, so it sees everything that happened before.
+    A request gets the result of a run that begins after it asked, so the result covers everything that happened before.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]], clock: Clock) -> None:
@@ -48,10 +48,10 @@ class Throttle(Generic[T]):
         self._clock = clock
         self._free_at = clock.now()
         self._lock = asyncio.Lock()
-        self._next: asyncio.Task[T] | None = None  # the run that has not begun
+        self._next: asyncio.Task[T] | None = None  # the run that has not begun yet
 
     async def get(self) -> T:
-        """Raises what `make` raises."""
+        """Return the result of the next run; raise what `make` raises."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._run())
         return await asyncio.shield(self._next)

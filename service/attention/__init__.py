@@ -1,1 +1,1 @@
-"""Tensors: masks, packing, kernels, layers, the engine; no asyncio, no HTTP, no pydantic."""
+"""Tensor code: masks, packing, kernels, layers and the engine; no asyncio, no HTTP, no pydantic."""

@@ -1,10 +1,10 @@
-"""Attention weights: which of them a call asked for, computed for one sequence beside its output.
+"""Attention weights: the selection that a call requests, computed for one sequence beside its output.
 
 Legend: N heads, L query rows, S key rows, R rows of a block, H head width.
 
-Laws: asking for weights cannot change the output (P2): small sequences have them anyway, of others they come from a second
-pass, in whole blocks of query rows and per head, so that any selection of heads and rows is bit for bit the slice of the
-full answer.
+Invariants: Requesting weights does not change the output (P2). Small sequences compute weights anyway; for others a second
+pass computes them, per head and in whole blocks of query rows. So any selection of heads and rows equals the same slice of
+the full answer, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from service.attention.call import TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, small_weights
 from service.attention.preemption import preemption_point
 
-# Query rows whose weights are computed together. A row's bits depend on the block it is computed in, so blocks are fixed.
+# Query rows whose weights are computed together. A row's bits depend on its block, so blocks are fixed.
 BLOCK_ROWS = 128
-# Weights that are computed together, in heads: 4 MiB of float32 where one head is no larger. Heads do not see each other.
+# Weights computed together, in whole heads: 4 MiB of float32 unless one head is larger. Heads do not depend on each other.
 MAX_CELLS = 2**20
 
-# Some rows, by their numbers or as a slice.
+# A selection of rows, by index or as a slice.
 Places = torch.Tensor | slice
 
 
 def explain(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
-    """What `attend` gives of one sequence, and its `attention_weights`."""
+    """Attend with weights: return the result of `attend` for one sequence and its `attention_weights`."""
     if not is_small(heads, mask, len(heads.q)):
         return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
     w_NLS = small_weights(heads, scale)
-    o_NLV = torch.bmm(w_NLS, heads.v)  # first: choosing the largest weights uses them up
+    o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
     return o_NLV, _selected(_Known(w_NLS), wanted)
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
-    """The asked weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
+    """Return the requested weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
 
-    Computed in float32 (float64 for float64 heads); rows sum to 1, or are zero where the mask allows nothing.
+    They are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
     if is_small(heads, mask, len(heads.q)):
         return _selected(_Known(small_weights(heads, scale)), wanted)
@@ -55,7 +55,7 @@ def _selected(source: _Known | _Scores, wanted: WeightsWanted) -> Weights:
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
-        chosen = sorted(chosen)  # a mean of the same heads has the same bits in whatever order they were named
+        chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
         return next(source.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
@@ -66,9 +66,9 @@ def _selected(source: _Known | _Scores, wanted: WeightsWanted) -> Weights:
 
 
 def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
-    """Each block of rows that has an asked one: the block, where its asked rows go in the answer, and which of it they are.
+    """Yield each block with a requested row: the block, the rows' places in the answer, and their indices in the block.
 
-    All rows are asked for as slices, which copy nothing.
+    If all rows are requested, places and indices are slices, which copy nothing.
     """
     rows = None if asked is None else torch.tensor(asked)
     for start in range(0, num_rows, BLOCK_ROWS):
@@ -82,7 +82,7 @@ def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice,
 
 
 class _Known(NamedTuple):
-    """The weights of one small sequence, w_NLS; whoever takes some of them may use them up."""
+    """The weights of one small sequence, w_NLS; a consumer may overwrite them."""
 
     w: torch.Tensor
 
@@ -95,13 +95,13 @@ class _Known(NamedTuple):
         return True
 
     def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """w_NRS of a block of rows of the chosen heads."""
+        """Yield w_NRS of a block of rows of the chosen heads."""
         rows = self.w[:, block]
         yield rows if len(chosen) == len(rows) and list(chosen) == list(range(len(rows))) else rows[list(chosen)]
 
 
 class _Scores(NamedTuple):
-    """What the weights of one sequence are made from: q_NLH and k_NSH, already as wide as the weights."""
+    """Inputs to the weights of one sequence: q_NLH and k_NSH, already in the dtype of the weights."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -113,12 +113,12 @@ class _Scores(NamedTuple):
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
     def fit_at_once(self, num_heads: int) -> bool:
-        """Whether all rows of so many heads are one block, computed together."""
+        """Return whether all rows of `num_heads` heads are one block, computed together."""
         num_rows, keys = self.q.shape[1], self.k.shape[1]
         return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
 
     def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """w_NRS of a block of rows, some of the chosen heads at a time, so that memory does not grow with their number."""
+        """Yield w_NRS of a block of rows for a few chosen heads at a time, so that memory does not grow with their number."""
         q, k = self.q, self.k
         num_rows, keys = block.stop - block.start, k.shape[1]
         num_heads = max(1, MAX_CELLS // (num_rows * keys))
@@ -139,7 +139,7 @@ def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], block: slice) -
 
 
 def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Over the last axis; a row that the mask leaves without a key is zero, not NaN."""
+    """Return the softmax over the last axis; a row without an allowed key is zero, not NaN."""
     if mask is None:
         return scores.softmax(-1)
     if mask.dtype == torch.bool:
@@ -148,13 +148,13 @@ def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         forbidden = mask == -torch.inf
         scores += mask
     weights = torch.where(forbidden, -torch.inf, scores).softmax(-1)
-    # As bytes, not as booleans: `all` over an axis takes ten times as long; and most blocks have no such row.
+    # As bytes, because `all` of booleans over an axis takes ten times as long. Most blocks have no such row.
     is_dead = forbidden.view(torch.uint8).amin(-1, keepdim=True).bool()
     return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
 
 
 class _Collected:
-    """Gathers the asked rows of each block in the asked order, already in the form and dtype that the answer has."""
+    """Gathers the requested rows of each block in the requested order, in the form and dtype of the answer."""
 
     def __init__(self, wanted: WeightsWanted, num_heads: int, num_rows: int, num_keys: int) -> None:
         self._wanted = wanted
@@ -166,7 +166,7 @@ class _Collected:
             self._rest = torch.empty(*lead, dtype=wanted.dtype)
 
     def put(self, places: Places, parts: Iterable[torch.Tensor], rows: Places) -> None:
-        """`parts` w_NRS hold a whole block of rows of some heads each; its `rows` go to `places` of the answer."""
+        """Copy `rows` of a block to `places` of the answer; each of `parts` w_NRS holds the whole block for some heads."""
         if self._wanted.form == "mean":
             self._values[places] = _mean(parts)[rows].to("cpu", self._wanted.dtype)
             return
@@ -192,7 +192,7 @@ class _Collected:
 
 
 def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Over all heads of all parts, added one by one, so that the bits do not depend on how the heads are grouped."""
+    """Return the mean over all heads of all parts, added one by one: its bits do not depend on how heads are grouped."""
     heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
     total = next(heads).clone()
     count = 1

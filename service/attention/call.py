@@ -1,7 +1,7 @@
-"""Call and Answer: what one request asks of a layer, and what it gets.
+"""Call and Answer: the input of one request to a layer, and its result.
 
-Legend: B sequences, L query rows, S key rows, D model width. Laws: a call is checked before it exists (`wire/`), so the
-engine room trusts its shapes; it carries everything its answer depends on, and nothing of its mates.
+Legend: B sequences, L query rows, S key rows, D model width. Invariants: `wire/` checks a call before it exists, so
+`attention/` trusts its shapes. A call holds everything that its answer depends on and nothing of other calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.attention.masks import CombinedMask
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """Which attention weights to return; `heads` and `queries` None = all, in order. `k` belongs to form "top_k" alone."""
+    """Selects the attention weights to return; `heads` and `queries` None = all, in order. Only form "top_k" has a `k`."""
 
     form: Literal["heads", "mean", "top_k"]
     k: int | None = None
@@ -26,7 +26,7 @@ class WeightsWanted:
 
 
 class Call(NamedTuple):
-    """query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key."""
+    """One attention call: query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key."""
 
     layer: str
     query: torch.Tensor
@@ -46,11 +46,11 @@ class Call(NamedTuple):
 
     @property
     def source(self) -> torch.Tensor:
-        """What the keys are projected from."""
+        """The tensor that the keys are projected from."""
         return self.query if self.key is None else self.key
 
     def sequences(self) -> list[Call]:
-        """The same call, one sequence at a time."""
+        """Split the call into calls of one sequence each."""
         parts = []
         for b in range(self.query.shape[0]):
             key, value = (None if x is None else x[b : b + 1] for x in (self.key, self.value))
@@ -73,7 +73,7 @@ Weights = torch.Tensor | TopK
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """output [B, L, D] in the query's dtype; weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK."""
+    """Output [B, L, D] in the query's dtype; weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK."""
 
     output: torch.Tensor
     weights: Weights | None = None

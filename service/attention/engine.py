@@ -1,11 +1,10 @@
-"""Engine: the compute thread, and the layers that live on it.
+"""Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
 
-Laws: one thread computes at a time, the engine's own or, for a brief batch while that has nothing to do, its caller's; a long
-batch stops after each step (`preemption.py`), and while it is stopped a second thread of the engine's computes what comes;
-results do not depend on mates (P1) nor on whether weights were asked for (P2); a layer serves only after a self-check with
-real forward passes, and batches go between the steps of a load; running out of memory is an answer, not a death; a device
-that has failed answers nothing any more (EngineDown).
-Knows tensors; no asyncio, no HTTP: a caller gets a concurrent future.
+Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
+long batch stops after each step (`preemption.py`); while it is stopped, the engine's second thread computes other batches.
+Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
+self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
+After the device has failed, every batch fails with EngineDown. The module knows tensors, not asyncio or HTTP.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
-# What torch's allocators say, where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
+# Messages of torch's allocators where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-# What a device says whose context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every later
-# call of this process fails as well. torch says it as AcceleratorError, libraries below it as a plain RuntimeError.
+# Messages after which a device's context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every
+# later call of this process fails as well. torch raises AcceleratorError, libraries below it a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
 _CLOSED = "the engine is closed"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What a step of a batch comes to: the answers, or the batch itself, which has stopped.
+# Result of one step of a batch: the answers, or the stopped batch itself.
 Step = Sequence[Answer] | Steps[Sequence[Answer]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how to compute. `exact`: on a GPU, one sequence at a time, so that bits do not depend on the batch; on a CPU a
-    batch stops after each `step_s`, so that others can compute.
+    """Where and how to compute. With `exact` a GPU takes one sequence at a time, so that bits do not depend on the batch. On a
+    CPU a batch stops after each `step_s`, so that other batches can compute.
     """
 
     device: torch.device
@@ -58,7 +57,7 @@ class EngineOptions:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one; raises EngineDown where `cuda` is asked for and there is none."""
+    """Return the device; `auto` is the GPU if there is one. Raise EngineDown if `cuda` is requested and there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise EngineDown('device "cuda" was asked for and this machine has none that torch can use')
@@ -66,41 +65,41 @@ def pick_device(name: str) -> torch.device:
 
 
 class Engine:
-    """`load` layers, then `run` batches of calls to one layer; both answer with a future, which the thread fulfils if it is not
-    done.
+    """Loads layers, then runs batches of calls to one layer. `load` and `run` return futures; the compute thread completes
+    those that are not yet done.
     """
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter)
-        self._threads: list[threading.Thread] = []  # those that have started
-        self._steps: weakref.WeakSet[Steps[Sequence[Answer]]] = weakref.WeakSet()  # of batches handed over
+        self._threads: list[threading.Thread] = []  # threads that have started
+        self._steps: weakref.WeakSet[Steps[Sequence[Answer]]] = weakref.WeakSet()  # batches submitted to a thread
         self._is_stopped = False  # whether a long batch waits for its next step
-        self._turn = threading.Lock()  # held by whoever computes
+        self._turn = threading.Lock()  # held by the thread that computes
         self._is_closed = False
-        self._residents: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed by the callers' thread alone
-        # Written by whoever computes; readers on other threads see a slightly old value.
+        self._residents: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
+        # Written by the thread that computes; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
         self.filler_rows = 0
-        """Rows computed so far that stand for no position (see `ragged.py`)."""
+        """Filler rows computed so far (see `ragged.py`)."""
 
     def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
-        """Puts a layer on the device and checks it, step by step; batches that come meanwhile go between the steps."""
+        """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps."""
         if self._is_closed:
             raise EngineDown(_CLOSED)
         resident, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
-        self._second.submit(int)  # so that its thread is there before it is needed
+        self._second.submit(int)  # starts its thread before it is needed
         self._residents.add(resident)
         self._go_on(resident, self._load_steps(resident), done)
         return done
 
     def run(self, batch: Sequence[Work], *, is_inline: bool = False) -> Future[Step]:
-        """One forward pass for calls to the same layer in the same dtype; answers in order, or a batch that has stopped.
+        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a stopped batch.
 
-        A brief one may be done when this returns: waking the thread, and being woken by it, may take as long as it. While one
-        batch is stopped others are to be run to their end. The future fails with CostLimit where memory ran out, with
-        EngineDown where the engine is closed or its device failed.
+        With `is_inline` the future may be done on return: waking the thread and the caller can take as long as a small batch.
+        While one batch is stopped, the caller must run others to their end. The future fails with CostLimit if memory runs out
+        and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
         """
         done: Future[Step] = Future()
         if is_inline and self._can_run_here(batch) and self._turn.acquire(blocking=False):
@@ -111,7 +110,7 @@ class Engine:
         return self._run_in_steps(batch)
 
     def _run_in_steps(self, batch: Sequence[Work]) -> Future[Step]:
-        """On a thread; one that comes while another is stopped runs to its end."""
+        """Run the batch on a thread; without stops while another batch is stopped."""
         step_s = math.inf if self._is_stopped else self.options.step_s
         steps: Steps[Sequence[Answer]] = Steps(self._turn, step_s, self._stops)
         self._steps.add(steps)
@@ -127,7 +126,7 @@ class Engine:
         self._is_stopped = is_stopped
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Lets the running batch finish, drops what waits, ends the threads; False where that outlasts `timeout_s`."""
+        """Let the running batch finish, drop waiting work and end the threads; return False if a thread outlasts `timeout_s`."""
         self._is_closed = True
         for steps in list(self._steps):
             steps.finish()
@@ -139,13 +138,13 @@ class Engine:
 
     @property
     def device_bytes(self) -> int:
-        """Memory that torch holds on the device; on a CPU the layers' matrices (torch keeps no account there)."""
+        """Bytes that torch holds on the device; on a CPU those of the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
             return torch.cuda.memory_reserved(self.options.device)
         return sum(resident.num_bytes for resident in list(self._residents))
 
     def release(self) -> Future[None]:
-        """Gives memory that no layer needs any more back to the device or, on a CPU, to the system."""
+        """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
         return self._submit(self._in_turn, self._release)
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -159,10 +158,10 @@ class Engine:
             return work()
 
     def _run_here(self, batch: Sequence[Work]) -> Sequence[Answer] | None:
-        """None where it failed: the thread tries again and tells why.
+        """Run the batch on the caller's thread; return None if it fails, and the compute thread retries and reports the error.
 
-        Raised here the error would hold its callers' frames, so their jobs, so itself: the tensors would stay until some later
-        collection, just when memory is short; and what is no Exception would end the loop instead of a batch.
+        An error raised here would hold its callers' frames, their jobs and so itself: the tensors would stay until a later
+        collection, just when memory is short. A BaseException would end the event loop instead of one batch.
         """
         try:
             return self._run(batch)
@@ -172,8 +171,8 @@ class Engine:
             self._turn.release()
 
     def _can_run_here(self, batch: Sequence[Work]) -> bool:
-        """Not on a device, whose work nobody need wait for, nor where torch has several threads, for each of ours would have
-        as many; a layer in a dtype that it has not been asked for is made first.
+        """Return whether the caller's thread may compute the batch: only on a CPU, as a GPU computes while the caller goes on;
+        only with one torch thread, as each thread here would get as many; only if the layer exists in the batch's dtype.
         """
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
@@ -183,7 +182,7 @@ class Engine:
     def _enter(self) -> None:
         self._threads.append(threading.current_thread())
         torch.set_num_threads(self.options.num_threads)
-        # TF32 rounds inputs to 10 bits of mantissa: never here.
+        # TF32 rounds inputs to 10 bits of mantissa, so it stays off.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -196,8 +195,8 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self, resident: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        """One step of a load; the next one queues up behind the batch that has come meanwhile."""
-        if done.cancelled():  # nobody wants the layer any more
+        """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile."""
+        if done.cancelled():  # the caller does not want the layer any more
             return
         started = time.perf_counter()
         try:
@@ -206,7 +205,7 @@ class Engine:
             self._go_on(resident, steps, done)
         except StopIteration:
             done.set_result(resident)
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the layer hears why it does not come)
+        except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
             done.set_exception(error)
 
     def _load_steps(self, resident: LoadedLayer) -> Iterator[None]:
@@ -221,9 +220,9 @@ class Engine:
         return Layer(resident.spec, resident.tensors, dtype=dtype, device=self.options.device)
 
     def _take(self, resident: LoadedLayer, layer: Layer, *, is_bitwise: bool) -> Layer:
-        """A variant that has been checked is served from now on."""
+        """Serve a checked variant from now on; return it."""
         is_gpu = self.options.device.type != "cpu"
-        # On a GPU only a tolerance is promised by default, so only the exact mode runs apart there.
+        # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
         self.filler_rows += layer.filler_rows
         resident.variants[layer.dtype] = layer
@@ -240,7 +239,7 @@ class Engine:
                 raise
         finally:
             self.busy_seconds += time.perf_counter() - started - stopped_s()
-        # Outside the handler: the exception would keep the batch's tensors alive.
+        # Raised outside the handler: the caught exception would keep the batch's tensors alive.
         if not is_memory:
             raise EngineDown("the device has failed; nothing can be computed until this process is replaced")
         self._release()
@@ -262,7 +261,7 @@ class Engine:
         return torch.float64 if batch[0].call.is_float64 else self.options.dtype
 
     def _layer(self, resident: LoadedLayer, dtype: torch.dtype) -> Layer:
-        """The layer in `dtype`; made, warmed up and checked the first time it is asked for."""
+        """Return the layer in `dtype`; the first request builds, warms up and checks it."""
         if found := resident.variants.get(dtype):
             return found
         layer = self._variant(resident, dtype)
@@ -272,7 +271,7 @@ class Engine:
         if self.options.device.type != "cpu":
             torch.cuda.empty_cache()
         else:
-            # 48 MB of a 1,024 wide layer that had been replaced twice.
+            # Frees 48 MB after a 1,024-wide layer has been replaced twice.
             trim()
 
 

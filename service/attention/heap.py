@@ -1,10 +1,9 @@
-"""Heap: what was freed is kept for the next batch, and goes back to the system when there is nothing else to do or it is much.
+"""Heap: keeps freed memory for the next batch and returns it to the system when idle or when much is free.
 
-Left to itself glibc does neither well: it gives back and maps anew what every batch needs, page by page, and after a storm of
-large bodies a process stays four times as large as it needs to be for the rest of its life. Laws: a trim is made only where
-much can have been freed since the last one; what a trim leaves is in use and is the new measure; where there is no glibc there
-is nothing to do; measuring opens nothing, for a process that can open no more descriptors still has to say so at every
-heartbeat.
+By default glibc returns and maps anew, page by page, the memory that every batch needs. And after a burst of large bodies a
+process stays four times as large as it needs to be. Invariants: A trim runs only if much can have been freed since the last
+one. What a trim leaves is in use and is the new baseline. Without glibc nothing happens. Measuring opens no file: a process
+without free descriptors must still report so at every heartbeat.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ import os
 from collections.abc import Callable
 
 GROWTH_BYTES = 4 * 2**20
-# While there is work, a trim costs a few milliseconds and what is mapped anew: only behind a storm of large bodies.
+# Under load a trim costs a few milliseconds and the pages mapped anew, so it runs only after a burst of large bodies.
 BUSY_GROWTH_BYTES = 64 * 2**20
-# What `mallopt` calls them (malloc.h), in bytes: how much may be free at the heap's end, and from which size on a block is a
-# mapping of its own, at most what glibc takes.
+# `mallopt` parameters (malloc.h) in bytes: free memory allowed at the heap's end (M_TRIM_THRESHOLD), and the size from which a
+# block is its own mapping (M_MMAP_THRESHOLD), at the maximum that glibc takes.
 _MALLOPT = {-1: 64 * 2**20, -3: 32 * 2**20}
 _STATM = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def resident_bytes() -> int:
-    """Of this process (one small read of /proc, about 10 µs)."""
+    """Return the resident memory of this process (one small read of /proc, about 10 µs)."""
     return int(os.pread(_STATM, 64, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed() -> None:
-    """Once a process, before it has threads: without it a batch of 2,000 rows is 3,000 page faults, a twentieth of its time.
+    """Make glibc keep freed memory; call it once a process, before it has threads.
 
-    Over what MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ say: processes of one service are alike.
+    Without it a batch of 2,000 rows has 3,000 page faults, a twentieth of its time. It overrides MALLOC_TRIM_THRESHOLD_ and
+    MALLOC_MMAP_THRESHOLD_, so that all processes of a service have the same values.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -40,18 +40,18 @@ def keep_freed() -> None:
 
 
 def trim() -> None:
-    """Gives back what glibc holds free, in all its arenas: a few milliseconds a GiB, without the interpreter's lock."""
+    """Return the free memory of all glibc arenas to the system: a few milliseconds a GiB, without the interpreter's lock."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Heap:
-    """One for each process; `give_back` is called off the event loop."""
+    """Trims the memory of one process; call `give_back` off the event loop."""
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = {False: 0, True: 0}  # with work and without: what is in use then is another
+        self._least = {False: 0, True: 0}  # keyed by `is_busy`: more is in use under load
 
     def give_back(self, *, is_busy: bool = False) -> None:
         now = self._resident()

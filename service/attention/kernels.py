@@ -1,12 +1,12 @@
-"""Kernels: scaled dot-product attention of one sequence, and of several that are computed as they would be alone.
+"""Kernels: scaled dot-product attention of one sequence, or of several of one length with the same bits.
 
 Legend: B sequences, N heads of each, M = B·N, L query rows, S key rows, H head width, V value head width.
 
-Laws: `attend` computes a sequence as its shape, dtype and mask say, never as its mates or what was asked of it: small ones by
-the definition, weights and then output, others by 4-D scaled_dot_product_attention calls on contiguous, 64-byte aligned
-q, k, v (the 3-D call is another kernel), a large one by several for some of its heads or rows each; `attend_alike` is one
-call for several where each is computed as it would be alone (`may_share`). So a sequence's bits do not depend on its mates
-(P1).
+Invariants: How `attend` computes a sequence depends only on its shape, dtype and mask, so its bits do not depend on other
+sequences (P1). Small sequences are computed by the definition: weights, then output. Others take 4-D
+scaled_dot_product_attention calls on contiguous, 64-byte aligned q, k, v (the 3-D call is another kernel); a large sequence
+takes several calls, each for some heads or rows. `attend_alike` computes several sequences in one call where each keeps the
+bits it has alone (`may_share`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import torch.nn.functional as F
 
 from service.attention.preemption import preemption_point
 
-# Up to so many scores, 2 MiB of float32, computing by the definition takes as long as torch's fused kernel, and has the weights.
-# Not where there is a mask (10 % slower, a bias for each head 30 %), nor in 16 bits (10 % slower, for the scores are wider).
+# Up to this many scores, 2 MiB of float32, the definition takes as long as torch's fused kernel and gives the weights as well.
+# Not with a mask (10 % slower, with a bias per head 30 %), nor in 16 bits (10 % slower, because the scores are wider).
 MAX_SMALL_SCORES = 2**19
 _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
-# Work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A sequence with more is computed
-# in several calls, of some heads each or, where one head has more, of some of its rows; a batch may stop between two of them.
+# Work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A larger sequence takes several
+# calls, each for some heads or, if one head has more work, for some of its rows. A batch may stop between two calls.
 MAX_WORK = 2**28
-# A score's share of the softmax takes as long as so many multiplications; in float64 all takes four times as long.
+# The softmax of one score takes as long as this many multiplications; in float64 everything takes four times as long.
 SOFTMAX_WORK = 64
 WIDE_WORK = 4
-# The kernel itself takes rows in blocks of 256.
+# torch's kernel takes rows in blocks of 256.
 BLOCK_ROWS = 256
 
 
 class Heads(NamedTuple):
-    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; `ready` says which are contiguous."""
+    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; `ready` decides which are contiguous."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -44,15 +44,15 @@ class Heads(NamedTuple):
 
 
 def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) of one sequence as o_NLV; a fully masked row gives zeros."""
+    """Return softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) of a sequence as o_NLV; a fully masked row is zero."""
     return _attend(heads, mask, scale, len(heads.q))[0]
 
 
 def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: int) -> torch.Tensor:
-    """The same of B sequences as o_BNLV.
+    """Return the same for B sequences as o_BNLV.
 
-    No mask is a mask of zeros for the fused kernel: without one it answers zeros where scores overflow to inf, with one NaN. The
-    bits of finite answers are the same; it costs 1 to 4 %.
+    The fused kernel gets a zero mask instead of None: without a mask, scores that overflow to inf give zeros instead of NaN.
+    The bits of finite results are the same; the zero mask costs 1 to 4 %.
     """
     if is_small(heads, mask, num_heads):
         o_MLV = torch.bmm(small_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
@@ -64,13 +64,13 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
 
 
 def _fused(heads: Heads, mask: torch.Tensor, scale: float, num_heads: int) -> torch.Tensor:
-    # Sequences on the axis of batches: CUDA's kernels take at most 65,535 on that of heads.
+    # Sequences lie on the batch axis: CUDA's kernels take at most 65,535 on the head axis.
     q, k, v = (x.view(-1, num_heads, *x.shape[1:]) for x in heads)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(0), scale=scale)
 
 
 def _in_pieces(heads: Heads, mask: torch.Tensor, scale: float, pieces: Sequence[tuple[slice, slice]]) -> torch.Tensor:
-    """`_fused` of one sequence as o_NLV, of some heads and some rows at a time."""
+    """Return `_fused` of one sequence as o_NLV, computed for some heads and some rows at a time."""
     o_NLV = heads.q.new_empty(*heads.q.shape[:2], heads.v.shape[2])
     for some, rows in pieces:
         part = Heads(heads.q[some, rows], heads.k[some], heads.v[some])
@@ -82,7 +82,7 @@ def _in_pieces(heads: Heads, mask: torch.Tensor, scale: float, pieces: Sequence[
 
 
 def _pieces(heads: Heads) -> list[tuple[slice, slice]]:
-    """Heads and rows of each call of the fused kernel for one sequence: its shape says so, and nothing else."""
+    """Return the heads and rows of each fused-kernel call for one sequence; only its shape, dtype and device decide."""
     num, queries, width = heads.q.shape
     work = _work(queries * heads.k.shape[1], width + heads.v.shape[2], heads.q.dtype)  # of one head
     if heads.q.device.type != "cpu" or num * work <= MAX_WORK:
@@ -96,19 +96,19 @@ def _pieces(heads: Heads) -> list[tuple[slice, slice]]:
 
 
 def _work(scores: int, widths: int, dtype: torch.dtype) -> int:
-    """Of so many scores, each of them a product of one width and a factor of another; `widths` is both together."""
+    """Return the work of `scores`, in multiplications of float32; `widths` is the head width plus the value head width."""
     return scores * (widths + SOFTMAX_WORK) * (WIDE_WORK if dtype == torch.float64 else 1)
 
 
 def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
-    """Whether each of these sequences is computed by the definition."""
+    """Return whether each of these sequences is computed by the definition."""
     q, k = heads.q, heads.k
     is_plain = mask is None and q.device.type == "cpu" and q.dtype in _SMALL_DTYPES
     return is_plain and num_heads * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
 
 
 def small_weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
-    """softmax(q·kᵀ·scale) of small sequences without masks, as w_MLS; in `scratch` if nobody keeps them."""
+    """Return softmax(q·kᵀ·scale) of small unmasked sequences as w_MLS; in `scratch` if the caller does not keep it."""
     num, queries, keys = len(heads.q), heads.q.shape[1], heads.k.shape[1]
     if scratch is None:
         scores = heads.q.new_empty(num, queries, keys)
@@ -122,10 +122,10 @@ _scratches = threading.local()
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:
-    """Room for the scores of small sequences, one for each thread: fresh pages for every batch cost more than they save."""
+    """Return the thread's buffer for scores of small sequences: fresh pages for every batch would cost more than they save."""
     found: torch.Tensor | None = getattr(_scratches, str(dtype), None)
     if found is None:
-        with torch.inference_mode(mode=False):  # one made in it could not be written to outside
+        with torch.inference_mode(mode=False):  # a tensor made in inference mode cannot be written outside it
             found = torch.empty(MAX_SMALL_SCORES, dtype=dtype)
         setattr(_scratches, str(dtype), found)
     return found
@@ -135,11 +135,11 @@ ALIGNMENT = 64
 
 
 def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
-    """Whether sequences of `shape` N, L, H in the dtype and place of `like` may share one call and keep their bits.
+    """Return whether sequences of `shape` N, L, H in the dtype and device of `like` may share one call and keep their bits.
 
-    With several threads the kernel cuts the work of all sequences between them, and so at other rows than alone; a sequence
-    that does not begin at 64 bytes is read by other instructions; where heads are one wide a single one is multiplied as a
-    vector, several as matrices (docs/performance.md). A GPU promises a tolerance.
+    With several threads the kernel cuts the work of all sequences between them, so at other rows than for one alone. A sequence
+    that does not begin at 64 bytes is read by other instructions. With a head width of 1 a single head is multiplied as a
+    vector, several as matrices (docs/performance.md). A GPU promises only a tolerance.
     """
     if like.device.type != "cpu":
         return True
@@ -150,10 +150,10 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
 
 
 def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
-    """`attend` for sequences of one `length`, without masks: q, k, v and the place of the output are views [N, B·L, H]."""
+    """Compute `attend` for unmasked sequences of one `length`; q, k, v and the output are views [N, B·L, H]."""
     num_heads, rows = views.q.shape[:2]
     most = rows
-    if views.q.device.type == "cpu":  # so many at once that their scores stay in the cache, and in the scratch
+    if views.q.device.type == "cpu":  # the scores of one group fit into the cache and the scratch buffer
         most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
     for start in range(0, rows, most):
         *some, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
@@ -165,21 +165,21 @@ def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) 
 
 
 def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
-    """One sequence as it is computed with: copied, or where it is.
+    """Return one sequence in the form the kernels take: the views themselves, or copies.
 
-    A small one stays there if each row of a head begins at 64 bytes: batched products read rows at any distance, to the same
-    bits, and copying is 3 to 6 % of such a sequence (docs/performance.md).
+    A small sequence is not copied if each row of a head begins at 64 bytes: batched products read rows at any stride with the
+    same bits, and copying is 3 to 6 % of such a sequence's time (docs/performance.md).
     """
     is_aligned = all(x.shape[2] * x.element_size() % ALIGNMENT == 0 for x in views)
     return views if is_aligned and is_small(views, mask, len(views.q)) else Heads(*copied(views))
 
 
 def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Always fresh: a view that happens to be contiguous need not be aligned."""
+    """Return fresh copies in any case: a view that happens to be contiguous may be unaligned."""
     return [x.clone(memory_format=torch.contiguous_format) for x in views]
 
 
 def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:
-    """Rows of [N, R, H] as [B, N, L, H]; one sequence stays [N, L, H]."""
+    """Return rows of [N, R, H] as [B, N, L, H]; one sequence stays [N, L, H]."""
     part = x if rows.start == 0 and rows.stop >= x.shape[1] else x[:, rows]
     return part if part.shape[1] == length else part.view(len(x), -1, length, x.shape[2]).transpose(0, 1)

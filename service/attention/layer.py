@@ -1,12 +1,12 @@
-"""Layer: one multi-head attention layer on one device in one dtype; runs a batch of calls without padding.
+"""Layer: one multi-head attention layer on one device in one dtype; it runs a batch of calls without padding.
 
 Legend: T packed rows, R = T plus filler rows, K a width padded to a multiple of 4, N heads, G key/value heads, L query rows,
 S key rows, H head width, V value head width.
 
-Laws: a call's bits depend on the call alone (P1): which projections are fused depends on the call and the layer, each matrix
-product runs on a row count at which rows do not see their neighbours, and attention runs sequence by sequence, or as if it did
-(`kernels.may_share`); where the product at hand does not keep the second (`self_check.py` finds out) the layer is
-`is_sequential` and takes one sequence at a time.
+Invariants: A call's bits depend on the call alone (P1). Which projections are fused depends on the call and the layer. Each
+matrix product has a row count at which no row depends on its neighbours. Attention runs sequence by sequence, or gives the
+same bits (`kernels.may_share`). Where this machine's products break the rule for rows (`self_check.py` tests it), the layer
+is `is_sequential` and takes one sequence at a time.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from service.attention.projection import Packed, Plain, Projection, packed, side
 from service.attention.ragged import fill, pack, padded_rows, padded_width, split
 from service.attention.spec import LayerSpec
 
-# Where a call stands in its batch: self-attention comes first, and of it what shares one attention call with those of its length.
+# Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 ALIKE, SELF, CROSS = range(3)
 
 
-# On a CPU calls are computed together up to so many rows: more gain nothing by it, and what a pass needs, 14 KiB a row at a
-# width of 512, is the greater part of what a process takes at its peak.
+# Rows of one pass on a CPU. More rows gain nothing, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
+# process takes at its peak.
 MAX_ROWS = 2**10
-# Query, key and value of at most so many weights are one product: above, what is saved (20 µs a call) is not seen any more,
-# and a second copy of the three is kept for cross-attention.
+# Query, key and value with at most this many weights are fused even if cross-attention then needs a second copy of them. Above,
+# the 20 µs that fusing saves a call no longer show.
 MAX_FUSED_WEIGHTS = 2**20
 INPUTS = ("query", "key", "value")
 
 
 class Layer:
-    """`tensors` are named and shaped as `spec.tensor_shapes()` says; they are copied into `dtype` on `device`."""
+    """One attention layer; `tensors` match `spec.tensor_shapes()` and are copied into `dtype` on `device`."""
 
     def __init__(
         self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device
@@ -54,7 +54,7 @@ class Layer:
         self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
         self._widths.append(spec.num_kv_heads * spec.value_head_width)
         self._is_one_width = spec.query_width == spec.key_width == spec.value_width
-        # Each query head has keys and values of its own, as wide as it, and nothing comes behind them.
+        # Each query head has its own keys and values of its width, and the layer appends no columns.
         self._is_even = spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
         self._inputs, self._fused = self._input_projections(moved)
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
@@ -65,27 +65,27 @@ class Layer:
 
     @property
     def num_bytes(self) -> int:
-        """What the layer's matrices take on its device."""
+        """Bytes that the layer's matrices take on its device."""
         return sum(projection.num_bytes for projection in self._projections())
 
     @property
     def product_sizes(self) -> Sequence[int]:
-        """The numbers of rows that its products have, where those are a few (`projection.py`)."""
+        """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
         return sorted({size for projection in self._projections() for size in projection.sizes}, reverse=True)
 
     @property
     def is_fused(self) -> bool:
-        """Whether self-attention has a product of its own, and not those of cross-attention."""
+        """Whether self-attention has one product of its own instead of the three of cross-attention."""
         return self._fused is not None
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
-        """Query, key and value apart, for cross-attention; and as one product, where self-attention gains by it."""
+        """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
         if not self._is_one_width or self.dtype == torch.float64:
             return [packed(side_by_side(moved, [name])) for name in INPUTS], None
         together = side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
-        # Slices, so that what is not packed is held once.
+        # Slices share memory, so that weights that are not packed are held once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
         apart = [packed(part) for part in slices]
         needs_a_copy = any(isinstance(projection, Packed) for projection in apart)
@@ -97,14 +97,14 @@ class Layer:
         return [projection for projection in (*inputs, self._output) if projection is not None]
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """One answer a call, in order. Calls of one pass share a packed matrix a projection, unless the layer is sequential."""
+        """Return one answer per call, in order. Calls of a pass share one matrix a projection unless the layer is sequential."""
         if not self.is_sequential:
             return self._forward(calls)
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """Calls that are alike lie side by side, then those that share their product, then the rest."""
-        may_share = functools.cache(self.may_share)  # each length is looked at once
+        """Compute calls in their sort order (ALIKE, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
+        may_share = functools.cache(self.may_share)  # checks each length once
         places = [self._place(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=places.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
@@ -116,7 +116,7 @@ class Layer:
         return [answer for answer in answers if answer is not None]
 
     def _place(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
-        """ALIKE calls come first, by their length."""
+        """Return the call's sort key; ALIKE calls come first, ordered by length."""
         if not (self._is_one_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
@@ -124,7 +124,7 @@ class Layer:
         return (ALIKE, length) if is_plain and may_share(length) else (SELF, 0)
 
     def may_share(self, length: int) -> bool:
-        """Whether self-attention of several sequences of this length, without masks, is one call (`kernels.attend_alike`)."""
+        """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_alike` call."""
         shape = self.spec.num_heads, length, self.spec.head_width
         return self._is_one_width and self._is_even and kernels.may_share(shape, self._like)
 
@@ -147,7 +147,7 @@ class Layer:
     def _attend_all(
         self, calls: Sequence[Call], places: Sequence[tuple[int, int]], context_TD: torch.Tensor
     ) -> list[Weights | None]:
-        """Writes the heads' output of all sequences, in order; returns the weights that each call asked for."""
+        """Write the heads' output of all sequences, in order; return the weights that each call requests."""
         num_alike = sum(kind == ALIKE for kind, _ in places)
         num_self = sum(kind != CROSS for kind, _ in places)
         groups = _groups(calls[:num_alike])
@@ -158,20 +158,20 @@ class Layer:
         views += self._from_several(calls[num_self:])
         outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        for (length, _), (heads, output) in zip(groups, each, strict=False):  # what is left of `each` is for the others
+        for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
             kernels.attend_alike(heads, length, self.spec.scale, output)
         apart = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_alike:]]
         return [None] * num_alike + apart
 
     def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
+        """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
         if self._fused is None:
             return self._packed(self._inputs, parts)
         (qkv_RW,) = self._packed([self._fused], parts)
         return torch.split(qkv_RW, self._widths, dim=-1)
 
     def _from_several(self, calls: Sequence[Call]) -> list[Heads]:
-        """Of each sequence, query, key and value each projected by its own matrix."""
+        """Return each sequence's query, key and value, each projected by its own matrix."""
         if not calls:
             return []
         inputs = (
@@ -183,18 +183,18 @@ class Layer:
         return self._apart(columns, [_lengths(parts) for parts in inputs])
 
     def _packed(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each projection of the same parts as one matrix."""
+        """Return one matrix per projection of the same parts."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
         x_RK = pack(parts, self._rows(tokens, len(projections)), like=self._like)
         return [projection(x_RK) for projection in projections]
 
     def _apart(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
-        """Each sequence's rows of query, key and value, as views."""
+        """Return each sequence's rows of query, key and value as views."""
         counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
         return list(itertools.starmap(Heads, zip(*map(_by_heads, columns, counts, lengths), strict=True)))
 
     def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
-        """Writes the heads' output of each sequence of one call to its place, a view as o_NLV; returns the asked weights."""
+        """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
         for b, (views, output) in enumerate(sequences):
             mask = self._mask(call, b)
@@ -210,7 +210,7 @@ class Layer:
         return _stacked(found) if found else None
 
     def _heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
-        """As the kernels take them: extra columns come behind, and each query head has its keys and values."""
+        """Return heads as the kernels take them: appended columns last, and keys and values for each query head."""
         if self._is_even:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
@@ -223,9 +223,9 @@ class Layer:
         return Heads(q, k, v)
 
     def _mask(self, call: Call, sequence: int) -> torch.Tensor | None:
-        """The combined mask of one sequence on the device, None where it changes nothing: masks that mean the same are the same.
+        """Return the combined mask of one sequence on the device, or None if it changes nothing.
 
-        Columns that the layer appends may always be attended to.
+        So masks of one meaning give the same bits. Columns that the layer appends are never masked.
         """
         if call.mask is None:
             return None
@@ -235,7 +235,7 @@ class Layer:
             return None
         if self.device.type == "cpu":
             return table
-        # CUDA kernels take a bias in the query's dtype only; a finite bias must not become a mask on the way.
+        # CUDA kernels take a bias in the query's dtype only. The cast must not turn a finite bias into -inf.
         info = torch.finfo(self.dtype)
         for block in table.split(BLOCK_ROWS, dim=1):
             torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
@@ -243,7 +243,7 @@ class Layer:
 
 
 def _is_any(table_NLS: torch.Tensor) -> bool:
-    """Whether anything in it is not zero; the first row tells of most masks that they do something."""
+    """Return whether any value is not zero; for most masks the first row already decides."""
     if bool(table_NLS[:, 0].any()):
         return True
     for block in table_NLS.split(BLOCK_ROWS, dim=1):
@@ -254,12 +254,12 @@ def _is_any(table_NLS: torch.Tensor) -> bool:
 
 
 def _num_rows(call: Call) -> int:
-    """Of the longer of its products."""
+    """Return the rows of the call's larger product: query rows or key rows."""
     return call.query.shape[0] * max(call.query.shape[1], call.source.shape[1])
 
 
 def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
-    """Calls, in order, in as few passes as have MAX_ROWS each, or one call more; all about as large."""
+    """Split calls, in order, into the fewest equal passes of MAX_ROWS rows; a pass may have one call more."""
     total = sum(rows)
     num = -(-total // MAX_ROWS)
     if num <= 1:
@@ -273,18 +273,18 @@ def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
 
 
 def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
-    """Of every sequence of parts [B, L, D]."""
+    """Return the length of every sequence of parts [B, L, D]."""
     return [part.shape[1] for part in parts for _ in range(part.shape[0])]
 
 
 def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
-    """Calls in order of their length: each length, and how many rows all of that length have."""
+    """Return each length and the number of rows of all its calls; `calls` are sorted by length."""
     alike = itertools.groupby(calls, key=lambda call: call.query.shape[1])
     return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in alike]
 
 
 def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
-    """So many rows each, one after another, as views [N, rows, D/N]; filler rows belong to nobody."""
+    """Split consecutive groups of `rows` into views [N, rows, D/N]; filler rows are left out."""
     x_NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1)
     return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
 
@@ -292,7 +292,7 @@ def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[t
 def _extra_columns(
     spec: LayerSpec, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then the zeros."""
+    """Return the keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then zeros."""
     if not spec.extra_keys:
         return None, None
     columns = []
@@ -305,7 +305,7 @@ def _extra_columns(
 
 
 def _stacked(parts: Sequence[Weights]) -> Weights:
-    """The weights of single sequences with the B axis in front."""
+    """Stack the weights of single sequences along a new B axis in front."""
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
         return parts[0].unsqueeze(0)
     if isinstance(parts[0], TopK):
@@ -315,7 +315,7 @@ def _stacked(parts: Sequence[Weights]) -> Weights:
 
 
 def _joined(answers: Sequence[Answer]) -> Answer:
-    """Answers of single sequences as one; the inverse of `Call.sequences`."""
+    """Join answers of single sequences into one; the inverse of `Call.sequences`."""
     output = torch.cat([answer.output for answer in answers])
     weights = [answer.weights for answer in answers if answer.weights is not None]
     if not weights:

@@ -1,7 +1,7 @@
-"""LoadedLayer: a layer that lives on an engine, as it was stored and in the dtypes it has been asked for.
+"""LoadedLayer: a layer on an engine, with its stored tensors and a variant for each dtype requested so far.
 
-Laws: nobody keeps a table of residents: whoever holds one can be answered by it (the catalog that serves it, a request that
-was admitted with it), and when the last of them lets go its memory is free; only the compute thread changes it.
+Invariants: No table keeps loaded layers alive. A catalog that serves one or a request admitted with one holds a reference;
+when the last reference goes, its memory is free. Only the engine thread that computes changes a loaded layer.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from service.attention.spec import LayerSpec
 
 @dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedLayer:
-    """`seconds`: what loading it took of the compute thread, its self-check included."""
+    """A layer and its variants by dtype; `seconds` is the compute thread's time to load it, self-check included."""
 
     spec: LayerSpec
     tensors: Mapping[str, torch.Tensor]
     variants: dict[torch.dtype, Layer] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     is_sequential: bool = False
-    """Whether the self-check found that calls cannot share a forward pass."""
+    """Whether calls cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
 
     @property
     def num_bytes(self) -> int:
-        """What its variants' matrices take on the device; asked on any thread."""
+        """Bytes that its variants' matrices take on the device; any thread may read it."""
         return sum(layer.num_bytes for layer in list(self.variants.values()))
 
 
 class Work(NamedTuple):
-    """A call and the layer that answers it."""
+    """A call and the loaded layer that computes it."""
 
     resident: LoadedLayer
     call: Call

@@ -1,10 +1,10 @@
-"""Masked rows: which query rows may attend to nothing, as the masks say, never the scores.
+"""Masked rows: finds the query rows that may attend to no key, from the masks alone, never from scores.
 
 Legend: N heads, L query rows, S key rows; an axis written `N|1` broadcasts.
 
-Laws: work and memory follow the masks as they were written, not the scores they stand for: a mask that is alike for all keys
-opens or shuts a row, one that is alike for all rows is looked at once; only masks that tell rows and keys apart are looked
-at row by row, in steps, so that a caller on an event loop can let others in between.
+Invariants: Work and memory grow with the masks' own shapes, not with the scores that they cover. A mask that is the same for
+all keys allows or blocks whole rows; one that is the same for all rows is read once. Only masks that differ by row and key
+are read row by row, in steps, so that an event loop can run other tasks in between.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Run = tuple[torch.Tensor, torch.Tensor]
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
-    """Step by step, which query rows may attend to nothing in at least one head: bool, B·L values in all.
+    """Yield, step by step, which query rows may attend to no key in at least one head: bool, B·L values in all.
 
-    A step looks at about STEP_CELLS scores; without masks nothing is yielded.
+    A step covers about STEP_CELLS scores; without masks nothing is yielded.
     """
     if not mask.masks:
         return
@@ -56,14 +56,14 @@ def _all_of(values: Iterable[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _counts(columns: torch.Tensor | None, keys: int) -> torch.Tensor:
-    """How many of the first j keys are allowed, j = 0 … S: int32 [N|1, S + 1]."""
+    """Return how many of the first j keys are allowed, j = 0 … S: int32 [N|1, S + 1]."""
     if columns is None:
         return torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
     return F.pad(columns[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
 
 
 def _has_key_in_run(counts: torch.Tensor, run: Run | None, rows: slice) -> torch.Tensor:
-    """Which rows have an allowed key within their run, where all rows are allowed the same keys: bool [N|1, L|1]."""
+    """Return which rows have an allowed key in their run if all rows allow the same keys: bool [N|1, L|1]."""
     if run is None:
         return counts[:, -1:] > 0
     low, high = (masks.of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
@@ -71,11 +71,11 @@ def _has_key_in_run(counts: torch.Tensor, run: Run | None, rows: slice) -> torch
 
 
 def _has_key(tables: list[torch.Tensor], columns: torch.Tensor | None, run: Run | None, rows: slice) -> torch.Tensor:
-    """The same where rows are allowed different keys."""
+    """Return which rows have an allowed key if rows allow different keys: bool [N|1, L]."""
     parts = [masks.of_rows(table, rows) for table in tables]
     if columns is not None:
         parts.append(columns)
     if run is not None:
         parts.append(masks.in_run(run, rows, tables[0].shape[-1]))
-    # Of bytes, not of booleans: `any` over an axis takes ten times as long.
+    # As bytes, because `any` of booleans over an axis takes ten times as long.
     return functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()

@@ -1,11 +1,10 @@
-"""Masks: every named kind, lowered to one combined mask.
+"""Masks: lowers every named kind of mask to one combined mask.
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Laws: three primitives carry all kinds (which keys are allowed, what is added to the scores, which run of keys is allowed;
-`parts` are a primitive's tensors), so kinds that mean the same give the same tensor and thus the same bits; keys are never
-sliced away (a kernel over fewer keys rounds differently); whether a row may attend to anything follows from the masks alone,
-never from scores.
+Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys (`parts` are a
+primitive's tensors). So kinds of one meaning give the same tensor and the same bits. Keys are never sliced away, because a
+kernel over fewer keys rounds differently. Whether a row may attend to any key depends on the masks alone, not on scores.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 
 from service.attention.preemption import preemption_point
 
-# Scores that are looked at together: a step takes less than a millisecond and its temporaries stay in the cache.
+# Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
@@ -34,7 +33,7 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Allowed:
-    """`values` bool [B|1, N|1, L|1, S|1]: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
+    """`values` is bool [B|1, N|1, L|1, S|1]: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
 
     values: torch.Tensor
 
@@ -45,7 +44,7 @@ class Allowed:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Added:
-    """`values` float [B|1, N|1, L|1, S|1], added to the scaled scores; -inf = may not attend."""
+    """`values` is float [B|1, N|1, L|1, S|1], added to the scaled scores; -inf = may not attend."""
 
     values: torch.Tensor
 
@@ -74,7 +73,7 @@ def attend(values: torch.Tensor) -> Allowed:
 
 
 def ignore(values: torch.Tensor) -> Allowed:
-    """The other polarity: true = blocked (torch.nn.MultiheadAttention's attn_mask and key_padding_mask)."""
+    """Invert the polarity: true = blocked (torch.nn.MultiheadAttention's attn_mask and key_padding_mask)."""
     return Allowed(~values)
 
 
@@ -83,12 +82,12 @@ def bias(values: torch.Tensor) -> Added:
 
 
 def lengths(values: torch.Tensor) -> Run:
-    """Only the first n keys; `values` int64 [B|1, L|1] (D2L valid_lens, ONNX nonpad_kv_seqlen)."""
+    """Allow only the first n keys; `values` is int64 [B|1, L|1] (D2L valid_lens, ONNX nonpad_kv_seqlen)."""
     return Run(torch.zeros(1, 1, dtype=torch.int64), values)
 
 
 def window(sizes: Sizes, offset: int, left: int | None, right: int | None) -> Run:
-    """Keys from i + offset − left to i + offset + right, both included; None = open (ONNX 25, xFormers)."""
+    """Allow keys from i + offset − left to i + offset + right, both included; None = open (ONNX 25, xFormers)."""
     keys = sizes.keys
     rows = torch.arange(sizes.queries).unsqueeze(0)
     low = torch.zeros_like(rows) if left is None else rows + _held(offset - left)
@@ -97,28 +96,28 @@ def window(sizes: Sizes, offset: int, left: int | None, right: int | None) -> Ru
 
 
 def _held(shift: int) -> int:
-    """Within int64, whatever a caller wrote; what lies beyond is past the first or the last key anyway."""
+    """Clamp a caller's shift to int64; any shift beyond the clamp is past the first or last key anyway."""
     return max(-(2**40), min(2**40, shift))
 
 
 def causal(sizes: Sizes, offset: int) -> Run:
-    """Keys up to i + offset: 0 = top_left (torch), S − L = bottom_right (FlashAttention), length of the past (ONNX)."""
+    """Allow keys up to i + offset: 0 = top_left (torch), S − L = bottom_right (FlashAttention), length of the past (ONNX)."""
     return window(sizes, offset, None, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CombinedMask:
-    """All masks of one call: booleans and-ed, biases added; `sizes` are the caller's, before a layer appends columns."""
+    """All masks of one call: booleans are and-ed, biases added; `sizes` exclude the columns that a layer appends."""
 
     sizes: Sizes
     masks: tuple[Mask, ...]
 
     def of_sequence(self, sequence: int) -> CombinedMask:
-        """The masks of one sequence, as a combined mask of its own."""
+        """Return the masks of one sequence as their own combined mask."""
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_sequence(mask, sequence) for mask in self.masks))
 
     def run(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The intersection of all runs of keys, as low and high [L|1], or None without one."""
+        """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
@@ -130,7 +129,7 @@ class CombinedMask:
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """[N|1, L|1, S] of the table that `lowered` makes: an axis is whole where it is in any of the masks."""
+        """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if it has in any mask."""
         heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
         rows = max(
             (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
@@ -138,7 +137,7 @@ class CombinedMask:
         return heads, rows, self.sizes.keys
 
     def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
-        """What the masks other than runs allow in one sequence, each as it was written: bool [N|1, L|1, S|1]."""
+        """Return what each mask that is not a run allows in one sequence, in its original shape: bool [N|1, L|1, S|1]."""
         return [
             values if isinstance(mask, Allowed) else values != -torch.inf
             for mask in self.masks
@@ -147,10 +146,10 @@ class CombinedMask:
         ]
 
     def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
-        """What the kernels take: the sum of the biases in `dtype`, -inf where a key is not allowed, or None without masks.
+        """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed; None without masks.
 
-        [N|1, L|1, S + extra_keys], zero in the columns that a layer appends. Made in blocks of rows, so that no more memory
-        is taken than the table itself has. Finite biases stay finite: only a caller's own -inf masks.
+        Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is made in blocks of rows, so that
+        it takes no more memory than the table itself. Finite biases stay finite: only a caller's own -inf masks.
         """
         if not self.masks:
             return None
@@ -159,7 +158,7 @@ class CombinedMask:
         if extra_keys:
             table[..., keys:].zero_()
         biases = [_of(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
-        # Where no sum can leave the dtype's range there is nothing to hold within it, and -inf stays -inf by itself.
+        # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
         is_held = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
         allowed, run = self.allowed_values(sequence, with_biases=is_held), self.run(sequence)
         step = max(1, STEP_CELLS // (heads * keys))
@@ -174,9 +173,9 @@ class CombinedMask:
 
 
 def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_held: bool) -> None:
-    """Writes the sum of the biases into `part`, from left to right; `is_held`: each sum within the range of its dtype."""
+    """Write the sum of the biases into `part`, from left to right; `is_held` clamps each sum to the range of its dtype."""
     if is_held:
-        # Each bias by itself first: a float64 one can be beyond float32, and -inf + inf would be NaN.
+        # Each bias is clamped first: a float64 bias can exceed float32, and -inf + inf would be NaN.
         info = torch.finfo(part.dtype)
         biases = [values.to(part.dtype).clamp(info.min, info.max) for values in biases]
     part.copy_(biases[0]) if biases else part.zero_()
@@ -187,7 +186,7 @@ def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_held: bool) -
 
 
 def _largest(bias_values: torch.Tensor) -> float:
-    """What no finite bias of these exceeds in magnitude."""
+    """Return an upper bound of the magnitude of the finite biases."""
     if bias_values.dtype == torch.float16:
         return torch.finfo(torch.float16).max
     low, high = bias_values.nan_to_num(neginf=0.0).aminmax()
@@ -205,12 +204,12 @@ def _of(values: torch.Tensor, sequence: int) -> torch.Tensor:
 
 
 def of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
-    """The asked query rows (the last axis but one), or the one row that stands for all."""
+    """Return the given query rows (the last axis but one), or the one row that broadcasts to all."""
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
 def in_run(run: tuple[torch.Tensor, torch.Tensor], rows: slice, keys: int) -> torch.Tensor:
-    """Which keys are in the runs of these query rows: bool [1, L|1, S]."""
+    """Return which keys are in the runs of these query rows: bool [1, L|1, S]."""
     low, high = (of_rows(bound.unsqueeze(-1), rows) for bound in run)
     places = torch.arange(keys)
     return ((places >= low) & (places < high)).unsqueeze(0)

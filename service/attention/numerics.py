@@ -1,6 +1,6 @@
-"""The numerics fingerprint: what an answer's bits depend on besides the layer and the request.
+"""Numerics fingerprint: what an answer's bits depend on besides the layer and the request.
 
-Law: bits are promised on one such fingerprint (P1), not across machines, torch builds or thread counts.
+Invariant: Bits are the same on one fingerprint only (P1), not across machines, torch builds or thread counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Preemption: a long batch computes in steps, and others compute between them.
+"""Preemption: a long batch computes in steps, so that other batches compute between them.
 
-Lives here: the points at which a forward pass may stop for a while, and the batch that does.
-Must not know: what is computed, who computes in between, why.
-Invariants: what is computed, and in which pieces, is the same whether it stops or not: only the time between two pieces
-differs; a stopped batch keeps its thread and its tensors, and nothing of the engine; a batch that was dropped ends at its next
-point.
+Lives here: the points at which a forward pass may stop, and the batch that stops there.
+Must not know: what is computed, what computes in between, why.
+Invariants: A batch computes the same pieces whether it stops or not; only the time between two pieces differs. A stopped
+batch keeps its thread and its tensors, but holds nothing of the engine. A dropped batch ends at the point where it stopped.
 """
 
 from __future__ import annotations
@@ -22,27 +21,28 @@ _of_thread = threading.local()
 
 
 class Dropped(BaseException):
-    """Nobody waits for this batch any more. No Exception, so that no handler takes it for a failure of the batch."""
+    """Ends a batch that no caller waits for; a BaseException, so that no handler takes it for a failure of the batch."""
 
 
 def preemption_point() -> None:
-    """Between two pieces of a forward pass: stop here if it is time to. It costs 0.1 µs where nothing is to be stopped."""
+    """Stop the batch here, between two pieces of a forward pass, if its step is over; costs 0.1 µs when it does not stop."""
     steps: Steps[object] | None = getattr(_of_thread, "steps", None)
     if steps is not None:
         steps.stop_if_due()
 
 
 def stopped_s() -> float:
-    """How long the batch of this thread has been stopped so far, in seconds; 0 outside a batch in steps."""
+    """Return how long the batch of this thread has been stopped so far, in seconds; 0 outside a batch in steps."""
     steps: Steps[object] | None = getattr(_of_thread, "steps", None)
     return 0.0 if steps is None else steps.stopped_s
 
 
 class Steps(Generic[R]):
-    """One batch on a thread of its own, in steps of `step_s` and what is left of the piece then.
+    """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
 
-    `turn` is held while it computes; `tell` hears that it has stopped, and that it goes on; `first` is the future of its first
-    step. A step's future gives the batch's result, or this object where the batch has stopped: then `resume` or `drop` it.
+    The batch holds the lock `turn` while it computes. It calls `tell` with True when it stops and False when it resumes.
+    `first` is the future of the first step. A step's future gives the result, or this object if the batch has stopped: then
+    call `resume` or `drop`.
     """
 
     def __init__(self, turn: threading.Lock, step_s: float, tell: Callable[[bool], None]) -> None:
@@ -57,7 +57,7 @@ class Steps(Generic[R]):
         self._due = 0.0
 
     def run(self, work: Callable[[], R]) -> None:
-        """On the thread: all of it; a batch that was called off before it began does nothing."""
+        """Run the whole batch, on its thread; a batch that was cancelled before it began does nothing."""
         if not self.first.set_running_or_notify_cancel():
             return
         try:
@@ -68,18 +68,18 @@ class Steps(Generic[R]):
                     result = work()
                 finally:
                     _of_thread.steps = None
-        except BaseException as error:  # noqa: BLE001 (a batch's failure is its future's)
+        except BaseException as error:  # noqa: BLE001 (the future carries the batch's failure)
             self._step.set_exception(error)
         else:
             self._step.set_result(result)
 
     def stop_if_due(self) -> None:
-        """On the thread; raises Dropped."""
+        """Stop if the step is over, on the batch's thread; raise Dropped if the batch is dropped meanwhile."""
         now = time.perf_counter()
         if now < self._due:
             return
         step, self._step = self._step, Future()
-        self._step.set_running_or_notify_cancel()  # so that nobody can call it off
+        self._step.set_running_or_notify_cancel()  # so that no caller can cancel it
         self._tell(True)
         self._turn.release()
         try:
@@ -93,7 +93,7 @@ class Steps(Generic[R]):
         self._due = time.perf_counter() + self._step_s
 
     def resume(self) -> Future[R | Steps[R]]:
-        """The next step of a batch that has stopped."""
+        """Continue a stopped batch; return the future of its next step."""
         step = self._step
         self._tell(False)
         self._goes_on.release()
@@ -105,6 +105,6 @@ class Steps(Generic[R]):
         self.resume()
 
     def finish(self) -> None:
-        """From now on it does not stop, and goes on if it has."""
+        """Let the batch run to its end without stops; a stopped batch goes on."""
         self._step_s = self._due = math.inf
         self._goes_on.release()

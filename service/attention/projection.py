@@ -1,10 +1,10 @@
-"""Projections: y = x·Wᵀ + b for the rows of many sequences at once.
+"""Projections: compute y = x·Wᵀ + b for the rows of many sequences at once.
 
-Lives here: torch's product (`Plain`), oneDNN's with the weight laid out for it once (`Packed`), and how many rows each wants.
-Must not know: sequences, heads, what the rows stand for.
-Laws: from `least_rows` on, in multiples of `ragged.ROW_MULTIPLE`, a row's bits depend on the row alone (P1; measured,
-docs/performance.md, and checked for each layer, `self_check.py`); oneDNN makes and keeps a product of its own for each number
-of rows that it meets, half a megabyte and more each, so it meets the few of SIZES only.
+Lives here: torch's product (`Plain`), oneDNN's with a weight packed once (`Packed`), and how many rows each needs.
+Must not know: sequences, heads, the meaning of rows.
+Invariants: From `least_rows` on, in multiples of `ragged.ROW_MULTIPLE`, a row's bits depend on the row alone (P1; measured,
+docs/performance.md, and checked for each layer, `self_check.py`). oneDNN compiles and keeps a product for each row count that
+it gets, half a megabyte and more each, so it gets only the few row counts of SIZES.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import torch.nn.functional as F
 from service.attention.preemption import preemption_point
 from service.attention.ragged import ROW_MULTIPLE, padded_width
 
-# Below these sizes oneMKL and torch's own oneDNN pick kernels whose rounding depends on the number of rows: fewer than 12 rows
-# differ in float32, and products of at most 4,096 multiply-adds in the 16-bit dtypes.
+# Below these sizes oneMKL and torch's own oneDNN choose kernels whose rounding depends on the number of rows: fewer than 12
+# rows in float32, products of at most 4,096 multiply-adds in the 16-bit dtypes.
 MIN_ROWS = 12
 MIN_HALF_PRODUCT = 4096
-# Rows of one product with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. Each product
-# reads all weights, which do not fit into a core's cache, as long as ten rows take; what one product does need not be copied to
-# its place: so 10 to 16 short requests are one or two. Above 256 a result no longer stays in the cache until it is copied.
+# Row counts of products with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. A product
+# reads all weights, which exceed a core's cache; that takes as long as ten rows. The result of a single product needs no copy.
+# So 10 to 16 short requests make one or two products. Above 256 rows a result leaves the cache before it is copied.
 SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 32, 16, 8, 4)
-# Of a product as it is: above twice as many rows it is computed in pieces of this many, and the last piece has the rest, so never
-# few. A batch may stop between two of them (12 ms each at a width of 512 in float64).
+# Rows of a piece of an unpacked product. From twice as many rows on it is computed in pieces; the last takes the rest, so it is
+# never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
 
-# What torch's own compiler writes for a linear layer on a CPU; not public, so looked for before it is used.
+# Operators that torch's own compiler emits for a linear layer on a CPU. They are not public, so code checks that they exist.
 _ops = torch.ops.mkldnn
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Projection(abc.ABC):
-    """W [out, K]; takes x_RK with at least `least_rows` rows; K is the input width, padded with zeros to a multiple of 4."""
+    """A product with W [out, K] for x_RK of at least `least_rows` rows; K is the input width, zero-padded to a multiple of 4."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -58,7 +58,7 @@ class Projection(abc.ABC):
     @property
     @abc.abstractmethod
     def sizes(self) -> Sequence[int]:
-        """The numbers of rows that its products have, each computed by code of its own; none: as many as there are."""
+        """Row counts of its products, each with its own compiled code; empty: any row count."""
 
     @abc.abstractmethod
     def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor: ...
@@ -66,7 +66,7 @@ class Projection(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plain(Projection):
-    """W [out, K] as it is."""
+    """A product with W [out, K] in torch's own layout."""
 
     @property
     def least_rows(self) -> int:
@@ -90,13 +90,13 @@ class Plain(Projection):
         return y
 
     def rows(self, start: int, stop: int) -> Plain:
-        """The projection to some of the outputs, over the same memory."""
+        """Return the projection to some of the outputs, over the same memory."""
         return Plain(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed(Projection):
-    """W [out, K] in oneDNN's blocks: torch's product lays it out anew for every batch, which is a third of a small one."""
+    """A product with W [out, K] in oneDNN's blocks: torch's product packs it for every batch, a third of a small batch's time."""
 
     @property
     def least_rows(self) -> int:
@@ -123,7 +123,7 @@ class Packed(Projection):
 
 @functools.lru_cache(4096)
 def in_sizes(rows: int) -> list[int]:
-    """A multiple of ROW_MULTIPLE as a sum of SIZES, largest first."""
+    """Return the SIZES, largest first, whose sum is `rows`, a multiple of ROW_MULTIPLE."""
     found: list[int] = []
     for size in SIZES:
         num, rows = divmod(rows, size)
@@ -132,7 +132,7 @@ def in_sizes(rows: int) -> list[int]:
 
 
 def packed(plain: Plain) -> Projection:
-    """Packed where oneDNN can, else as it is: another device, another dtype (float64), a processor without the instructions."""
+    """Pack the weight if oneDNN can; else return `plain`: on a GPU, in float64, on a processor without the instructions."""
     if plain.weight.device.type != "cpu" or not has_packed_product():
         return plain
     try:
@@ -143,7 +143,7 @@ def packed(plain: Plain) -> Projection:
 
 
 def side_by_side(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> Plain:
-    """One projection, or several over the same input; a missing bias beside a present one is zero."""
+    """Join one or several projections of the same input into one; a missing bias beside a present one is zero."""
     weights = [tensors[f"{name}.weight"] for name in names]
     width = weights[0].shape[1]
     weight = weights[0].new_zeros(sum(map(len, weights)), padded_width(width))

@@ -1,7 +1,7 @@
-"""The reference: a layer in float64 NumPy, written to be read, not to be fast.
+"""Reference implementation of a layer in float64 NumPy, written for clarity, not for speed.
 
-Legend: L query rows, S key rows, N heads, G key/value heads. Law: it shares no code with the fast path; `layers check` holds
-a stored layer against it.
+Legend: L query rows, S key rows, N heads, G key/value heads. Invariant: It shares no code with the fast path; `layers check`
+compares a stored layer with it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Arrays = Mapping[str, np.ndarray]
 def attend(
     spec: LayerSpec, tensors: Arrays, query: np.ndarray, key: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One unmasked sequence (Vaswani et al. 2017, section 3.2): output [L, D] and weights [N, L, S] in float64.
+    """Attend to one unmasked sequence (Vaswani et al. 2017, section 3.2): output [L, D] and weights [N, L, S] in float64.
 
-    `query` [L, Dq], `key` [S, Dk], `value` [S, Dv]; `tensors` are named as `spec.tensor_shapes()` says.
+    `query` is [L, Dq], `key` [S, Dk], `value` [S, Dv]; `tensors` have the names of `spec.tensor_shapes()`.
     """
     q = _projected(tensors, "query", query, spec.num_heads)
     k = _projected(tensors, "key", key, spec.num_kv_heads)
@@ -45,10 +45,10 @@ def _linear(tensors: Arrays, name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _projected(tensors: Arrays, name: str, x: np.ndarray, heads: int) -> np.ndarray:
-    """[rows, heads · width] as [heads, rows, width]."""
+    """Return the projection [rows, heads · width] as [heads, rows, width]."""
     return _linear(tensors, name, x).reshape(len(x), heads, -1).transpose(1, 0, 2)
 
 
 def _appended(x: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """One more row for every head."""
+    """Append one row to every head."""
     return np.concatenate([x, column.astype(np.float64).reshape(x.shape[0], 1, x.shape[2])], axis=1)

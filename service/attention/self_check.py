@@ -1,8 +1,8 @@
-"""The self-check: does this layer, on this machine, give a sequence the same bits alone and in company (P1)?
+"""Self-check: tests that a layer on this machine gives a sequence the same bits alone and in a batch (P1).
 
-Laws: it runs real forward passes (so it is the warm-up as well); it compares bits, never within a tolerance; what it finds
-holds for one layer, dtype, device and number of threads, so it runs for each. P2 is checked on the way: asking for weights
-must not change the output.
+Invariants: It runs real forward passes, so it is the warm-up as well. It compares bits, never within a tolerance. A result
+holds for one layer, dtype, device and number of threads, so the check runs for each. It also checks P2: requesting weights
+does not change the output.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import preemption_point
 
-# Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one; the
-# last is plain self-attention, of which the large company computes a dozen, most of them in one call.
+# Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one. The
+# last is plain self-attention; the large batch computes it 12 times, mostly in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_COMPANY = 12
-# Of which several together are attended to otherwise than one alone, which is not copied (`kernels.ready`).
+# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
 ALIKE_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 
 
 def keeps_bits(layer: Layer) -> bool:
-    """Whether each of the sample calls answers the same bits alone, in pairs and all together, with and without weights."""
+    """Return whether each sample call gives the same bits alone, in pairs and all together, with and without weights."""
     for kept in checks(layer):
         if not kept:
             return False
@@ -36,7 +36,7 @@ def keeps_bits(layer: Layer) -> bool:
 
 
 def checks(layer: Layer) -> Iterator[bool]:
-    """The same in steps of one forward pass each, so that others can compute in between."""
+    """Run the check in steps of one forward pass each, so that batches can compute in between; yield whether bits agree."""
     calls = sample_calls(layer)
     alone = []
     for call in calls:
@@ -59,7 +59,7 @@ def checks(layer: Layer) -> Iterator[bool]:
 
 
 def _alike(layer: Layer) -> Iterator[bool]:
-    """A sequence beside itself."""
+    """Compare a sequence alone with a batch of two copies of it, for each of ALIKE_LENGTHS that may share a call."""
     for length in filter(layer.may_share, ALIKE_LENGTHS):
         call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
         (alone,) = layer.forward([call])
@@ -68,7 +68,7 @@ def _alike(layer: Layer) -> Iterator[bool]:
 
 
 def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
-    """Some of the calls of one kind, for each has matrices of its own, again and again, so that a product has so many rows."""
+    """Repeat calls of one kind until a product has `rows` rows; each kind (self- or cross-attention) has its own matrices."""
     found: list[int] = []
     for i in sorted(kind, key=lambda i: -calls[i].query.shape[1]):
         num, rows = divmod(rows, calls[i].query.shape[1])
@@ -77,7 +77,7 @@ def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]
 
 
 def sample_calls(layer: Layer) -> list[Call]:
-    """Calls of assorted lengths: self- and cross-attention, every third one causal. Always the same for the same layer."""
+    """Return calls of assorted lengths: self- and cross-attention, every third causal; always the same for one layer."""
     spec, rows = layer.spec, functools.partial(_rows, layer, generator=torch.Generator().manual_seed(SEED))
     is_self_possible = spec.query_width == spec.key_width == spec.value_width
     calls = []

@@ -1,7 +1,7 @@
-"""LayerSpec: the numbers that define one attention layer, without its tensors.
+"""LayerSpec: the widths, head counts and options that define one attention layer, without its tensors.
 
-Laws: no torch here, so that a spec is cheap to read; a spec that exists is consistent;
-`tensor_shapes` is the one place that says which tensors a layer has and how large they are.
+Invariants: The module does not import torch, so that a spec is cheap to read. A spec that exists is consistent.
+Only `tensor_shapes` says which tensors a layer has and how large they are.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from service.errors import LayerError
 
 PROJECTIONS = ("query", "key", "value", "output")
-# Twice what the widest published layers have: what one forward pass holds, 1,024 rows a matrix, grows with it.
+# Twice the width of the widest published layers. The memory of a forward pass, 1,024 rows a matrix, grows with the width.
 MAX_WIDTH = 2**15
-# Many times what they have; each head of each sequence is a product of its own.
+# Many times the heads of published layers. Each head of each sequence is a product of its own.
 MAX_HEADS = 2**12
-MAX_SCALE = 3.4e38  # kernels take it as a float32, and raise above that
+MAX_SCALE = 3.4e38  # kernels take the scale as a float32 and raise above this
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Widths in features, counts in heads; `scale` multiplies query·key before the softmax.
 
-    `biases` names the projections that have one. A layer without an output projection (`has_output` false) answers the
+    `biases` names the projections with a bias. A layer without an output projection (`has_output` false) returns the
     concatenated heads. `has_bias_kv` and `add_zero_attn` append one key/value column each, as torch.nn.MultiheadAttention does.
     """
 
@@ -64,21 +64,21 @@ class LayerSpec:
 
     @property
     def extra_keys(self) -> int:
-        """How many columns the layer appends to the caller's keys (`bias_k`, `add_zero_attn`)."""
+        """Number of columns that the layer appends to the caller's keys (`bias_k`, `add_zero_attn`)."""
         return int(self.has_bias_kv) + int(self.add_zero_attn)
 
     @property
     def needs_key(self) -> bool:
-        """Whether a call must bring keys: its queries cannot stand for them."""
+        """Whether a call must have keys: their width differs, so queries cannot replace them."""
         return self.key_width != self.query_width
 
     @property
     def needs_value(self) -> bool:
-        """Whether a call must bring values: its keys cannot stand for them."""
+        """Whether a call must have values: their width differs, so keys cannot replace them."""
         return self.value_width != self.key_width
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name to shape of every tensor of this layer; Linear weights are [out, in]."""
+        """Return the shape of each tensor of this layer by canonical name; Linear weights are [out, in]."""
         keys, values = self.num_kv_heads * self.head_width, self.num_kv_heads * self.value_head_width
         sizes = {
             "query": (self.num_heads * self.head_width, self.query_width),
@@ -94,9 +94,9 @@ class LayerSpec:
         return shapes
 
     def flops(self, query_tokens: int, key_tokens: int, pairs: int) -> int:
-        """Floating-point operations of one call: two per multiply-add in the projections and in both attention products.
+        """Return the floating-point operations of one call: two per multiply-add in projections and both attention products.
 
-        `pairs` counts (query row, key row) pairs over all sequences; each is visited by every head.
+        `pairs` counts (query row, key row) pairs over all sequences; every head visits each pair.
         """
         queries, values = self.num_heads * self.head_width, self.num_heads * self.value_head_width
         per_query = queries * self.query_width + (self.out_width * values if self.has_output else 0)
@@ -108,7 +108,7 @@ class LayerSpec:
 
     @classmethod
     def from_json(cls, value: object) -> LayerSpec:
-        """The inverse of `to_json`; raises LayerError that names missing and surplus fields."""
+        """Invert `to_json`; raise LayerError that names missing and surplus fields."""
         if not isinstance(value, dict):
             raise LayerError("the layer's spec is not a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}

@@ -1,9 +1,9 @@
-"""Top k: the k largest weights of each row, exactly as a stable descending sort would list them, without the sort.
+"""Top k: selects the k largest weights of each row in the order of a stable descending sort.
 
 Legend: R rows, S keys.
 
-Laws: descending, ties by the lower index; what is not returned is summed in the order of the keys; a row's bits depend on
-the row alone, not on which rows it is asked with. A row is all numbers or all NaN, as a softmax leaves it.
+Invariants: Weights descend; of ties the lower index comes first. Weights that are not returned are summed in key order. A
+row's bits depend on the row alone, not on other requested rows. A row is all numbers or all NaN, as a softmax leaves it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 from service.attention.preemption import preemption_point
 
-# From this share of the keys on, choosing and then ordering costs more than sorting them all.
+# Above this share of the keys, selecting and ordering costs more than sorting all keys.
 MAX_CHOSEN_SHARE = 0.25
-# Weights that are looked at together: half a MiB of float32 and its temporaries stay in the cache.
+# Weights of one step: half a MiB of float32 and its temporaries stay in the cache.
 STEP_CELLS = 2**17
 
 
 class Largest(NamedTuple):
-    """values and int64 indices [R, k], and the sum of the others [R]."""
+    """Values and int64 indices [R, k], and the sum of the other weights [R]."""
 
     values: torch.Tensor
     indices: torch.Tensor
@@ -29,7 +29,7 @@ class Largest(NamedTuple):
 
 
 def largest(rows: torch.Tensor, k: int) -> Largest:
-    """Of each row of w_RS, which is used up: what is returned is zero in it afterwards."""
+    """Return the k largest weights of each row of w_RS; they are zero in `rows` afterwards."""
     find = _sorted if k > MAX_CHOSEN_SHARE * rows.shape[-1] else _chosen
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
     step = max(1, STEP_CELLS // rows.shape[-1])
@@ -47,7 +47,7 @@ def _sorted(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """By a partial sort, which lists ties in any order; a row that has some among the first k + 1 is looked at again."""
+    """Select by a partial sort. It lists ties in any order, so rows with ties among the first k + 1 go through `_by_index`."""
     values, indices = rows.topk(k + 1)
     has_ties = (values[:, 1:] == values[:, :-1]).any(-1) | values[:, 0].isnan()
     values, indices = values[:, :k], indices[:, :k]
@@ -59,11 +59,11 @@ def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The indices of rows with ties, from a choice of the right values: all above the least one, then its first equals."""
+    """Return the indices of rows with ties, given the right values: all above the least value, then its first equals."""
     keys, least = rows.shape[-1], values[:, -1:]
     falling = torch.arange(keys, 0, -1, dtype=torch.int32, device=rows.device)
-    # Ranks that differ: lower indices first among the equals of the least, and whatever is above it before them.
-    # Multiplied, since `where` takes a branch for each element: three times as long.
+    # Distinct ranks: values above the least first, then its equals by ascending index.
+    # Multiplied, because `where` branches for each element and takes three times as long.
     ranks = (rows < least).logical_not_().to(torch.int32).mul_(falling)
     ranks.scatter_(-1, indices, falling[indices].add_((values > least).to(torch.int32), alpha=keys))
     chosen = ranks.topk(values.shape[-1]).indices
@@ -72,5 +72,5 @@ def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """Over the last axis. Never of one row alone: torch cuts a sum with a single result in as many parts as it has threads."""
+    """Sum the last axis, never of one row alone: torch splits a sum with a single result by its number of threads."""
     return rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]

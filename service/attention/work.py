@@ -1,10 +1,10 @@
-"""Work: what one call takes besides its inputs and its products, to first order: tables in bytes, their work in flops.
+"""Work: estimates the floating-point operations of a call and the bytes of its mask and weight tables.
 
 Legend: B sequences, N heads, L query rows, S key rows.
 
-Laws: no tensor is touched, so that a call can be refused before anything is allocated; sizes are Python integers. The flops of
-work that moves memory instead of multiplying are those that the same time would have done in the products; measured on one
-core with 12 heads of 32 (docs/performance.md), they hold within a factor of two.
+Invariants: No tensor is touched, so that a call can be refused before anything is allocated. Sizes are Python integers. Work
+that moves memory instead of multiplying counts the flops that the products do in the same time. These figures, measured on
+one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from service.attention.call import WeightsWanted
 from service.attention.masks import CombinedMask, Sizes
 from service.attention.spec import LayerSpec
 
-# Per element of the table of a sequence's masks: for the table itself, and for each mask that goes into it.
+# Per element of a sequence's mask table: for the table itself, and for each mask in it.
 TABLE_FLOPS = 100
 MASK_FLOPS = 15
-# Per weight computed: scale, mask and softmax; and per weight returned.
+# Per computed weight: scale, mask and softmax; then per returned weight.
 SOFTMAX_FLOPS = 100
 RETURNED_FLOPS = 300
-# Per weight that top_k looks at, and how much more for a k of all keys; from half of them on all are sorted.
+# Per weight that top_k reads, and the addition for a k of all keys. It grows with k up to half of the keys, where all are sorted.
 TOP_K_FLOPS = 250
 TOP_K_SHARE_FLOPS = 8000
-# Tables as large as a block of weights that exist at once: scores, weights, the asked rows, and what compares them.
+# Tables of a block's size that exist at once: scores, weights, the requested rows, and the temporary that compares them.
 WORKSPACE_TABLES = 4
 
 
 def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None) -> int:
-    """Floating-point operations of one call, masks and weights included; `sizes` are the caller's."""
+    """Return the floating-point operations of one call, masks and weights included; `sizes` exclude appended columns."""
     b, _, queries, keys = sizes
     columns = keys + spec.extra_keys
     products = spec.flops(b * queries, b * keys, b * queries * columns)
@@ -38,7 +38,7 @@ def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: Weig
 def table_bytes(
     spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None, size: int
 ) -> int:
-    """The most that tables of one sequence take while it is computed, with numbers of `size` bytes: one is done at a time."""
+    """Return the most bytes that the tables of one sequence take, at `size` bytes a number; one sequence runs at a time."""
     columns = sizes.keys + spec.extra_keys
     cells = 0
     if mask is not None:
@@ -58,9 +58,9 @@ def _mask_flops(mask: CombinedMask | None) -> int:
 
 
 def _weights_flops(spec: LayerSpec, sizes: Sizes, wanted: WeightsWanted | None) -> int:
-    """Of the second pass over one sequence: blocks of rows of the asked heads, then what the form makes of the asked rows.
+    """Return the flops of the second pass over one sequence: blocks of the requested heads, then the form's own work.
 
-    Small sequences need no second pass (`kernels.is_small`) and are charged for one: within the factor that holds anyway.
+    Small sequences need no second pass (`kernels.is_small`) but are charged for one; the error is within the factor of two.
     """
     if wanted is None:
         return 0
@@ -79,7 +79,7 @@ def _num_heads(sizes: Sizes, wanted: WeightsWanted) -> int:
 
 
 def _num_block_rows(sizes: Sizes, wanted: WeightsWanted) -> int:
-    """Rows of all blocks that have an asked row."""
+    """Return the number of rows of all blocks that have a requested row."""
     if wanted.queries is None:
         return sizes.queries
     blocks = {row // BLOCK_ROWS for row in wanted.queries}

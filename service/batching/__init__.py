@@ -1,1 +1,1 @@
-"""Time and fairness: jobs, the policy, the batcher; no torch, no HTTP."""
+"""Batching: jobs, fair queueing, admission and the batcher; independent of torch and HTTP."""

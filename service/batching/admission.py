@@ -1,9 +1,8 @@
-"""Admission: what the waiting room takes in, and what it refuses.
+"""Admission: checks a request against the queue's limits and refuses what cannot run or would be late.
 
-Lives here: the limits of the queue and the checks against them; pure, each raises the error its caller gets.
-Must not know: asyncio, the engine, the settings that the limits come from.
-Laws: nothing is admitted that could never run; each refusal names the value and the limit, a full queue also when to
-come back.
+The checks are pure; each raises the error that its caller receives. Independent of asyncio, the engine and the settings.
+Invariants: A request that could never run is not admitted. A refusal for cost or for a full queue names the value and the limit.
+Every QueueFull carries a retry time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from service.batching.policy import MAX_FLOPS_BETWEEN, Lanes
 from service.batching.speed import Speed, Work
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
-# A caller alone gets four fifths of the queue, and what it leaves free is enough for others at any load of its own.
+# A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.
 SHARE = 4
 
 
@@ -35,9 +34,9 @@ class CostCeilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait: jobs, bytes of input, attention scores (one job alone may have more); how long for company while the
-    engine is idle, how long in a queue that stands (0: only the other limits bound it), what one may cost, and how long
-    batches may take.
+    """What may wait: `capacity` jobs, `max_bytes` of input, `max_cells` attention scores (a job that waits alone may have more).
+    `max_wait_s` is how long a batch waits for more jobs while the engine is idle. `standing_wait_s` is the queueing delay allowed
+    in sustained overload (0: only the other limits hold). `max_cost` limits one request, `compute` the time of batches.
     """
 
     capacity: int
@@ -50,7 +49,7 @@ class QueueLimits:
 
 
 def check_cost(cost: Cost, limits: QueueLimits) -> None:
-    """Raise CostLimit for a request that could never run, however empty the queue."""
+    """Raise CostLimit for a request that could never run, even with an empty queue."""
     ceilings = limits.max_cost
     for field, value, ceiling in (
         ("tokens", cost.tokens, ceilings.max_tokens),
@@ -63,7 +62,7 @@ def check_cost(cost: Cost, limits: QueueLimits) -> None:
 
 
 class Queue(NamedTuple):
-    """What there is to know of the waiting room; its parts change, and it need not be made anew for that."""
+    """The limits of the queue and its mutable parts; made once, because the parts change in place."""
 
     limits: QueueLimits
     lanes: Lanes[Any]
@@ -72,7 +71,7 @@ class Queue(NamedTuple):
 
 
 def check_room(cost: Cost, queue: Queue, caller: Hashable = None) -> None:
-    """Raise QueueFull where the queue has no place, no bytes or no scores left for it, or not for this caller."""
+    """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
     lanes, limits = queue.lanes, queue.limits
     if lanes.num_jobs >= limits.capacity:
         reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
@@ -94,8 +93,8 @@ def check_room(cost: Cost, queue: Queue, caller: Hashable = None) -> None:
 
 
 def _has_its_share(cost: Cost, queue: Queue, caller: Hashable) -> bool:
-    """Whether a caller that has something waiting would hold more than SHARE times what it leaves free for others (dynamic
-    thresholds: Choudhury and Hahne 1998).
+    """Return whether a caller with waiting jobs would hold more than SHARE times the room left for others (dynamic thresholds:
+    Choudhury and Hahne 1998).
     """
     lanes, limits, held = queue.lanes, queue.limits, queue.lanes.held(caller)
     return held.num_jobs > 0 and (
@@ -106,8 +105,8 @@ def _has_its_share(cost: Cost, queue: Queue, caller: Hashable) -> bool:
 
 
 def check_standing(lane: Hashable, queue: Queue, now: float, caller: Hashable = None) -> None:
-    """Raise QueueFull where the lane has more work than it can do for so long that waiting helps nobody; of several callers
-    only those are refused that have more than their share of what may wait.
+    """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency. With several callers, only those
+    above their fair share are refused.
     """
     own_flops = queue.lanes.fair_flops(lane, caller)
     stood_s = queue.congestion.standing_s(lane, own_flops, now)
@@ -119,15 +118,15 @@ def check_standing(lane: Hashable, queue: Queue, now: float, caller: Hashable = 
 
 
 def _most_left_s(lane: Hashable, flops: int, queue: Queue) -> float:
-    """How long a job waits at most for the batch that runs: where it may run between two of its steps, one step."""
+    """Return the longest wait for the running batch: one step if the job may run between two steps, else infinity."""
     may_run_between = lane != queue.lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
     return queue.limits.compute.step_s if may_run_between else math.inf
 
 
 def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float, caller: Hashable = None) -> None:
-    """Raise DeadlineExceeded where the deadline has passed or likely passes before the answer is there.
+    """Raise DeadlineExceeded if the deadline has passed or the answer would likely come after it.
 
-    Admitted all the same, such requests are what an overloaded service spends itself on: each is computed, too late.
+    An overloaded service that admits such requests spends its time on answers that come too late.
     """
     if left_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed before it was queued")

@@ -1,13 +1,10 @@
-"""The batcher: admits jobs, dispatches batches, settles what comes back.
+"""Batcher: admits jobs, dispatches them to the engine in batches, and settles each with a result or an error.
 
-Lives here: the waiting room's state and its one task; it meets the engine in one small Protocol.
-Must not know: tensors, HTTP, metrics; which jobs run together (policy), what may come in (admission),
-what is tried when a batch fails (runner).
-Laws: every admitted job is settled exactly once; check and append happen without an await between; all state changes
-are plain synchronous methods on the loop, hence no locks; one batch is in flight at a time, and at most one more has stopped
-between two of its steps, while due batches of other lanes have their share; nothing polls; before the loop waits for a brief
-batch it takes in what has come, as far as that fits into it; if the loop dies, or a step does not end, everyone is told;
-draining admits nothing.
+Independent of tensors, HTTP and metrics. The policy chooses batches, admission refuses jobs, the runner retries failed batches.
+Invariants: Every admitted job is settled exactly once. Check and append happen without an await in between. All state changes are
+synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more has stopped between two
+of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
+requests are taken in, as far as they fit. If the loop dies or a step does not end, every job fails. Draining admits nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ DOWN = "the engine has stopped working; nothing can be computed until this proce
 
 
 class Batcher(Generic[P, R]):
-    """The waiting room of one engine, on one event loop."""
+    """The queue of one engine, on one event loop."""
 
     def __init__(
         self,
@@ -48,14 +45,14 @@ class Batcher(Generic[P, R]):
         self._clock = clock
         self._observer = observer
         self._lanes: Lanes[Job[P, R]] = Lanes()
-        self._running: list[Job[P, R]] = []  # the batch in flight, with its members that are settled already
+        self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
         self._speed = Speed()
-        self._stopped: list[Job[P, R]] = []  # the long batch that has stopped, likewise
+        self._stopped: list[Job[P, R]] = []  # the long batch that has stopped between two steps, likewise
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
         self._congestion = Congestion(queue_limits.standing_wait_s)
         self._queue = Queue(queue_limits, self._lanes, self._speed, self._congestion)
-        self._arrived = asyncio.Event()  # a job came, or what waits is less: the task looks again
-        self._left = asyncio.Event()  # a job went: drain looks again
+        self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
+        self._left = asyncio.Event()  # a job finished or left: wakes `drain`
         self._task: asyncio.Task[None] | None = None
         self._is_draining = False
         self._is_stopping = False
@@ -65,7 +62,7 @@ class Batcher(Generic[P, R]):
         return self._task is not None and not self._task.done()
 
     async def ended_within(self, seconds: float) -> bool:
-        """Whether the loop ends in that time; wakes as soon as it does."""
+        """Return whether the loop ends within that time; wakes as soon as it does."""
         assert self._task is not None, "the batcher was not started. This is a bug."
         await asyncio.wait([self._task], timeout=seconds)
         return self._task.done()
@@ -84,7 +81,7 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_running(self) -> int:
-        """Jobs of the batch in flight, and of the one that has stopped, that somebody still waits for."""
+        """Number of unsettled jobs in the batch in flight and in the stopped one."""
         return sum(not job.is_settled for job in (*self._running, *self._stopped))
 
     def start(self) -> None:
@@ -96,10 +93,10 @@ class Batcher(Generic[P, R]):
     async def submit(
         self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None
     ) -> Outcome[R]:
-        """The answer to a payload, by a finite deadline on the clock; callers that are told apart get fair shares.
+        """Return the answer to a payload by a finite deadline on the clock; distinct callers get fair shares.
 
-        Raises CostLimit, QueueFull, NotReady before it is admitted, Draining, DeadlineExceeded and EngineDown before or
-        after, EngineFailed or the engine's own ServiceError after. Cancelling it at any moment leaves nothing behind.
+        Raises CostLimit, QueueFull or NotReady before admission, Draining, DeadlineExceeded or EngineDown before or after it,
+        EngineFailed or the engine's own ServiceError after it. Cancelling it at any moment leaves nothing behind.
         """
         job = self.admit(payload, lane, cost, deadline, caller)
         try:
@@ -109,10 +106,10 @@ class Batcher(Generic[P, R]):
             raise
         finally:
             self._withdraw(job)
-            del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors till a gc
+            del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors until a gc
 
     def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
-        """Check and append in one synchronous step."""
+        """Check a job and append it in one synchronous step."""
         self._check_open()
         check_cost(cost, self._queue_limits)
         queue, now = self._queue, self._clock.now()
@@ -127,32 +124,32 @@ class Batcher(Generic[P, R]):
         return job
 
     def check_open(self, caller: Hashable = None) -> None:
-        """Raise what even the smallest job of any lane would be refused with now: to be asked before a job is made."""
+        """Raise the error that even the smallest job of any lane would get now; call it before a job is made."""
         self._check_open()
         if self._lanes.num_jobs:
             check_room(NOTHING, self._queue, caller)
 
     @property
     def is_congested(self) -> bool:
-        """Whether any lane has a standing queue, so that `check_lane` has something to say."""
+        """Whether any lane has a long queue, so that `check_lane` may raise."""
         return self._congestion.is_any
 
     @property
     def num_standing(self) -> int:
-        """Lanes whose queue stands."""
+        """Number of lanes in sustained overload."""
         return self._congestion.num_standing
 
     def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
-        """Raise what even the smallest job of this lane would be refused with now, besides what `check_open` raises."""
+        """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons."""
         check_standing(lane, self._queue, self._clock.now(), caller)
 
     def begin_drain(self) -> None:
-        """Admit nothing any more; what waits is dispatched without waiting for company."""
+        """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
         self._is_draining = True
         self._arrived.set()
 
     async def drain(self, timeout_s: float) -> int:
-        """Admit nothing, finish what was admitted; after `timeout_s` fail the rest with Draining, return how many."""
+        """Admit nothing more and finish admitted jobs; after `timeout_s` fail the rest with Draining and return how many."""
         self.begin_drain()
         until = self._clock.now() + timeout_s
         while self.num_queued + self.num_running and self._clock.now() < until:
@@ -160,12 +157,12 @@ class Batcher(Generic[P, R]):
         return self.give_up()
 
     def give_up(self) -> int:
-        """Admit nothing any more and fail everyone who waits or runs, at once; how many were told."""
+        """Admit nothing more and fail every waiting or running job at once; return how many."""
         self.begin_drain()
         return self._fail_all(partial(Draining, "the service shut down before this was finished"))
 
     async def stop(self) -> None:
-        """End the task; whoever still waits gets Draining."""
+        """End the task; jobs that still wait fail with Draining."""
         self._is_stopping = True
         self.give_up()
         if self._task is not None:
@@ -178,7 +175,7 @@ class Batcher(Generic[P, R]):
             await self._execute()
 
     async def _gather(self) -> None:
-        """Return when a batch is due; the engine is idle."""
+        """Return when a batch is due; the engine is idle meanwhile."""
         if not self._lanes.num_jobs:
             self._lanes.rest()
             self._congestion.rest()
@@ -188,14 +185,14 @@ class Batcher(Generic[P, R]):
         await self._take_in()
 
     async def _take_in(self) -> None:
-        """Before the loop waits for a brief batch, take in what has come by now, until a look at the sockets brings nothing."""
+        """Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job."""
         num_jobs = 0
         while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
             await let_come_in()
 
     async def _wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait for the event's next time, or until a time that need not be finite."""
+        """Wait until the event is set again or until a time, which may be infinite."""
         event.clear()
         timer = self._clock.call_at(until, event.set) if math.isfinite(until) else None
         try:
@@ -205,7 +202,7 @@ class Batcher(Generic[P, R]):
                 timer.cancel()
 
     def _due_at(self) -> float:
-        """When the next batch goes: never while nothing waits, else at once unless it is to wait for company."""
+        """Return when the next batch is due: never if nothing waits, else at once unless it waits for more jobs."""
         limits = self._queue_limits
         if not self._lanes.num_jobs:
             return math.inf
@@ -214,15 +211,15 @@ class Batcher(Generic[P, R]):
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
 
     def _could_grow(self) -> bool:
-        """Whether the next batch would be larger if more came in."""
+        """Whether the next batch would be larger if more jobs arrived."""
         return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(
             self._lanes.next_jobs, self._batch_limits
         )
 
     async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """A batch of this lane has stopped after so many seconds: run what is due of others, up to their share.
+        """After a step of `seconds` a batch of this lane has stopped: run due batches of other lanes, up to their share.
 
-        What would itself take long waits until it has ended: at most one batch is stopped, so what such batches hold is bounded.
+        A batch that takes long waits until the stopped one has ended: with at most one stopped, the memory held is bounded.
         """
         self._lanes.stop(lane, self._speed.charge_of(seconds))
         self._stopped, self._running = self._running, []
@@ -233,7 +230,7 @@ class Batcher(Generic[P, R]):
         self._running, self._stopped = self._stopped, []
 
     def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
-        """Whether the next batch of a lane with these jobs is due and does not take long."""
+        """Whether a lane's next batch, made of these jobs, is due and short."""
         oldest = next(iter(jobs))
         if oldest.cost.flops > MAX_FLOPS_BETWEEN:
             return False
@@ -241,7 +238,7 @@ class Batcher(Generic[P, R]):
         return self._is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
 
     async def _execute(self, name: Hashable = None) -> None:
-        """Take a batch (of that lane), drop whose callers left in this very turn, and run it."""
+        """Take a batch (of that lane), drop jobs whose caller left in this very tick, and run the rest."""
         batch = take(self._lanes, self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
@@ -254,19 +251,19 @@ class Batcher(Generic[P, R]):
         self._left.set()
 
     def _is_over(self, job: Job[P, R]) -> bool:
-        """Whether nobody waits any more; a deadline that has passed may be told here before its call comes."""
+        """Whether no caller waits any more; fails a job whose deadline has passed before its timer fires."""
         if job.deadline <= self._clock.now():
             job.expire()
         return job.is_settled
 
     def _expire(self, job: Job[P, R]) -> None:
-        """The deadline's call: a waiting job is not executed any more, a running one's result will be discarded."""
+        """Fail the job at its deadline: if it waits it will not run, and if it runs its result will be discarded."""
         job.expire()
         self._forget(job)
 
     def _withdraw(self, job: Job[P, R]) -> None:
-        """The caller goes, with his answer or without: nothing of the job stays behind."""
-        if job.settled_at is None:  # else whoever settled it has forgotten it
+        """Remove all that is left of a job whose caller leaves, with or without an answer."""
+        if job.settled_at is None:  # a settled job has left the queue already
             job.fail(asyncio.CancelledError())
             self._forget(job)
 
@@ -278,7 +275,7 @@ class Batcher(Generic[P, R]):
         self._left.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
-        """Fail everyone who waits or runs, each with an error of his own; how many were told."""
+        """Fail every waiting or running job, each with an error of its own; return how many."""
         jobs = [*self._running, *self._stopped, *self._lanes.clear()]
         num_told = sum(job.fail(error()) for job in jobs if not job.is_settled)
         self._left.set()
@@ -286,7 +283,7 @@ class Batcher(Generic[P, R]):
         return num_told
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """The task's last call, however it ended, even if it was cancelled before its first step."""
+        """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
         error = None if task.cancelled() else task.exception()
         num_told = self._fail_all(partial(EngineDown, DOWN))
         self._running, self._stopped = [], []

@@ -1,9 +1,8 @@
-"""The clock: what time it is, and a call at a later time.
+"""Clock: gives monotonic time and calls back at a later time on the event loop.
 
-Lives here: the Protocol by which the waiting room knows time, and the real clock over the running event loop.
-Must not know: jobs, queues, deadlines' meaning.
-Laws: time is monotonic seconds; a call never comes early (at most two milliseconds and the loop's own lag late);
-cancelling a call twice, or after it came, is harmless.
+Holds the Protocol that batching uses and the real clock over the running loop. Independent of jobs, queues and deadlines.
+Invariants: Time is in monotonic seconds. A call never comes early; it is late by at most 2 ms and the loop's own lag. Cancelling
+a call twice, or after it ran, is harmless.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Protocol
 
 
 class Handle(Protocol):
-    """A call that was asked for and can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -30,10 +29,10 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The clock of whichever event loop runs when it is asked.
+    """The clock of the event loop that is running when it is used.
 
-    `now` is `time.monotonic`, not `loop.time`: uvloop's is a cached count of whole milliseconds, too coarse to tell a
-    caller how long his batch computed.
+    `now` is `time.monotonic`, not `loop.time`: uvloop's is a cached count of whole milliseconds, too coarse to report a batch's
+    compute time.
     """
 
     __slots__ = ()
@@ -46,7 +45,7 @@ class LoopClock:
 
 
 class _Call:
-    """One call of a LoopClock; armed again where the loop makes it early, as uvloop does by up to a millisecond."""
+    """One call of a LoopClock; rearmed if the loop makes it early, as uvloop does by up to a millisecond."""
 
     __slots__ = ("_callback", "_handle", "_loop", "_when")
 
@@ -58,10 +57,10 @@ class _Call:
 
     def cancel(self) -> None:
         self._handle.cancel()
-        self._callback = None  # it may hold who holds this
+        self._callback = None  # breaks the cycle if the callback holds this call's owner
 
     def _arm(self) -> asyncio.TimerHandle:
-        delay_ms = math.ceil((self._when - time.monotonic()) * 1000)  # whole ones: uvloop makes 0.4 ms a spin of zeros
+        delay_ms = math.ceil((self._when - time.monotonic()) * 1000)  # whole ms: uvloop spins on 0.4 ms as on 0
         return self._loop.call_later(max(delay_ms, 0) / 1000, self._fire)
 
     def _fire(self) -> None:

@@ -1,10 +1,10 @@
-"""The decoding queue: large bodies are decoded one at a time, in the order in which they came.
+"""Decoding queue: large bodies are decoded one at a time, in the order of their arrival.
 
-Lives here: who is next, how long it takes until then, and which body is refused because that is too long.
-Must not know: what a body is, how it is decoded, HTTP.
-Invariants: first come, first decoded; what waits counts in bytes and, by the pace of the last bodies, in seconds; a body that
-would be late is refused before it waits, and before it is read where its length is known; a burst may wait for MAX_WAIT_S or
-MAX_BODIES, a queue that stands (`congestion.py`) for two bodies and the allowed wait; whoever leaves leaves nothing behind.
+Independent of what a body is, how it is decoded, and HTTP.
+Invariants: First come, first decoded. The queue is measured in bytes and, by the rate of the last bodies, in seconds. A body that
+would be late is refused before it waits, and before it is read if its length is known. A burst may fill MAX_WAIT_S or MAX_BODIES,
+whichever is more; under sustained overload (`congestion.py`) two bodies or the allowed wait. A caller that leaves leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from service.batching.congestion import Congestion
 from service.batching.speed import LONGEST_RETRY_S, WINDOW
 from service.errors import DeadlineExceeded, QueueFull
 
-# A longer wait than that helps nobody, except behind a few bodies of the largest size.
+# A longer queue adds latency, not throughput; only behind a few bodies of the largest size the wait may be longer.
 MAX_WAIT_S = 0.5
 MAX_BODIES = 4
-# Until the first body is decoded: nested lists of numbers.
+# Bytes per second, assumed until the first body is decoded: the rate for nested lists of numbers.
 FIRST_RATE = 32 * 2**20
-# There is one queue for all bodies; congestion is asked by lane.
+# Congestion works by lane; all bodies share one.
 _LANE = "bodies"
 
 
 class DecodingQueue:
-    """One for each process; `standing_wait_s` as in QueueLimits."""
+    """The decoding queue of one process; `standing_wait_s` as in QueueLimits."""
 
     def __init__(self, clock: Clock, standing_wait_s: float) -> None:
         self._clock = clock
@@ -39,15 +39,16 @@ class DecodingQueue:
         self._done: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._num_bodies = 0
         self.num_bytes = 0
-        """Of bodies that are here and not decoded yet."""
+        """Bytes of bodies that have arrived and are not decoded yet."""
 
     def wait_s(self, num_bytes: int) -> float:
-        """Seconds until a body of this size that came now would be decoded; 0 where nothing is ahead of it."""
+        """Return seconds until a body of this size that arrived now would be decoded; 0 if nothing is ahead of it."""
         return (self.num_bytes + num_bytes) / self._rate if self.num_bytes else 0.0
 
     def check(self, num_bytes: int, left_s: float, most_s: float) -> None:
-        """For a body that has come, or is announced: raise DeadlineExceeded where the caller's own deadline, `left_s` from now,
-        is sooner than `most_s` and too soon for it, QueueFull where it would be too late for anybody or the queue stands.
+        """Check a body that has arrived or is announced. Raise DeadlineExceeded if the caller's own deadline, `left_s` from now,
+        is sooner than `most_s` and too soon for it. Raise QueueFull if the wait exceeds `most_s`, or the queue is long or
+        overloaded.
         """
         wait_s, now = self.wait_s(num_bytes), self._clock.now()
         if left_s < wait_s and left_s < most_s:
@@ -62,7 +63,7 @@ class DecodingQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:
-        """Entered when all bodies that came before are decoded."""
+        """Enter once all earlier bodies are decoded."""
         self._num_bodies += 1
         self.num_bytes += num_bytes
         try:
@@ -70,7 +71,7 @@ class DecodingQueue:
                 started_at, left = self._clock.now(), self.num_bytes - num_bytes
                 self._congestion.dispatched(_LANE, num_bytes, left, self._rate, started_at)
                 yield
-                # Only of what was decoded to its end; a refusal may come after a few bytes.
+                # Only complete decodes count: a body may be refused after a few bytes.
                 self._done.append((num_bytes, self._clock.now() - started_at))
         finally:
             self._num_bodies -= 1
@@ -80,6 +81,6 @@ class DecodingQueue:
 
     @property
     def _rate(self) -> float:
-        """Bytes a second over the last bodies."""
+        """Bytes per second over the last bodies."""
         seconds = sum([seconds for _, seconds in self._done])
         return sum([num_bytes for num_bytes, _ in self._done]) / seconds if seconds else FIRST_RATE

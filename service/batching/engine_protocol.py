@@ -1,11 +1,9 @@
-"""The engine as the waiting room sees it: a batch goes in, a future of its results comes out.
+"""Engine protocol: a batch goes in, a future of its results comes out; foreign failures are translated.
 
-Lives here: the one Protocol in which the two rooms meet, the wait for its future, how long that may be, and what its
-failures mean.
-Must not know: jobs, queues, tensors, the engine's thread.
-Laws: whatever the engine raises or returns becomes an answer or a failure of that batch, never an exception of the
-loop; an engine that does not answer at all is down; a foreign exception is translated once, here, and its text never
-reaches a caller.
+Holds the one Protocol between batching and the engine, the wait for its future, the limit of that wait, and what failures mean.
+Independent of jobs, queues, tensors and the engine's thread.
+Invariants: Whatever the engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An
+engine that does not answer is down. A foreign exception is translated once, here; its text never reaches a caller.
 """
 
 from __future__ import annotations
@@ -30,20 +28,20 @@ R_co = TypeVar("R_co", covariant=True)
 
 @runtime_checkable
 class Stopped(Protocol):
-    """A long batch that has stopped between two of its steps and holds no more than its thread and its tensors."""
+    """A long batch that has stopped between two of its steps; it holds only its thread and its tensors."""
 
     def resume(self) -> Future[Any]:
-        """The future of the next step, which gives what `Engine.run` gives."""
+        """Return the future of the next step, which gives what `Engine.run` gives."""
 
     def drop(self) -> None:
-        """It will not be resumed."""
+        """Discard the batch instead of resuming it."""
 
 
 class Engine(Protocol[P_contra, R_co]):
-    """What computes: one result per payload, in their order; EngineDown says that no later batch will be answered.
+    """Computes one result per payload, in order; EngineDown says that no later batch will be answered.
 
-    A brief batch ends so soon that the loop may wait for it: the engine may compute it before it returns. A long one may come
-    back Stopped; while it is, the batches that run between do not stop.
+    An inline batch is short enough for the loop to wait: the engine may compute it before it returns. A long one may come back
+    Stopped; until it is resumed, the batches that run in between do not stop.
     """
 
     def run(self, batch: Sequence[P_contra], /, *, is_inline: bool) -> Future[Sequence[R_co] | Any]: ...
@@ -51,8 +49,8 @@ class Engine(Protocol[P_contra, R_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """How long batches take: a step that has not ended in `max_s` never will; what likely ends in `inline_s` is brief (0:
-    nothing is); a batch stops after about `step_s`.
+    """Times of batches: a step that has not ended in `max_s` never will. A batch that likely ends in `inline_s` runs inline (0:
+    none does). A batch stops after about `step_s`.
     """
 
     max_s: float
@@ -61,17 +59,17 @@ class ComputeLimits:
 
 
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
-    """Return when the engine's future is done; raises EngineDown where it is not `until` then (a finite time).
+    """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
 
-    Cancelling this calls off a batch that has not begun.
+    Cancelling this cancels a batch that has not begun.
 
-    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a
-    cancellation of the caller.
+    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a cancellation of the
+    caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed before its engine was
+        with contextlib.suppress(RuntimeError):  # the loop was closed before its engine
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(tell)
@@ -86,17 +84,17 @@ async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float
 
 
 def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> Future[Sequence[R] | Any]:
-    """The engine's future for this batch."""
+    """Return the engine's future for this batch."""
     try:
         return engine.run(batch, is_inline=is_inline)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is this batch's failure
+    except Exception as error:  # noqa: BLE001  any exception is this batch's failure
         return _failed(
             error
         )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
 
 
 def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
-    """The batch whose step has ended, where it was not the last."""
+    """Return the stopped batch if the step that has ended was not the last, else None."""
     if future.cancelled() or future.exception() is not None:
         return None
     result = future.result()
@@ -104,7 +102,7 @@ def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
 
 
 def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:
-    """What went wrong with a batch whose future is done; None where its results can be given out."""
+    """Return the failure of a batch whose future is done; None if its results are usable."""
     if future.cancelled():
         return EngineDown("the engine dropped a batch")
     error = future.exception()
@@ -119,12 +117,12 @@ def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseExce
 
 
 def is_out_of_memory(failure: BaseException) -> bool:
-    """Whether fewer jobs at once may go well: the engine says that there was not enough memory for this batch."""
+    """Whether the engine had too little memory for this batch, so that fewer jobs at once may succeed."""
     return isinstance(failure, CostLimit)
 
 
 def told(failure: BaseException) -> ServiceError:
-    """A failure as its caller is told it: one of the family as itself, any other without its text."""
+    """Return the error that the caller gets: a ServiceError as itself, any other without its text."""
     if isinstance(failure, ServiceError):
         return failure
     error = EngineFailed("the engine failed on this request; the fault is the service's, and is in its log")

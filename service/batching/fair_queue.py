@@ -1,8 +1,8 @@
-"""A fair queue: the waiting jobs of one lane, in an order in which each caller gets its share of the computing.
+"""Fair queue: orders the waiting jobs of one lane so that each caller gets its share of compute.
 
-Must not know: clocks, asyncio, the engine, what a caller is (an API key; None where there are none).
-Invariants: with one caller the order is that of arrival; jobs of one caller keep their order; callers that always have a job
-waiting are served equal work, to within a job of each (start-time fair queueing over callers: Goyal, Vin, Cheng 1996).
+Independent of clocks, asyncio, the engine and what a caller is (an API key; None if there are no keys).
+Invariants: With one caller the order is that of arrival. Jobs of one caller keep their order. Callers that always have a job
+waiting get equal work, to within one job each (start-time fair queueing over callers: Goyal, Vin, Cheng 1996).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 from service.batching.job import Cost
 
-# Work charged for a job besides its flops, so that small requests are not for nothing: what the loop does for one takes as long
-# as 2**24 flops.
+# Work charged per job besides its flops, so that small requests are not free: the loop's own work for a job takes as long as
+# 2**24 flops.
 JOB_OVERHEAD_FLOPS = 2**24
 
 
 class Waiting(Protocol):
-    """What the batcher's order needs to know of a job; jobs are told apart by identity."""
+    """What the queue reads of a job; jobs are compared by identity."""
 
     @property
     def lane(self) -> Hashable: ...
@@ -36,12 +36,12 @@ J = TypeVar("J", bound=Waiting)
 
 
 class _Caller(Generic[J]):
-    """One caller's jobs, each with the virtual time at which it starts, and the time at which the next one would."""
+    """One caller's jobs with their virtual start times, and the virtual start time of its next job."""
 
     __slots__ = ("flops", "jobs", "next_start")
 
     def __init__(self, start: int) -> None:
-        self.jobs: OrderedDict[J, int] = OrderedDict()  # ordered, and O(1) at the front, the back and in between
+        self.jobs: OrderedDict[J, int] = OrderedDict()  # ordered; O(1) at the front, the back and in between
         self.flops = 0
         self.next_start = start
 
@@ -73,7 +73,7 @@ class FairQueue(Collection[J]):
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
     def num_callers(self, with_caller: Hashable) -> int:
-        """Callers that have a job waiting, and this one."""
+        """Return the number of callers with a waiting job, `with_caller` included."""
         return len({with_caller} | {name for name, caller in self._callers.items() if caller.jobs})
 
     def num_of(self, caller: Hashable) -> int:
@@ -94,7 +94,7 @@ class FairQueue(Collection[J]):
         self._num_jobs += 1
 
     def remove(self, job: J, *, is_served: bool = False) -> bool:
-        """Take a job out wherever it stands; False where it is not here."""
+        """Remove a job from any position; return False if it is not in the queue."""
         caller = self._callers.get(job.caller)
         start = None if caller is None else caller.jobs.pop(job, None)
         if caller is None or start is None:

@@ -1,9 +1,8 @@
-"""A job: one admitted request, what it costs, and the promise of its answer.
+"""Job: one admitted request with its cost, its times and the promise of its answer.
 
-Lives here: the cost of a request, the job with its times, the outcome its caller gets.
-Must not know: queues, batches' choice, the engine, HTTP.
-Laws: `settle` and `fail` are the only ways to finish a job and are idempotent, whatever became of the caller; the
-promise travels inside the job, so there is no table of waiters that could leak; a job stamps its own times.
+Independent of queues, the choice of batches, the engine and HTTP.
+Invariants: `settle` and `fail` are the only ways to finish a job; both are idempotent, even if the caller has left. The promise
+travels inside the job, so there is no table of waiters that could leak. A job stamps its own times.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Stage = Literal["queued", "running", "settled"]
 
 
 class Cost(NamedTuple):
-    """What one request takes: cells are attention scores, heads x L x S summed over its sequences."""
+    """What one request takes; `cells` are attention scores, heads x L x S summed over its sequences."""
 
     sequences: int
     tokens: int
@@ -38,7 +37,7 @@ NOTHING = Cost(sequences=0, tokens=0, cells=0, weights_bytes=0, input_bytes=0, f
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """The company a job was computed in; in `notes` an observer of the batch may leave word for those of its members."""
+    """The batch that a job was computed in; an observer of the batch may leave values for its members in `notes`."""
 
     requests: int
     sequences: int
@@ -51,7 +50,7 @@ class BatchInfo:
 
 
 class Outcome(NamedTuple, Generic[R]):
-    """An answer with its batch and its times: accepted to first started, and from there to settled (seconds)."""
+    """An answer with its batch and its times in seconds: accepted to first started, and first started to settled."""
 
     result: R
     batch: BatchInfo
@@ -60,7 +59,7 @@ class Outcome(NamedTuple, Generic[R]):
 
 
 class Job(Generic[P, R]):
-    """One admitted request; made on the running event loop, which its promise belongs to."""
+    """One admitted request; made on the running event loop, to which its promise belongs."""
 
     __slots__ = (
         "_clock",
@@ -88,14 +87,14 @@ class Job(Generic[P, R]):
         self.deadline = deadline
         self.promise: asyncio.Future[Outcome[R]] = asyncio.get_running_loop().create_future()
         self.batch: BatchInfo | None = None
-        self.timer: Handle | None = None  # the call at its deadline, set by the batcher, called off when it is finished
+        self.timer: Handle | None = None  # the call at its deadline: set by the batcher, cancelled at the end
         self.accepted_at = clock.now()
         self.started_at: float | None = None
         self.settled_at: float | None = None
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing can be done for the caller any more: answered, failed, or gone."""
+        """Whether nothing is left to do for the caller: answered, failed, or gone."""
         return self.settled_at is not None or self.promise.done()
 
     @property
@@ -105,13 +104,15 @@ class Job(Generic[P, R]):
         return "queued" if self.started_at is None else "running"
 
     def start(self, batch: BatchInfo) -> None:
-        """Stamp the start; a retry changes the batch, not the time: queue_s ends where it was first handed over."""
+        """Stamp the start; a retry changes the batch, not the time: queue_s ends at the first dispatch."""
         self.batch = batch
         if self.started_at is None:
             self.started_at = self._clock.now()
 
     def settle(self, result: R) -> bool:
-        """Give the caller the result; False where it is settled, its caller has gone, or its deadline, which he is told."""
+        """Give the caller the result; return False if the job is settled, the caller left, or the deadline passed (then it
+        fails).
+        """
         if self.is_settled:
             return False
         if self.started_at is None or self.batch is None:
@@ -126,13 +127,13 @@ class Job(Generic[P, R]):
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Give the caller the error; False, and nothing happens, where the job was finished before."""
+        """Give the caller the error; return False, without effect, if the job was finished before."""
         if self.settled_at is not None:
             return False
         self._finish(self._clock.now())
         if not self.promise.done():
             self.promise.set_exception(error)
-            self.promise.exception()  # marks it as seen: a caller who left is no reason for a line on stderr
+            self.promise.exception()  # marks it as retrieved, so that asyncio logs nothing if the caller left
         return True
 
     def expire(self) -> bool:

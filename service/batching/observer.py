@@ -1,8 +1,7 @@
-"""The observer: what the waiting room tells whoever keeps the numbers.
+"""Observer: the interface through which the batcher reports its events, and their frozen values.
 
-Lives here: one verb per event, and the frozen values that go with them.
-Must not know: who listens (metrics, a test), or what a metric is.
-Laws: an event is told once, after the state has changed, on the loop; a listener returns at once and raises nothing.
+Independent of its listeners (metrics, a test) and of metrics.
+Invariants: An event is reported once, after the state has changed, on the loop. A listener returns at once and raises nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from service.batching.job import BatchInfo, Cost, Stage
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """The engine answered a batch; `requests` counts also those whose caller did not wait for it, `notes` are the batch's."""
+    """The engine answered a batch; `requests` includes those whose caller has left, `notes` are the batch's."""
 
     lane: Hashable
     requests: int
@@ -34,7 +33,7 @@ class BatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class RetryEvent:
-    """A batch failed, and `num_jobs` of it are tried again one by one; `reason` is the name of the exception's type."""
+    """A batch failed, and `num_jobs` of it are retried one by one; `reason` is the name of the exception's type."""
 
     lane: Hashable
     num_jobs: int
@@ -43,7 +42,7 @@ class RetryEvent:
 
 @dataclass(frozen=True, slots=True)
 class SplitEvent:
-    """Memory ran out for a batch, and `num_jobs` of it are tried again in two halves."""
+    """A batch ran out of memory, and `num_jobs` of it are retried in two halves."""
 
     lane: Hashable
     num_jobs: int
@@ -51,7 +50,7 @@ class SplitEvent:
 
 @dataclass(frozen=True, slots=True)
 class CancelEvent:
-    """A caller left; `stage` is how far his job had come."""
+    """A caller left; `stage` is the stage that its job had reached."""
 
     lane: Hashable
     stage: Stage
@@ -59,14 +58,14 @@ class CancelEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeathEvent:
-    """The waiting room's loop ended, `num_jobs` were told so; `error` is None where it was cancelled from outside."""
+    """The batcher's loop ended and `num_jobs` failed; `error` is None if it was cancelled from outside."""
 
     num_jobs: int
     error: BaseException | None
 
 
 class Observer(Protocol):
-    """One verb per event."""
+    """One method per event."""
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None: ...
 

@@ -1,11 +1,11 @@
-"""The policy: which waiting jobs run together next.
+"""Policy: chooses which waiting jobs run together next, with equal shares of work for all lanes.
 
-Lives here: the lanes of waiting jobs and the choice of a batch; pure, so that it is tested with plain values.
-Must not know: clocks, asyncio, the engine, who waits for an answer.
-Laws: a batch keeps every limit, except that its first job is always taken, so there is always progress; a lane keeps
-the order of its fair queue; lanes get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane
-that would start earliest in virtual time is next, a new one starts now, so it can neither starve nor monopolise; between two
-steps of a long batch those are next that would start before its next step.
+Holds the lanes of waiting jobs and the choice of a batch; pure, so that tests use plain values.
+Independent of clocks, asyncio, the engine and what waits for an answer.
+Invariants: A batch keeps every limit, except that its first job is always taken, so there is always progress. A lane keeps the
+order of its fair queue. Lanes get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane that would
+start earliest in virtual time is next. A new lane starts now, so it can neither starve nor monopolise. Between two steps of a
+long batch, the lanes that would start before its next step run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from service.batching.fair_queue import FairQueue, J
 from service.batching.job import Cost
 from service.batching.speed import BATCH_OVERHEAD_FLOPS
 
-# The most that runs between two steps of a long batch, 0.1 s on one core: what is larger waits until that has ended, so that no
-# more than one is under way.
+# The largest batch that runs between two steps of a long one, 0.1 s on one core. A larger one waits until the long one has ended,
+# so that at most one long batch is unfinished.
 MAX_FLOPS_BETWEEN = 2**33
 
 
@@ -52,11 +52,11 @@ class Held:
 
 
 class Lanes(Generic[J]):
-    """The ordered waiting jobs of each lane; a lane disappears with its last job, its debt only once it is paid."""
+    """The ordered waiting jobs of each lane; a lane disappears with its last job, its debt once it is paid."""
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, _Lane[J]] = {}
-        self._debts: dict[Hashable, int] = {}  # start times of lanes that left ahead of virtual time, else forgotten
+        self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
         self._served: Hashable = None  # the lane of the last batch
         self._stopped: Hashable = None  # the lane of the long batch that has stopped
@@ -77,17 +77,17 @@ class Lanes(Generic[J]):
 
     @property
     def next_jobs(self) -> Collection[J]:
-        """The jobs of that lane; none where nothing waits."""
+        """The jobs of the next lane; empty if nothing waits."""
         return self.jobs(self.next_lane) if self._lanes else ()
 
     @property
     def long_lane(self) -> Hashable:
-        """The lane of the batch that has stopped; if none has, of the last one, which may stop."""
+        """The lane of the batch that has stopped; if none has, of the last batch, which may stop."""
         return self._served if self._stopped is None else self._stopped
 
     def stop(self, name: Hashable, charge: float) -> None:
-        """The batch of that lane has stopped after a step that is charged with so much: now is when its next step starts,
-        whatever it was charged for in advance.
+        """Record that the batch of that lane has stopped after a step that costs `charge` flops: its next step starts at the
+        current virtual time, whatever the lane was charged in advance.
         """
         self._stopped = name
         self._virtual_time += int(charge)
@@ -96,11 +96,11 @@ class Lanes(Generic[J]):
             self._lanes[name].start = self._virtual_time
 
     def resume(self) -> None:
-        """It goes on, or has ended."""
+        """Record that the stopped batch goes on or has ended."""
         self._stopped = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """The lane that is next before the batch that has stopped goes on, if there is one; never that batch's own."""
+        """Return the lane that runs next before the stopped batch goes on, or None; never that batch's own lane."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
@@ -111,32 +111,32 @@ class Lanes(Generic[J]):
         return [job for lane in self._lanes.values() for job in lane.heads]
 
     def jobs(self, name: Hashable) -> Collection[J]:
-        """The jobs of a lane in the order in which they are served; none where there is no such lane."""
+        """Return the jobs of a lane in service order; empty if there is no such lane."""
         return self._lanes.get(name, ())
 
     def held(self, caller: Hashable) -> Held:
-        """What waits of this caller."""
+        """Return what this caller's waiting jobs take."""
         return self._held.get(caller) or Held()
 
     def flops(self, name: Hashable) -> int:
-        """The work that waits in a lane."""
+        """Return the work that waits in a lane."""
         return self._lanes[name].flops if name in self._lanes else 0
 
     def fair_flops(self, name: Hashable, caller: Hashable) -> int:
-        """The work of a lane that is done before a job of this caller that joined it now: its own, and as much for each other."""
+        """Return the work done in a lane before a job this caller adds now: the caller's own, and as much for each other one."""
         lane = self._lanes.get(name)
         return 0 if lane is None else min(lane.flops, lane.flops_of(caller) * lane.num_callers(caller))
 
     def num_callers(self, name: Hashable, caller: Hashable) -> int:
-        """Callers with jobs in that lane, and this one."""
+        """Return the number of callers with jobs in that lane, this one included."""
         return self._lanes[name].num_callers(caller) if name in self._lanes else 1
 
     def flops_ahead(self, name: Hashable, caller: Hashable = None) -> int:
-        """The work done before a job that joined this lane now: its own lane's, and as much for each other one."""
+        """Return the work done before a job added to this lane now: its own lane's, and as much for each other one."""
         return min(self.num_flops, self.fair_flops(name, caller) * len(self._lanes))
 
     def jobs_ahead(self, name: Hashable, caller: Hashable = None) -> int:
-        """The same in jobs."""
+        """Return the same in jobs."""
         lane = self._lanes.get(name)
         own = 0 if lane is None else min(len(lane), lane.num_of(caller) * lane.num_callers(caller))
         return min(self.num_jobs, own * len(self._lanes))
@@ -149,7 +149,7 @@ class Lanes(Generic[J]):
         self._count(1, job)
 
     def remove(self, job: J, *, is_served: bool = False) -> bool:
-        """Take a job out wherever it stands; False where it does not wait here."""
+        """Remove a job from any position; return False if it does not wait here."""
         lane = self._lanes.get(job.lane)
         if lane is None or not lane.remove(job, is_served=is_served):
             return False
@@ -161,7 +161,7 @@ class Lanes(Generic[J]):
         return True
 
     def serve(self, name: Hashable, batch: Iterable[J]) -> None:
-        """Take these jobs of a lane out and charge the lane for them."""
+        """Remove these jobs from a lane and charge the lane for them."""
         batch = list(batch)
         lane = self._lanes[name]
         self._served = name
@@ -172,14 +172,14 @@ class Lanes(Generic[J]):
         self._debts = {debtor: start for debtor, start in self._debts.items() if start > self._virtual_time}
 
     def clear(self) -> list[J]:
-        """Take all jobs out."""
+        """Remove all jobs and return them."""
         jobs = [job for lane in self._lanes.values() for job in lane]
         for job in jobs:
             self.remove(job)
         return jobs
 
     def rest(self) -> None:
-        """Nothing waits and nothing runs: all shares start afresh."""
+        """Start all shares afresh: nothing waits and nothing runs."""
         if not self._lanes:
             self._debts.clear()
             self._virtual_time = 0
@@ -203,8 +203,8 @@ LIGHT_IN_A_BATCH = 8
 
 
 def size_class(cost: Cost, limits: BatchLimits) -> int:
-    """What waits together: 0 for jobs of which eight or more fit into a batch, 1 for larger ones that may share one, 2 for
-    what can only run alone. So a light job never waits for more than its share of heavy ones.
+    """Return which jobs wait together: 0 if eight or more fit into a batch, 1 for larger ones that may share a batch, 2 for one
+    that runs alone. So a light job never waits for more than its share of heavy ones.
     """
     fill = max(
         cost.tokens / limits.max_tokens,
@@ -215,7 +215,7 @@ def size_class(cost: Cost, limits: BatchLimits) -> int:
 
 
 def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]:
-    """Take the next batch out of the lanes, or one of that lane to run between; empty only where nothing waits."""
+    """Take the next batch from the lanes, or from lane `name` to run between two steps; empty only if nothing waits."""
     if not lanes.num_jobs:
         return []
     batch = _fitting(lanes.jobs(lanes.next_lane if name is None else name), limits)
@@ -228,7 +228,7 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
 
 
 def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
-    """Whether the next batch of a lane with these jobs could not be larger if more came in."""
+    """Whether the next batch of a lane with these jobs would stay the same if more arrived."""
     batch = _fitting(jobs, limits)
     return (
         len(batch) < len(jobs)
@@ -239,7 +239,7 @@ def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
 
 
 def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
-    """The first jobs that keep all limits together; it stops at one that does not, skipping would reorder the lane."""
+    """Return the first jobs that keep all limits together; stop at one that does not, since skipping would reorder the lane."""
     batch: list[J] = []
     tokens = cells = weights_bytes = 0
     for job in jobs:

@@ -1,9 +1,9 @@
-"""The runner: runs a batch on the engine until each of its jobs is settled.
+"""Runner: runs a batch on the engine, and its retries, until each of its jobs is settled.
 
-Must not know: who waits, which jobs run together, when.
-Laws: a batch that is too large for the memory is tried in halves, one that fails otherwise member by member; an engine that is
-down ends it, and so does a step that does not end; a batch that has stopped goes on only while somebody waits for it; after a
-batch that the loop waited for it has time for others.
+Independent of callers, and of which jobs run together and when.
+Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. An engine that
+is down ends the run, and so does a step that does not end. A stopped batch goes on only while a caller waits for it. After an
+inline batch the loop has time for other requests.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEve
 from service.batching.speed import Speed, Work
 from service.errors import EngineDown
 
-# Of the loop, from a request in a socket to a job, or to an answer of another kind: one reads it, in the next its task runs.
+# Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
 TURNS_TO_COME_IN = 2
 
 
 async def let_come_in() -> None:
-    """Let the loop take in what has come."""
+    """Let the loop take in the requests that have arrived."""
     for _ in range(TURNS_TO_COME_IN):
         await asyncio.sleep(0)
 
@@ -44,7 +44,7 @@ Between = Callable[[Hashable, float], Awaitable[object]]
 
 
 class _Attempt(NamedTuple):
-    """What a batch cost, how long it took, and for how much of that the loop stood still."""
+    """What a batch cost, how long it took, and for how much of that it blocked the loop."""
 
     costs: list[Cost]
     batch: BatchInfo
@@ -54,8 +54,8 @@ class _Attempt(NamedTuple):
 
 
 class Runner(Generic[P, R]):
-    """Of one engine; `speed` learns from what it runs. `between` is awaited with the lane of a batch that has stopped and the
-    seconds of its last step, before the batch goes on.
+    """Runs the batches of one engine; `speed` learns from them. `between` is awaited before a stopped batch goes on, with the
+    batch's lane and the seconds of its last step.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Runner(Generic[P, R]):
         self._brevity = InlinePolicy(limits.inline_s)
 
     def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
-        """Whether a batch of these likely ends so soon that the loop may wait for it."""
+        """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
         return self._brevity.is_inline(next(iter(jobs)).lane, flops, sequences)
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
-        """Raises EngineDown, and leaves to the caller whoever is not settled then."""
+        """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
         parts = [jobs]
         while parts:
             left = [job for job in parts.pop() if not job.is_settled]
@@ -89,9 +89,9 @@ class Runner(Generic[P, R]):
                 parts.extend(reversed(await self._attempt(left)))
 
     async def _attempt(self, jobs: list[Job[P, R]]) -> list[list[Job[P, R]]]:
-        """Run these jobs and settle them; the parts to try instead if several failed together.
+        """Run these jobs and settle them; return the parts to try instead if several failed together.
 
-        Nothing here holds on to a failure: its traceback has the tensors whose room an out-of-memory retry needs.
+        Nothing here keeps a failure: its traceback holds the tensors whose memory an out-of-memory retry needs.
         """
         costs = [job.cost for job in jobs]
         work = Work(sum([cost.flops for cost in costs]), len(costs))
@@ -102,9 +102,9 @@ class Runner(Generic[P, R]):
         self._speed.begin(work, started_at)
         is_inline = self._brevity.is_inline(jobs[0].lane, work.flops, batch.sequences)
         future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
-        # Also for a pass that failed, and that the engine's thread does again.
+        # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
-        # A long batch may have stopped before this thread came to look.
+        # A long batch may have stopped already: then its future is done and the batch is not.
         was_at_once = future.done() and stopped(future) is None
         if not was_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
@@ -121,7 +121,7 @@ class Runner(Generic[P, R]):
     async def _in_steps(
         self, jobs: list[Job[P, R]], work: Work, future: Future[Any]
     ) -> tuple[Future[Any] | None, float]:
-        """The future of the last step (None: nobody waited for it), and the seconds of all steps, without what ran between."""
+        """Return the last step's future (None: no caller waits) and the seconds of all steps, without batches run in between."""
         total_s, started_at = 0.0, self._clock.now()
         while True:
             await wait_for(future, self._clock, started_at + self._max_s)
@@ -160,7 +160,7 @@ class Runner(Generic[P, R]):
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
-        """Halves where memory ran out, for less at once may go well; else apart, for any member may be the culprit."""
+        """Return halves if memory ran out, since less at once may fit; else single jobs, since any may be the culprit."""
         left = [job for job in jobs if not job.is_settled]
         if is_out_of_memory(failure):
             self._observer.batch_split(SplitEvent(jobs[0].lane, len(left)))

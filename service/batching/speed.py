@@ -1,10 +1,10 @@
-"""The speed: how fast the engine has been lately, by work and by jobs, and what follows for whoever must wait.
+"""Speed: measures how fast the engine has been lately, and forecasts when a new job will be answered.
 
-Must not know: clocks, jobs, lanes.
-Laws: before the first batch nothing is claimed; Retry-After follows the mean rate, a refusal for want of time the median
-one, so that a single stall (a page fault, a paused machine) turns nobody away; small batches tell little of large ones and
-large ones little of small ones, so a forecast is the shorter of that by work and that by number; where nothing is ahead
-nothing is claimed either, so a request that could only be late by a guess is tried.
+Independent of clocks, jobs and lanes.
+Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows the
+median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones badly, and
+the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is no forecast
+either, so a request that only a guess calls late is tried.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections import deque
 from typing import NamedTuple
 
 # Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
-# cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without it a lane of tiny jobs
-# would be owed millions of batches for one large batch of another lane.
+# cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without this charge, a lane of tiny
+# jobs would be owed millions of batches for one large batch of another lane.
 BATCH_OVERHEAD_FLOPS = 2**24
-WINDOW = 16  # batches: long enough for a mixture of sizes, short enough to follow a change of load
-SHORTEST_S = 1e-6  # a coarse clock may measure nothing at all
+WINDOW = 16  # batches: enough for a mixture of sizes, few enough to follow a change of load
+SHORTEST_S = 1e-6  # a coarse clock may measure 0
 LONGEST_RETRY_S = 60
 
 
 class Work(NamedTuple):
-    """So much to do, in so many jobs."""
+    """An amount of work, in so many jobs."""
 
     flops: int
     num_jobs: int
@@ -47,17 +47,17 @@ class Speed:
         return self._rate
 
     def begin(self, work: Work, now: float) -> None:
-        """A batch of so much work begins."""
+        """Record that a batch begins."""
         self._running, self._began = work, now
 
     def rest(self) -> None:
-        """Nothing runs."""
+        """Record that nothing runs."""
         self._running = Work(0, 0)
 
     def note(self, work: Work, seconds: float) -> None:
-        """A batch of so much work took so long."""
+        """Record how long a batch took."""
         self._batches.append((Work(max(work.flops, 1), max(work.num_jobs, 1)), max(seconds, SHORTEST_S)))
-        # Lists: after every batch, a generator costs each of them a call for each batch.
+        # Lists, not generators: those would cost a call for each item, after every batch.
         self._rate = statistics.median_low([work.flops / took for work, took in self._batches])
         charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
         self._charge_rate = statistics.median_low(charges)
@@ -65,29 +65,29 @@ class Speed:
         self._batch_s = statistics.median_low([took for _, took in self._batches])
 
     def charge_of(self, seconds: float) -> float:
-        """What batches that take so long together are charged with, each with its overhead; 0 before the first batch."""
+        """Return the flops charged for batches that take so long together, overheads included; 0 before the first batch."""
         return self._charge_rate * seconds
 
     def less(self, work: Work, seconds: float) -> Work:
-        """What is left of a batch after that time."""
+        """Return what is left of a batch after that time."""
         return Work(max(0, work.flops - int(self._rate * seconds)), work.num_jobs)
 
     def retry_after_s(self, flops: int) -> int:
-        """Whole seconds until so much queued work is likely done, at least 1 and at most 60."""
+        """Return whole seconds until that much queued work is likely done, at least 1 and at most 60."""
         if not self._batches:
             return 1
         rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
         return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
 
     def is_sure_in(self, left_s: float, flops: int) -> bool:
-        """Whether `finish_s` is less than that even if all the queued `flops` and the whole batch that runs came first."""
+        """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
         return self._batch_s + (self._running.flops + flops) / (self._rate or math.inf) < left_s
 
     def finish_s(self, flops: int, ahead: Work, beside: Work, now: float, most_left_s: float = math.inf) -> float:
-        """Seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
+        """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
 
-        What is left of the batch that runs (at most `most_left_s` of it come first), the work ahead, and the job's own batch,
-        which others fill up to the usual length where others wait. 0 where nothing is known or nothing is ahead.
+        The sum of what is left of the running batch (at most `most_left_s`), the work ahead, and the job's own batch. Other
+        waiting jobs fill that batch up to the usual length. 0 if nothing is known or nothing is ahead.
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0

@@ -1,1 +1,1 @@
-"""The commands of the command line."""
+"""Commands of the command line, and the modules that only they use."""

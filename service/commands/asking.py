@@ -1,7 +1,7 @@
-"""Asking: one attend request, over HTTP or with the engine in this process.
+"""Attend request from the command line: asks a server over HTTP, or an engine in this process.
 
-Laws: both ways send the very same JSON body through the same checks; without a server there are no limits of size and no
-settings: it is computed in float32. Arrays travel as base64, so no digit is lost; an error is one sentence.
+Invariants: Both ways send the same JSON body through the same checks. Without a server there are no size limits and no settings,
+and the engine computes in float32. Arrays travel as base64, so no digit is lost. An error is one sentence.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _DTYPES = {"float16", "float32", "float64"}
 
 
 class AskFailed(ServiceError):
-    """The server could not be reached or said no; the message is what the user reads."""
+    """The server is unreachable or returned an error; the user sees the message."""
 
     code = "ask_failed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """output [L, D] or [B, L, D]; weights as arrays by name ("weights", or "values", "indices", "rest"); the other fields."""
+    """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields."""
 
     output: np.ndarray
     weights: dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class Reply:
 
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
-    """An array as the contract's base64 tensor object; integers and booleans are no queries."""
+    """Return an array as the contract's base64 tensor object; raises InvalidInput for integers and booleans."""
     if array.dtype.name not in _DTYPES:
         raise InvalidInput(f"arrays must be float16, float32 or float64, got {array.dtype.name}")
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -58,9 +58,9 @@ def load_array(path: Path) -> np.ndarray:
 
 
 def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None = None) -> Reply:
-    """POSTs the body; raises AskFailed with the server's own sentence where it says no."""
+    """POST the body and return the reply; raises AskFailed with the server's message if the request fails."""
     try:
-        # One attempt: whoever sits at a terminal is told at once and asks again.
+        # One attempt: a user at a terminal sees the error at once and can retry.
         with Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
             return _reply(client.attend_json(layer, body))
     except ServiceError as error:
@@ -69,12 +69,12 @@ def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None =
 
 
 def ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
-    """The same through an engine of its own, on the layer stored in `directory`."""
+    """Return the reply of a new engine in this process, for the layer stored in `directory`."""
     return asyncio.run(_ask_local(directory, layer, body))
 
 
 async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
-    # Here, not above: asking a server needs no torch, which takes seconds to import.
+    # Imported here, because asking a server needs no torch, which takes seconds to import.
     import torch
 
     from service.attention.engine import Engine, EngineOptions
@@ -116,7 +116,7 @@ def _reply(found: dict[str, Any]) -> Reply:
 
 
 def _array(field: Any) -> np.ndarray:
-    """A tensor of an answer, in any of its forms; "nan" and "inf" are read as the numbers they name."""
+    """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats."""
     if isinstance(field, list):
         return np.array(field, dtype=object).astype(np.float32)
     if field["dtype"] == "bfloat16":

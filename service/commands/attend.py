@@ -1,7 +1,7 @@
-"""`attend` and `show`: ask a layer from the terminal, keep the answer, see the weights.
+"""`attend` and `show` commands: ask a layer from the terminal, save the answer, draw the weights.
 
-Laws: `show` asks for the weights itself and draws one head; words on the axes are the caller's, and their number must be the
-number of rows; nothing is drawn that was not answered.
+Invariants: `show` requests the weights itself and draws one head. The caller gives the words on the axes, and their number must
+be the number of rows. Only weights of the answer are drawn.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ def show(
 
 
 def _ask(layer: str, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
-    """From the layer stored in a directory, or from the service at a URL."""
+    """Ask the layer stored in a directory, or the service at a URL."""
     from service.commands.asking import ask_local, ask_server
 
     return ask_local(where, layer, body) if isinstance(where, Path) else ask_server(where, layer, body, api_key)
 
 
 def _body(request: Path | None, files: dict[str, Path | None], causal: str | None) -> dict[str, Any]:
-    """The request body: a file as it stands, or the arrays; exactly one of the two."""
+    """Return the request body: the file unchanged, or the arrays; raises InvalidInput unless exactly one is given."""
     from service.commands.asking import load_array, tensor_field
 
     if (request is None) == (files["query"] is None):

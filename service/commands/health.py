@@ -1,8 +1,8 @@
-"""`health`: asks the service in this machine or container whether it is ready; the exit code is the answer.
+"""`health` command: asks the service on this machine or in this container whether it is ready.
 
-Must not know: torch, httpx2 (a check is run every few seconds, so it imports little).
-Laws: it needs no shell, no curl and no key; where to ask is what the settings say the service binds; it follows no redirect; one
-line says how it is.
+Must not import: torch, httpx2 (a check runs every few seconds, so it imports little).
+Invariants: The exit code is the answer, and one line describes the state. The command needs no shell, no curl and no key. It
+derives the address from the service's settings. It follows no redirect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.settings import Settings, SettingsError, load_settings
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-# Asked from the same place, whoever listens on every address listens here.
+# A service that listens on every address also listens on the loopback address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
 _READY = 200
 _MAX_ANSWER_BYTES = 65536
@@ -36,7 +36,7 @@ def health(
 
 
 def own_url(settings: Settings) -> str:
-    """Where a service with these settings is asked from inside; raises SettingsError where nobody can know."""
+    """Return the local URL of a service with these settings; raises SettingsError for port 0, which is not known here."""
     if settings.port == 0:
         raise SettingsError("ATTENTION_PORT: 0 is a port that only the service knows; give --url")
     host = _LOOPBACK.get(settings.host, settings.host)
@@ -45,7 +45,7 @@ def own_url(settings: Settings) -> str:
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:
-    """Whether it is ready, and one line that says so or why not; raises InvalidInput."""
+    """Return whether the service is ready, and one line with the state or the reason; raises InvalidInput."""
     from http.client import HTTPException
 
     connection = _connection(url, timeout_s)
@@ -73,7 +73,7 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
         raise InvalidInput("--url must be like http://127.0.0.1:8000")
     if where.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
-    # The certificate names the service as others call it, not the address asked here; nothing secret is sent.
+    # The certificate has the service's public name, not the address used here; the request has no secret.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -81,7 +81,7 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
 
 
 def _detail(body: bytes) -> str:
-    """What problem details say, as the end of a line."""
+    """Return the detail of a problem document, as the end of a line."""
     import json
 
     try:

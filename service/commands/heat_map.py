@@ -1,7 +1,7 @@
-"""HeatMap: attention weights as a picture in the terminal, with the words they belong to.
+"""Heat map: draws attention weights as a table in the terminal, labelled with their words.
 
-Laws: numbers in, text out, no colours decided by anything but the weight; the article's legend is exact: `*` above 0.5,
-`+` above 0.2, `.` above 0.05, blank otherwise.
+Invariants: The input is numbers and the output is text. Only the weight decides a colour. The article's legend is exact: `*`
+above 0.5, `+` above 0.2, `.` above 0.05, blank otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 LEGEND_WORDS = "* > 0.5   + > 0.2   . > 0.05"
-# From nearly black to bright: the eye reads brightness as strength.
+# From nearly black to bright, because the eye reads brightness as strength.
 _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
 
 
@@ -26,9 +26,9 @@ def legend_mark(weight: float) -> str:
 def draw(
     weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], *, title: str, use_legend: bool, width: int = 80
 ) -> RenderableType:
-    """A table of one head's weights [L, S]: a row per query word, a column per key word, and its strongest key.
+    """Return a table of one head's weights [L, S]: a row per query word with its strongest key, a column per key word.
 
-    Columns are headed by their words where `width` characters have room for them, else by their numbers.
+    The column headers are words if these fit into `width` characters, else numbers.
     """
     assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
     longest = max(map(len, keys))
@@ -48,7 +48,7 @@ def draw(
 
 
 def _cell(weight: float) -> Text:
-    """Two digits on a background whose brightness is the weight; a weight that is no number shows as ??."""
+    """Return two digits on a background as bright as the weight; a weight that is not finite shows as ??."""
     if not np.isfinite(weight):
         return Text("??", style="red")
     step = min(len(_RAMP) - 1, int(weight**0.5 * len(_RAMP)))

@@ -1,6 +1,6 @@
-"""`keys new`: a key for a caller, and the line that lets it in.
+"""`keys new` command: makes an API key and the keys-file line that allows it.
 
-Law: the key is shown once, on stderr, and stored nowhere; stdout is the line of the keys file, so that `>>` appends it.
+Invariants: The key is shown once, on stderr, and stored nowhere. stdout is the line of the keys file, so that `>>` appends it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`layers import | list | check`: the library from the terminal.
+"""`layers import | list | check` commands: manage stored layers from the terminal.
 
-Laws: what is imported is checked whole before it is stored; `check` holds the stored layer, run as it is served (float32, on
-the CPU), against a float64 reference on the source's own tensors; progress goes to stderr, results to stdout.
+Invariants: A layer is checked completely before it is stored. `check` compares the stored layer, run as it is served (float32, on
+the CPU), with a float64 reference on the source's own tensors. Progress goes to stderr, results to stdout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHECK_ROWS = 24
 CHECK_SEED = 7
-# float32 against float64 over a few hundred products: errors are near 1e-6 of the largest value.
+# Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 
 LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers")]
@@ -35,8 +35,8 @@ app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 
 
 def directory(given: Path | None) -> Path:
-    """The option, else the setting."""
-    from service.settings import load_settings  # keeps `--help` quick
+    """Return the option if it is given, else the setting."""
+    from service.settings import load_settings  # keeps `--help` fast
 
     return given if given is not None else load_settings().layers_dir
 
@@ -155,7 +155,7 @@ def check(
 
 
 def _errors(stored: StoredLayer, origin: StoredLayer) -> tuple[float, float, float]:
-    """Max abs error of output and weights, and the reference's largest output, on seeded random rows."""
+    """Return the max abs errors of output and weights, and the reference's largest output, on seeded random rows."""
     import numpy as np
     import torch
 

@@ -1,7 +1,7 @@
-"""`serve` starts the supervisor; `worker` is what it starts: one event loop, one compute thread.
+"""`serve` and `worker` commands: start the supervisor, and the worker processes that it runs.
 
-Laws: `serve` imports no torch, so that the supervisor stays small; options become environment variables of the workers, so
-that a process needs nothing but its settings and its layer directory; what keeps a start from happening is one line.
+Invariants: A worker has one event loop and one compute thread. `serve` does not import torch, so that the supervisor stays small.
+Options become environment variables, so a worker needs only its settings and layer directory. A failed start reports one line.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from service.worker.service import Service
     from service.worker.tls import Tls
 
-# A process is late, and the service not ready, after this many heartbeats without one.
+# After this many missed heartbeats a process is late and the service is not ready.
 LATE_BEATS = 6
 MIN_LATE_S = 5.0
-# How long one thread may keep the interpreter from another. The compute thread asks for it between two products, a hundred times
-# in a large batch, and with Python's 5 ms would wait for a busy loop as long as for a product.
+# How long one thread may keep the interpreter from another. The compute thread needs it between two products, a hundred times in
+# a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -75,7 +75,7 @@ def serve(
 
 
 def _check_files(settings: Settings) -> None:
-    """Raises ServiceError for what every worker would refuse."""
+    """Raise ServiceError for errors at which every worker would fail to start."""
     if settings.api_keys_file is not None:
         from service.api.auth.key_ring import read_keys
 
@@ -97,7 +97,7 @@ def _has_exporter() -> bool:
 
 def tls_files(settings: Settings) -> Tls | None:
     if settings.tls_cert_file is not None:
-        from service.worker.tls import Tls  # memory: ssl only where it is used
+        from service.worker.tls import Tls  # saves memory: ssl is loaded only if it is used
 
         return Tls(settings.tls_cert_file, settings.tls_key_file)
     if settings.tls_key_file is not None:
@@ -106,10 +106,10 @@ def tls_files(settings: Settings) -> Tls | None:
 
 
 def num_workers(settings: Settings) -> int:
-    """As set; else one on a GPU and one a usable core on a CPU, divided by the threads that each computes with."""
+    """Return the setting; by default 1 on a GPU, else the usable cores divided by the compute threads of a worker (1 to 64)."""
     if settings.workers:
         return settings.workers
-    # Asking torch would mean importing it here; the driver's device file tells as much.
+    # The driver's device file shows a GPU without an import of torch.
     has_gpu = settings.device != "cpu" and Path("/dev/nvidia0").exists()
     return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
 
@@ -155,17 +155,17 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     notifier = SupervisorNotifier()
     allow(kept_connections(settings.max_connections))
     listener = _listener(settings, port, has_mates=mates > 0)
-    import torch  # only a worker may, and only now
+    import torch  # only a worker imports it, and only after its listener exists
 
     from service.app import build
     from service.limits import transport_limits
     from service.observability.telemetry import Telemetry
 
-    # Of this thread, which computes as well, whatever OMP_NUM_THREADS says.
+    # Sets it for this thread, which also computes, whatever OMP_NUM_THREADS says.
     torch.set_num_threads(settings.compute_threads)
     export = _trace_export(settings)
     run = RunDirectory(run_dir)
-    with contextlib.suppress(OSError):  # the first heartbeat says why
+    with contextlib.suppress(OSError):  # the first heartbeat reports why
         run.keep()
     metrics = Metrics(Shared(run.metrics, slot))
     status = _status(settings, run, metrics, notifier, has_mates=mates > 0)
@@ -203,8 +203,8 @@ def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socke
 
     found = listen(settings.host, port)
     if not has_mates:
-        # The first process up takes connections at once, so that an early request waits for its 503 and is not refused
-        # while torch is imported. A replacement does not: the kernel would send it what its mates could answer.
+        # The first process listens at once: while it imports torch, an early request waits for its 503 and is not refused.
+        # A replacement does not: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
     return found
 
@@ -239,6 +239,6 @@ def _drain(settings: Settings, service: Service) -> Drain:
 def _trace_export(settings: Settings) -> TraceExport | None:
     if not settings.traces:
         return None
-    from service.observability.trace_export import TraceExport  # memory: the SDK only where it is used
+    from service.observability.trace_export import TraceExport  # saves memory: the SDK is loaded only if it is used
 
     return TraceExport()

@@ -1,1 +1,1 @@
-"""Sockets and bytes below ASGI: the listener, connections, heads and bodies, deadlines."""
+"""HTTP transport below ASGI: the listener, connections, request heads and bodies, deadlines."""

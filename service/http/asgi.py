@@ -1,4 +1,4 @@
-"""ASGI's types and the few things every room behind the door reads from a scope."""
+"""ASGI types, and the scope keys that the transport and the application share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# In the scope of a request that the transport refuses: the ServiceError that is its answer.
+# Set if the transport refuses the request: the ServiceError to answer with.
 REFUSED = "attention.refused"
-# In the scope of our own transport's requests: what it says of who asks (`caller.py`).
+# Set by this transport: the request's Cycle, which reports the body's arrival and a disconnect (`api/caller.py`).
 CALLER = "attention.caller"
-# Its header fields, as `fields_of` gives them.
+# The header fields, as `fields_of` returns them.
 FIELDS = "attention.fields"
-# There where the process has as many connections as it may keep: this one is for what must be answered all the same.
+# Set above max_connections: only health and metrics are served.
 CROWDED = "attention.crowded"
-# In the scope of a request with a key: the digest of that key, by which callers are told apart.
+# Set if the request has a key: the key's digest, which identifies the caller.
 KEY_DIGEST = "attention.key_digest"
 
 
@@ -30,7 +30,7 @@ class ClientGone(Exception):
 
 
 def fields_of(scope: Scope) -> HeaderFields:
-    """The header fields, by lower-case names."""
+    """Return the header fields by lower-case names."""
     found: HeaderFields | None = scope.get(FIELDS)
     if found is None:
         found = scope[FIELDS] = HeaderFields(scope["headers"])

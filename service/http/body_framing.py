@@ -1,9 +1,9 @@
-"""Bodies on the wire: of a known length, or in chunks (RFC 9112, section 7.1). Where they end, and nothing else.
+"""Body framing: finds the end of a body of known length or in chunks (RFC 9112, section 7.1).
 
 Must not know: sockets, ASGI, how large a body may be (`api/request_body.py`).
-Laws: a body ends at one byte, and what follows is the next request's; chunk sizes, extensions and trailers together cost at
-most half as much as the data, so that a million tiny chunks are no way to keep the loop busy; extensions and trailers are
-read, bounded and forgotten.
+Invariants: A body ends at one byte; what follows belongs to the next request. Besides FREE_FRAMING_BYTES, chunk sizes, extensions
+and trailers together take at most half as many bytes as the data, so that a million tiny chunks cannot keep the loop busy.
+Extensions and trailers are parsed, bounded and discarded.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 from service.errors import BadRequest
 from service.http.head import CRLF, is_clean, read_field
 
-# Free for everybody: some three thousand chunks of one byte.
+# Framing that every body may have besides: about 3,000 chunks of one byte.
 FREE_FRAMING_BYTES = 16 * 1024
 MAX_LINE_BYTES = 1024
-# Read in one turn of the loop, which takes a quarter of a millisecond; a chunk has one or two.
+# Lines parsed in one loop tick, which takes 0.25 ms; a chunk has one or two lines.
 LINES_A_TURN = 250
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
@@ -28,7 +28,7 @@ Piece = bytes | bytearray | memoryview
 
 
 class WireBody(Protocol):
-    """A body that is arriving; `left` is how many bytes are still to come, None where nobody knows."""
+    """A body that is arriving. `left` is the number of bytes still to come, None if unknown."""
 
     is_complete: bool
 
@@ -36,11 +36,11 @@ class WireBody(Protocol):
     def left(self) -> int | None: ...
 
     def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
-        """What of `data` is the body's, and what is left of it: the next request's bytes, or work for another turn."""
+        """Return the body's part of `data` and the rest: bytes of the next request, or work for another loop tick."""
 
 
 class CountedBody:
-    """`length` bytes."""
+    """A body of `length` bytes."""
 
     def __init__(self, length: int) -> None:
         self.left = length
@@ -54,14 +54,14 @@ class CountedBody:
 
 
 class ChunkedBody:
-    """Chunks up to one of size 0, and a trailer; `take` raises BadRequest."""
+    """A body in chunks, up to a chunk of size 0 and a trailer; `take` raises BadRequest."""
 
     left = None
 
     def __init__(self) -> None:
         self.is_complete = False
         self._chunk_left = 0
-        self._has_line_end = True  # the one that closes a chunk's data
+        self._has_line_end = True  # after the data of the last chunk
         self._in_trailer = False
         self._begun = b""
         self._num_data_bytes = 0
@@ -87,7 +87,7 @@ class ChunkedBody:
         return b"".join(pieces), data[at:]
 
     def _end_of_data(self, data: bytes, at: int, num_bytes: int) -> int:
-        """Where the next line begins, behind the line end that closes a chunk if it is there already."""
+        """Count chunk data and return the position after it, or after its line end if that has arrived."""
         self._chunk_left -= num_bytes
         self._num_data_bytes += num_bytes
         at += num_bytes
@@ -98,7 +98,7 @@ class ChunkedBody:
         return at + len(CRLF)
 
     def _line_end(self, data: bytes, at: int) -> int:
-        """Where the line ends that begins `at`; -1 while its end has not come."""
+        """Return where the line that begins at `at` ends, or -1 if its end has not arrived."""
         end = data.find(CRLF, at, at + MAX_LINE_BYTES)
         if end < 0 and (len(data) - at >= MAX_LINE_BYTES or b"\n" in data[at:] or b"\r" in data[at:-1]):
             raise BadRequest(f"a line of a chunked body ends with CR LF and has less than {MAX_LINE_BYTES:,} bytes")

@@ -1,10 +1,10 @@
-"""Connection: what one client sends and is sent; uvicorn's protocol with a reader, deadlines and an end of our own.
+"""Connection: uvicorn's protocol of one client connection, with its own parser, deadlines and close.
 
-Must not know: routes, statuses, how a refusal looks. What is refused here goes to the application as a request whose scope
-says why (`REFUSED`), so it is answered, counted and logged where everything is.
-Laws: one request at a time: bytes that come early wait, at most a read or two of them; every stage has a deadline, and no
-connection has a task; after an answer that came before the whole request had, the client has LINGER_S to stop sending and
-read it; a client that ends its own sending is answered if its last whole request says that it is the last, else it is gone.
+Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application with
+the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
+Invariants: A connection serves one request at a time; early bytes wait, at most one or two reads of them. Every stage has a
+deadline, and no connection has a task. After a response that precedes the end of its request, the client has LINGER_S to stop
+sending and read it. A client that half-closes gets a response only if its last whole request says that it is the last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from service.http.write_coalescing import WriteCoalescer
 
 
 class Connection(HttpToolsProtocol):
-    """One for each connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
+    """One client connection. It keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
 
@@ -54,16 +54,16 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.parser = None  # type: ignore[assignment]  # `head.py` and `body.py` read
+        self.parser = None  # type: ignore[assignment]  # `head.py` and `body_framing.py` parse
         self._limits = limits
         self._place = place
         self._departures = departures
         self._stage = Stage.HEAD
-        self._is_resting = False  # between two requests: a first one is due from the start
+        self._is_resting = False  # between two requests; the first one is due from the start
         self._begun = self._waiting = b""
         self._body: WireBody = CountedBody(0)
         self._has_ended = False
-        self._is_last = self._may_end = False  # the request says so; one that waits may say so
+        self._is_last = self._may_end = False  # the request closes the connection; a waiting request may
         self._is_shed = False
         self._num_dropped_bytes = 0
         self._reading = Deadline(self.loop, self._read_too_late)
@@ -89,9 +89,9 @@ class Connection(HttpToolsProtocol):
         self._wait(data) if self._waiting else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
-        """Whether the connection stays open because the client still waits. Over TLS both ends are one."""
+        """Return whether the connection stays open because the client still waits. TLS has no half-close."""
         self._has_ended = True
-        self._outlet.depart()  # said before the client's end was seen, so sent
+        self._outlet.depart()  # these responses precede the client's end, so they are sent
         waiting = self._waiting.lower()
         self._may_end = b"close" in waiting or b"http/1.0" in waiting
         return self.transport.can_write_eof() and self._is_waited_for()
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def shed(self) -> None:
-        """The next answer is the last; between two requests nothing happens, for the client may be sending."""
+        """Make the next response the last. Between two requests nothing happens, because the client may be sending."""
         self._is_shed = True
 
     def pause_writing(self) -> None:
@@ -118,10 +118,10 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.cycle.response_complete:
-            self._writing.set(self._limits.write_timeout_s)  # for the end of it
+            self._writing.set(self._limits.write_timeout_s)  # for the rest of the response
             return
         self._writing.clear()
-        if self.cycle.paused_at is not None:  # else it is the last answer's pause that is over
+        if self.cycle.paused_at is not None:  # else the previous response's pause is over
             self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
     # Reading.
@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
                 return
 
     def _take_head(self, data: Bytes) -> Bytes:
-        begun = (self._begun + data).removeprefix(CRLF)  # one empty line before a request is forgiven
+        begun = (self._begun + data).removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
         end = begun.find(END)
         try:
             if end >= 0:
@@ -195,9 +195,9 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _read_too_late(self) -> None:
-        """The header deadline, the keep-alive time, the end of the lingering, or the rest of a body that nobody wants.
+        """Handle the end of the header deadline, the keep-alive time, the lingering, or the time to drop the rest of a body.
 
-        Or the time to check for a reset, where the client has ended its sending.
+        After a half-close it is the time to check for a reset.
         """
         if self._has_ended and self._is_waited_for():
             return
@@ -210,11 +210,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_waited_for(self) -> bool:
-        """Whether a client that has ended its sending still waits for an answer; if so, this is asked again later."""
+        """Return whether a client that half-closed still waits for a response; if so, check again later."""
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
-            is_so = bool(self._waiting)  # told when that has been taken
+            is_so = bool(self._waiting)  # decided when the waiting bytes are parsed
         else:
             is_so = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
         if not is_so or self._place.is_reset:
@@ -231,14 +231,14 @@ class Connection(HttpToolsProtocol):
     def _open(self, head: Head) -> None:
         self._begun, self._is_resting, self._is_last = b"", False, not head.keeps_alive
         self._reading.clear()
-        if not self.flow.write_paused:  # else it is the last answer's still
+        if not self.flow.write_paused:  # else the deadline is the previous response's
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
         cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_overflow)
         if self._place.is_overflow:
-            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # a key of ours
+            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # this transport's key
         if self._body.is_complete:
             cycle.more_body = False
             cycle.message_event.set()
@@ -246,24 +246,24 @@ class Connection(HttpToolsProtocol):
             cycle.waiting_for_100_continue = head.expects_continue
 
     def _refuse(self, error: ServiceError, begun: bytes) -> None:
-        """The last answer of this connection; what still comes is nobody's."""
+        """Start the connection's last response, an error; drop what still arrives."""
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
         scope = request_scope(self._common_scope, glimpse(begun), [], HeaderFields(), self.app_state)
         cycle = self._start(scope, keeps_alive=False)
-        cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # a key of ours
+        cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # this transport's key
 
     def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
-        """The request is the application's from the loop's next turn on."""
+        """Hand the request to the application, which starts in the next loop tick."""
         self.cycle = Cycle(self, self._outlet, scope, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle
 
-    # Answers.
+    # Responses.
 
     def goes_on(self) -> bool:
-        """Whether what is still to come of the body is little and sure to come, and the client need not connect anew."""
-        if self._is_shed and not self._waiting:  # what it has sent already is answered first
+        """Return whether the connection can be reused: the rest of the body is small and certain to arrive."""
+        if self._is_shed and not self._waiting:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
             return True
@@ -289,7 +289,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _leave(self) -> None:
-        """Closes behind the last answer, at once only where the client has nothing more to say."""
+        """Close after the last response, at once only if the client has nothing more to send."""
         is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
         self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
         self._reading.clear()

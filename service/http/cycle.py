@@ -1,7 +1,7 @@
-"""Cycle: one request between the application and its connection.
+"""Cycle: carries one request and its response between the application and the connection.
 
-Laws: a request that turns out broken half-way is answered by whoever reads it; an answer that its caller did not wait for is
-never called sent; closing is the connection's decision.
+Invariants: If a request turns out broken half-way, the code that reads its body gets the error and answers. A response that the
+client did not wait for never counts as sent. Only the connection decides when to close.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from service.http.connection_limits import MAX_AHEAD_BYTES
 from service.http.write_coalescing import WriteCoalescer
 
 START = "http.response.start"
-# A piece that is smaller takes in the next one.
+# A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
 
 
 class CoalescingTransport:
-    """What a cycle sees of its connection instead of the transport.
+    """The transport that a cycle writes to.
 
-    A head waits for the first bytes of its body and goes with them: sent apart it would be a call of the kernel and a packet of
-    its own, for which the client wakes up. And both may wait for the answers of others (`departures.py`).
+    A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
+    and wake the client. Both may also wait for responses of other connections (`write_coalescing.py`).
     """
 
     __slots__ = ("_departures", "_head", "_held", "_leave", "_transport", "is_closing", "is_head")
@@ -43,7 +43,7 @@ class CoalescingTransport:
         self._held: list[bytes] = []
         self.is_closing = transport.is_closing
         self.is_head = False
-        """Whether what is written next is the head of an answer."""
+        """Whether the next write is the head of a response."""
 
     def write(self, data: bytes) -> None:
         if self.is_head:
@@ -57,14 +57,14 @@ class CoalescingTransport:
             self._transport.writelines(pieces)
 
     def flush(self) -> None:
-        """At the end of an answer, which may have no body."""
+        """Send a head without a body, at the end of a response."""
         if self._head:
             self._held.append(self._head)
             self._head = b""
             self.depart()
 
     def depart(self) -> None:
-        """What was held back leaves now, unless the connection is lost."""
+        """Send what was held back, unless the connection is lost."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -72,7 +72,7 @@ class CoalescingTransport:
             return
         try:
             self._transport.writelines(held)
-        except Exception:  # noqa: BLE001 (no transport says which; other connections' answers wait behind this one)
+        except Exception:  # noqa: BLE001 (no transport documents which; other connections' responses wait behind this one)
             self._transport.abort()
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class CoalescingTransport:
 
 
 class Flow(FlowControl):
-    """uvicorn's, but while `is_full` nobody makes the connection read on."""
+    """uvicorn's flow control, except that reading does not resume while `is_full`."""
 
     is_full = False
 
@@ -92,7 +92,7 @@ class Flow(FlowControl):
 
 
 class Owner(Protocol):
-    """The connection, as far as a cycle needs it."""
+    """The part of the connection that a cycle uses."""
 
     flow: FlowControl
     logger: logging.Logger
@@ -101,21 +101,21 @@ class Owner(Protocol):
     server_state: ServerState
 
     def goes_on(self) -> bool:
-        """Whether it can be used again after the answer that begins now."""
+        """Return whether the connection can be reused after the response that begins now."""
 
     def on_response_complete(self) -> None: ...
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's, with six differences: `fail`, ClientGone, a body that may be left behind, no chunks before HTTP/1.1, a head that
-    goes with its body, and what `api/caller.py` asks.
+    """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1, a
+    head that is sent with its body, and the interface of `api/caller.py`.
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
     num_written = 0
-    """Bytes of a long answer so far."""
+    """Bytes of a long response so far."""
     waited_s = 0.0
-    """How long it has waited for the client to take more of it, in all; the last wait began at `paused_at`."""
+    """Total time that the response has waited for the client to read; the last wait began at `paused_at`."""
     paused_at: float | None = None
 
     def __init__(self, owner: Owner, outlet: CoalescingTransport, scope: Any, *, keeps_alive: bool) -> None:
@@ -133,8 +133,8 @@ class Cycle(RequestResponseCycle):
             on_response=owner.on_response_complete,
         )
         self._goes_on = owner.goes_on
-        self._has_failed = False  # the body is read no further
-        self._failure: ServiceError | None = None  # why, until it is told
+        self._has_failed = False  # no more of the body is read
+        self._failure: ServiceError | None = None  # the error, until `receive` raises it
         self._tell_gone: Callable[[], object] | None = None
         self._tell_come: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
@@ -146,18 +146,18 @@ class Cycle(RequestResponseCycle):
 
     async def run_asgi(self, app: Any) -> None:
         await super().run_asgi(app)
-        # A circle that only the garbage collector would find, with all that a request has.
+        # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
         scope: Any = self.scope
         scope.pop(CALLER, None)
 
     def fail(self, failure: ServiceError) -> None:
-        """The rest of the body cannot be read: whoever waits for it hears why, and the answer is the last."""
+        """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
         self._failure, self._has_failed = failure, True
         self.keep_alive = False
         self.message_event.set()
 
     def leave(self) -> None:
-        """The connection is lost."""
+        """Report to the application that the connection is lost."""
         if self._tell_gone is not None:
             tell, self._tell_gone = self._tell_gone, None
             tell()
@@ -173,12 +173,12 @@ class Cycle(RequestResponseCycle):
             self.leave()
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
-        """A piece of the body; much of it, or its end, wakes who waits for it, so a byte a second wakes nobody."""
+        """Store a piece of the body. Only a large amount or the end wakes the reader, so single bytes do not."""
         self.more_body = not is_whole
         if not self._is_taken(len(piece)):
             return
         last = self._pieces[-1] if self._pieces else b""
-        if 0 < len(last) < SMALL_BYTES:  # an object for every byte would take forty times as much
+        if 0 < len(last) < SMALL_BYTES:  # an object for every byte would take forty times the memory
             self._pieces[-1] = grown = last if isinstance(last, bytearray) else bytearray(last)
             grown += piece
         else:
@@ -193,7 +193,7 @@ class Cycle(RequestResponseCycle):
             self.flow.resume_reading()
 
     def _is_taken(self, num_bytes: int) -> bool:
-        """Whether whoever counts the body has room for so much more; if not, what is here is let go and the rest dropped."""
+        """Return whether the `when_come` callback accepts `num_bytes` more; if not, free the body so far and drop the rest."""
         if self._tell_come is not None:
             try:
                 self._tell_come(num_bytes)
@@ -215,7 +215,7 @@ class Cycle(RequestResponseCycle):
         return self._take_pieces()
 
     async def receive(self) -> Any:
-        """As uvicorn's, but for `fail`, and a piece that came alone is not copied."""
+        """Like uvicorn's, but raise the error of `fail`, and do not copy a single piece."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
@@ -226,7 +226,7 @@ class Cycle(RequestResponseCycle):
         if self.disconnected or self.response_complete or (self._has_failed and self._failure is None):
             return {"type": "http.disconnect"}
         if self._failure is not None:
-            # Not kept: its frames hold what has been read of the body, and this stays until the rest of it is dropped.
+            # Do not keep the error: its frames hold the body read so far, and this cycle stays until the rest is dropped.
             failure, self._failure = self._failure, None
             try:
                 raise failure
@@ -240,7 +240,7 @@ class Cycle(RequestResponseCycle):
         if self.keep_alive and not self.response_started:
             self.keep_alive = self._goes_on()
         if self._is_old:
-            # Its answer ends with the connection (RFC 9112, section 6.3); uvicorn counts down to what it thinks is the length.
+            # The response ends with the connection (RFC 9112, section 6.3), but uvicorn counts down an expected length.
             self.expected_content_length = len(message.get("body", b""))
         if message.get("more_body"):
             self.num_written += len(message["body"])

@@ -1,7 +1,7 @@
-"""Deadline: a moment that may be put off for every request of a connection and costs a timer only now and then.
+"""Deadline: calls back at a time that every request of a connection may move, and rarely costs a timer.
 
-Laws: the loop has at most one timer for it, which is set anew when it rings too early; `passed` is called once for each `set`
-that is neither cleared nor set again in time.
+Invariants: The loop has at most one timer for a deadline; a timer that fires too early is set again. `passed` is called once for
+each `set` that is neither cleared nor set again in time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """That long from now, whatever it was before."""
+        """Move the deadline to `seconds` from now, whatever it was before."""
         self._due = self._loop.time() + seconds
         if self._due < self._rings_at:
             self._arm()
@@ -29,7 +29,7 @@ class Deadline:
         self._due = math.inf
 
     def stop(self) -> None:
-        """At the end of the connection."""
+        """Cancel the timer, at the end of the connection."""
         self._due = self._rings_at = math.inf
         if self._timer is not None:
             self._timer.cancel()

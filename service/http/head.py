@@ -1,8 +1,8 @@
-"""Head: the request line and the header fields of one request, read strictly (RFC 9112).
+"""Head: parses the request line and the header fields of one request, strictly (RFC 9112).
 
 Must not know: sockets, ASGI, time.
-Laws: one meaning or none: what two parsers could read in two ways is refused, so no proxy in front can be made to see other
-requests than we do; lines end with CR LF and nothing else does; a head is refused as soon as what has come of it is wrong.
+Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as
+this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from service.http.header_fields import BLANKS, HeaderFields
 
 CRLF = b"\r\n"
 END = b"\r\n\r\n"
-# 19 digits hold every length up to 2^63; what is longer no machine holds.
+# 19 digits hold every length up to 2^63; no machine holds a longer body.
 MAX_LENGTH_DIGITS = 19
-# Clients repeat most of their heads, and most lines of the others; reading again costs many times what finding it does.
+# Clients repeat most of their heads, and most lines of the others; parsing costs many times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
@@ -29,7 +29,7 @@ _MAX_METHOD_BYTES = 32
 _AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 10
 
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-# What may stand in a line: visible characters, spaces, tabs and the bytes above ASCII.
+# Bytes allowed in a line: visible characters, spaces, tabs and the bytes above ASCII.
 _IN_LINE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}"
 _BEGUN = re.compile(_METHOD + rb"(?: |\Z)")
@@ -50,21 +50,21 @@ class RequestLine(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A request before its body, whose `length` is None where it comes in chunks. It may be given twice: nobody changes it."""
+    """A request before its body. `length` is None for a body in chunks. Requests may share a cached Head: never change it."""
 
     line: RequestLine
     fields: list[tuple[bytes, bytes]]
     named: HeaderFields
-    """The same by their names."""
+    """The same fields by name."""
     length: int | None
     keeps_alive: bool
     expects_continue: bool
     authority: bytes
-    """Of a target that is a whole URL; else empty."""
+    """The host of a target that is a whole URL; else empty."""
 
 
 def read_head(head: bytes, limits: ConnectionLimits) -> Head:
-    """A whole head, without the empty line at its end; raises BadRequest, TargetTooLong or HeadersTooLarge."""
+    """Parse a whole head, without the empty line at its end. Raises BadRequest, TargetTooLong or HeadersTooLarge."""
     read = _remembered if len(head) <= MAX_REMEMBERED_BYTES else _read_head
     return read(head, limits.max_target_bytes, limits.max_header_bytes, limits.max_headers)
 
@@ -86,8 +86,8 @@ _remembered = functools.lru_cache(NUM_REMEMBERED)(_read_head)
 
 
 def check_begun(begun: bytes, limits: ConnectionLimits) -> None:
-    """What has come of a head that is not complete yet; raises what is already certain."""
-    if begun == b"\r":  # of an empty line before the request
+    """Raise the error that is already certain from the start of an incomplete head."""
+    if begun == b"\r":  # the start of an empty line before the request
         return
     line, end, block = begun.partition(CRLF)
     if not is_clean(begun.removesuffix(b"\r")):
@@ -103,7 +103,7 @@ def check_begun(begun: bytes, limits: ConnectionLimits) -> None:
 
 
 def glimpse(begun: bytes) -> RequestLine:
-    """What a refused request seems to be, for the form of its refusal and its line in the log; the method may be `-`."""
+    """Guess the request line of a refused request, for the error's format and the log line; the method may be `-`."""
     found = _GLIMPSE.match(begun)
     method, path = (b"-", b"") if found is None else found.groups(b"")
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
@@ -112,7 +112,7 @@ def glimpse(begun: bytes) -> RequestLine:
 @functools.lru_cache(NUM_REMEMBERED)
 def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
     found = _REQUEST_LINE.fullmatch(line)
-    # Looked at first: a target that is too long is told so, whatever stands in it.
+    # Check the length first: a target that is too long gets that error, whatever it contains.
     if len(line) > max_target_bytes and len(line.partition(b" ")[2].partition(b" ")[0]) > max_target_bytes:
         raise _too_long(max_target_bytes)
     if found is None:
@@ -134,7 +134,7 @@ def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
 
 
 def _other_target(method: str, target: bytes) -> bytes:
-    """Forms besides a path: `*` for OPTIONS, and a whole http URL, whose path counts (RFC 9112, section 3.2)."""
+    """Return the path of a target that is a whole http URL, or `*` for OPTIONS (RFC 9112, section 3.2)."""
     if target == b"*" and method == "OPTIONS":
         return target
     found = _ABSOLUTE.fullmatch(target)
@@ -146,7 +146,7 @@ def _other_target(method: str, target: bytes) -> bytes:
 
 @functools.lru_cache(NUM_REMEMBERED)
 def read_field(line: bytes) -> tuple[bytes, bytes]:
-    """One header or trailer field. A name with a space in it is a folded line, or a trap."""
+    """Parse one header or trailer field. A name with a space is refused: it is a folded line or a smuggling attempt."""
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, _TOKEN):
         raise BadRequest("a header field is a name, a colon and a value, on one line")
@@ -154,7 +154,7 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _authority(line: bytes) -> bytes:
-    """The host of a target that is a whole URL, which counts instead of Host (RFC 9112, section 3.2.2); else empty."""
+    """Return the host of a target that is a whole URL, which overrides Host (RFC 9112, section 3.2.2); else empty."""
     found = _AUTHORITY.match(line)
     if found is None:
         return b""
@@ -163,12 +163,12 @@ def _authority(line: bytes) -> bytes:
 
 
 def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]], authority: bytes) -> Head:
-    """Where the body ends and whether the connection goes on after the answer."""
+    """Decide where the body ends and whether the connection stays open after the response."""
     named = HeaderFields(fields)
     is_current = line.version == "1.1"
     _check_hosts(named[b"host"], is_needed=is_current)
     length = _length(named[b"content-length"], named[b"transfer-encoding"], may_be_chunked=is_current)
-    # Before HTTP/1.1 there is no waiting for a 100, and an expectation is nothing.
+    # Before HTTP/1.1 there is no 100 Continue, so an expectation is ignored.
     expects = is_current and _expects_continue(named[b"expect"])
     keeps_alive = is_current and not _says_close(named[b"connection"])
     return Head(line, fields, named, length, keeps_alive, expects, authority)
@@ -206,7 +206,7 @@ def _length(lengths: Sequence[bytes], codings: Sequence[bytes], *, may_be_chunke
 
 
 def is_clean(text: bytes) -> bool:
-    """Whether there is no control character besides tabs and the CR LF between lines."""
+    """Return whether the text has no control characters except tabs and the CR LF between lines."""
     return len(text.translate(None, _IN_LINE)) == len(CRLF) * text.count(CRLF)
 
 

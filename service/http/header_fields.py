@@ -1,8 +1,8 @@
-"""Header fields of one request, by their names, and what readers have made of them.
+"""HeaderFields: header fields of one request by name, and a cache of what readers parse from them.
 
-Laws: names are lower-case bytes; the blanks around a value are no part of it (RFC 9110, section 5.5); no value is trusted.
-Clients send the same head again and again, and the transport finds it again (`http/head.py`): what depends on the fields
-alone is then found again as well.
+Invariants: Names are lower-case bytes. Blanks around a value are removed (RFC 9110, section 5.5). No value is trusted.
+Clients repeat their heads, and the transport caches them (`http/head.py`). So a value that depends only on the fields is cached
+as well.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ BLANKS = b" \t"
 
 
 class HeaderFields(dict[bytes, tuple[bytes, ...]]):
-    """All values of a name, in their order; none for one that is not there. They may be another request's as well, so nobody
-    changes them.
-    """
+    """All values of a name, in order; an empty tuple for a missing name. Requests may share an instance: never change it."""
 
     __slots__ = ("_made",)
 
@@ -33,7 +31,7 @@ class HeaderFields(dict[bytes, tuple[bytes, ...]]):
         return ()
 
     def make(self, reader: Callable[[HeaderFields, *Options], T], *options: *Options) -> T:
-        """What `reader` makes of these fields with `options`, and of nothing else; raises what it raises, every time."""
+        """Return the cached result of `reader`, which uses only these fields and `options`. Its errors are raised every time."""
         key = (reader, options)
         try:
             found: T = self._made[key]

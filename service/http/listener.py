@@ -1,9 +1,9 @@
-"""Listener: takes connections as they come, and never more of them than there are places.
+"""Listener: accepts connections, never more of them than there are connection slots.
 
-Must not know: HTTP, who serves a connection (`make`), what becomes of the others when it closes (`worker/server.py`).
-Laws: a connection has a place from the moment it is taken, its TLS handshake included, to its end; above `most` there are
-MAX_OVERFLOW more, for one request each, and who has had one longest loses it to the next who comes, so that health is answered
-however many say nothing; a process that can open no more descriptors waits PAUSE_S and does not spin.
+Must not know: HTTP, the protocol of a connection (`make`), what becomes of open connections when it closes (`worker/server.py`).
+Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. Above `most` there are MAX_OVERFLOW
+more slots, for one request each. A new overflow connection evicts the oldest one, so that health is answered however many
+connections stay silent. A process without free descriptors waits PAUSE_S and does not spin.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 BACKLOG = 2048
 MAX_OVERFLOW = 64
-# Taken in one turn of the loop, some 30 µs each.
+# Connections accepted in one loop tick, about 30 µs each.
 BATCH = 16
 PAUSE_S = 1.0
-_TCP_CLOSE = 7  # of the states in linux/tcp_states.h
+_TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A worker's own listener on the port that the supervisor reserved; the kernel spreads connections over them."""
+    """Bind a worker's own socket to the port that the supervisor reserved; the kernel spreads connections over them."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class ConnectionSlot:
-    """One connection's; `leave` may be called more than once."""
+    """The slot of one connection; `leave` may be called more than once."""
 
     __slots__ = ("_others", "_socket", "is_overflow")
 
@@ -48,21 +48,21 @@ class ConnectionSlot:
 
     @property
     def is_reset(self) -> bool:
-        """Whether the client has reset the connection: the kernel knows, and tells nobody who neither reads nor writes."""
+        """Whether the client has reset the connection. Without a read or a write only the kernel knows."""
         return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
     def leave(self) -> None:
         self._others.pop(self, None)
 
     def give_up(self) -> None:
-        """Whoever has it sees his connection end, wherever it is."""
+        """Evict the connection: its protocol or handshake sees the socket end."""
         self.leave()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class ConnectionSlots:
-    """`most` that may be kept, and the guests'."""
+    """`most` slots for connections that may be kept, and MAX_OVERFLOW for overflow connections."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,9 +81,9 @@ class ConnectionSlots:
 
 
 class Listener:
-    """Of one bound socket, on the running loop; `make` gives a connection its protocol.
+    """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
-    With `tls` the handshake is done `handshake_timeout_s` after the connection was taken; `resting` hears why none can be taken.
+    With `tls` the handshake may take `handshake_timeout_s`. `resting` is called with the error that pauses accepting.
     """
 
     def __init__(
@@ -110,19 +110,19 @@ class Listener:
         self._loop.add_reader(self._socket, self._take)
 
     def close(self) -> list[socket.socket]:
-        """What the kernel has completed and nobody has taken yet, which closing the socket would reset."""
+        """Stop, and return the connections that are complete but not accepted; closing the socket would reset them."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
         waiting = []
-        with contextlib.suppress(OSError):  # none is left
+        with contextlib.suppress(OSError):  # no connection is left
             while True:
                 waiting.append(self._socket.accept()[0])
         self._socket.close()
         return waiting
 
     async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
-        """Returns when the connection has its protocol, or is gone."""
+        """Return when the connection has its protocol, or is gone."""
         taken.setblocking(False)
         place = self._places.give(taken)
         patience: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
@@ -131,7 +131,7 @@ class Listener:
         except BaseException as error:
             place.leave()
             taken.close()
-            if not isinstance(error, OSError):  # of a handshake that failed or took too long, a peer that is gone
+            if not isinstance(error, OSError):  # a handshake failed or took too long, or the peer is gone
                 raise
 
     def _take(self) -> None:

@@ -1,4 +1,4 @@
-"""Scopes: what ASGI tells the application of a connection and of a request."""
+"""ASGI scopes: builds the scope of each request from its connection and its head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
-    """What all requests of a connection share."""
+    """Return the part that all requests of a connection share."""
     return {
         "type": "http",
         "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
@@ -33,8 +33,8 @@ def request_scope(
     state: dict[str, Any],
     authority: bytes = b"",
 ) -> dict[str, Any]:
-    """`fields` are copied, for an application may change what its scope says, and `named` is read by ourselves only. An
-    `authority` takes the place of Host.
+    """Return a request's scope. `fields` are copied, because an application may change its scope; only this service reads
+    `named`. An `authority` replaces Host.
     """
     if authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", authority)]

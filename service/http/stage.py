@@ -1,4 +1,4 @@
-"""Stage: what a connection is at, which is what its next bytes are."""
+"""Stage: the state of a connection, which decides what its next bytes are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ class Stage(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     EARLY = enum.auto()
-    """The next request's: this one is whole and its answer is not."""
+    """The next request's: this one is complete, its response is not."""
     DROP = enum.auto()
-    """Nobody's: the last answer is being made, or the client has a moment to read it."""
+    """Dropped: the last response is under way, or the client has a moment to read it."""

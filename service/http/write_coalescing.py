@@ -1,9 +1,9 @@
-"""WriteCoalescer: the answers of one turn of the loop leave together.
+"""WriteCoalescer: sends the responses of one loop tick together.
 
-Every answer wakes its client. Callers on the same machine would take a core from us for each, and leave it with their caches; the
-answers of a batch that leave in one go are read in one go, and what comes next comes together (docs/performance.md).
-Laws: the first answer of a turn leaves at once, for it may be the only one; the others leave in order when the turn ends, or
-behind the brief batch that was begun in it.
+Every response wakes its client. Each client on the same machine takes a core from the service, and its caches. Responses that
+are sent together are read together, and the next requests arrive together (docs/performance.md).
+Invariants: The first response of a tick is sent at once, because it may be the only one. The others are sent in order when the
+tick ends, or after the inline batch that began in it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from service.loop_tick import LoopTick
 
 
 class Outgoing(Protocol):
-    """Who keeps an answer back."""
+    """Holds a response back."""
 
     def depart(self) -> None:
-        """Let it go now; it may have gone. Raises nothing: others wait behind it."""
+        """Send the response now, unless it was sent. Raises nothing: others wait behind it."""
 
 
 class WriteCoalescer:
-    """Of all connections on one loop."""
+    """Coalesces the writes of all connections on one loop."""
 
     __slots__ = ("_has_first_left", "_turn", "_waiting")
 
@@ -31,7 +31,7 @@ class WriteCoalescer:
         self._turn = LoopTick(self._end)
 
     def may_leave(self, answer: Outgoing) -> bool:
-        """Whether an answer leaves now; if not, `depart` is called when this turn ends."""
+        """Return whether a response is sent now; if not, `depart` is called when this tick ends."""
         self._turn.ask()
         if self._has_first_left:
             self._waiting.append(answer)

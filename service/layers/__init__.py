@@ -1,1 +1,1 @@
-"""Named layers: the catalog, checkpoint families, the store on disk."""
+"""Named layers: the catalog, checkpoint families, the importer and the store on disk."""

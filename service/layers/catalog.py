@@ -1,8 +1,8 @@
-"""Catalog: the layers that are served, and how those of a directory are found.
+"""Catalog: the immutable set of served layers by name, and the loading of all layers of a store.
 
-Laws: frozen: another set of layers is another Catalog, so that a reader never sees half a change; in name order; one
-layer's failure never keeps another from being served unless the caller is strict; a lookup never echoes the name.
-A served layer carries what the engine made of it, so whoever was admitted with one is answered by that one.
+Invariants: A catalog is frozen: another set of layers is another Catalog, so that a reader never sees half a change. Layers are
+in name order. One layer's failure does not keep others from being served unless the caller is strict. A lookup never echoes
+the name. A served layer holds its LoadedLayer, so that a request is computed by the layer that it was admitted with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ServedLayer:
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Catalog:
-    """`layers` by name, in name order; `awaited` are names that should be served and that this process cannot load."""
+    """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them."""
 
     layers: Mapping[str, ServedLayer]
     awaited: frozenset[str] = frozenset()
@@ -53,14 +53,14 @@ class Catalog:
 
 
 class Found(NamedTuple):
-    """What a directory holds, by name and in name order: layers, and files that are none."""
+    """Layers of a directory and the errors of files that do not load, each by name and in name order."""
 
     layers: dict[str, StoredLayer]
     failures: dict[str, LayerError]
 
 
 def load_all(store: Store, *, strict: bool) -> Found:
-    """Every layer of the store; `strict` raises the first failure instead of keeping it in `failures`."""
+    """Load every layer of the store; `strict` raises the first failure instead of keeping it in `failures`."""
     found = Found({}, {})
     for name in store.names():
         try:

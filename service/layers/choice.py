@@ -1,7 +1,7 @@
-"""Choice: which attention layer of a checkpoint is meant.
+"""Choice: selects one attention layer of a checkpoint by family, prefix and number.
 
-Laws: exactly one layer or a LayerError that says how to choose; nothing is taken because it comes first; a number counts as
-it stands in the checkpoint's own names.
+Invariants: The result is exactly one layer, or a LayerError that says how to choose. No layer is taken because it comes first.
+A number means the number in the checkpoint's own names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MAX_DEPTH = 10_000
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
-    """`prefix` is the path of the layer's module or of anything above it; with `layer` both must fit."""
+    """Return the one layer that fits. `prefix` is the path of the layer's module or a parent; with `layer` both must fit."""
     if family is not None and family not in FAMILY_NAMES:
         raise LayerError(f"no family is called {quoted(family)}; there are {', '.join(FAMILY_NAMES)}")
     keys = source.keys()
     found = find_candidates(keys, family)
     if not found:
         wanted = f"no layer of the family {family}" if family else "no known family of attention layers"
-        sample = keys[:: max(1, len(keys) // MAX_LISTED)][:MAX_LISTED]  # sorted neighbours look alike
+        sample = keys[:: max(1, len(keys) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
         raise LayerError(f"{wanted} in its {len(keys)} keys; found keys like {listed(sample)}")
     if prefix is not None:
         found = _below(found, prefix)

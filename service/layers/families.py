@@ -1,8 +1,8 @@
-"""The checkpoint families: which names each gives to the tensors of an attention layer. A table, no code per family.
+"""Checkpoint families: a table of the names that each family gives to the tensors of an attention layer.
 
-Laws: keys are written below the layer's prefix; a weight is [out, in] unless the family is `transposed`; several
-canonical names for one key share its rows evenly; a key inside the attention module that a family does not know is refused
-by the importer, because a tensor left out would compute something else. A new family is a new row.
+Invariants: No family has code of its own; a new family is a new row. Keys are written below the layer's prefix. A weight is
+[out, in] unless the family is `transposed`. Several canonical names for one key share its rows evenly. The importer refuses
+an unknown key inside the attention module, because a layer without that tensor would compute something else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.attention.spec import PROJECTIONS
 Parts = Mapping[str, tuple[str, ...]]
 QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
 QKV_BIAS = ("query.bias", "key.bias", "value.bias")
-# Widths that equal the query's: of the tokens only, or of all heads together too (`rows` = out features of a projection).
+# Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")
 RELATIVE = "it attends by relative positions, which a served layer does not have"
@@ -28,12 +28,12 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 class Family:
     name: str
     parts: Parts
-    anchors: tuple[str, ...]  # any of them says: here is such a layer
-    needs: tuple[str, ...] = ()  # and all of these must be there too
-    below: re.Pattern[str] = re.compile("")  # what the prefix must end in
-    scope: str = ""  # the attention module below the prefix, whose every key must be known
+    anchors: tuple[str, ...]  # any of these keys marks a layer of the family
+    needs: tuple[str, ...] = ()  # all of these keys must exist as well
+    below: re.Pattern[str] = re.compile("")  # the prefix must end in a match
+    scope: str = ""  # the attention module below the prefix; each of its keys must be known
     ignored: tuple[str, ...] = ()  # beginnings of keys in the module that are not attention
-    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beginning of a key: why not
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beginning of a key: reason
     optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
     equal: tuple[str, ...] = TOKENS
     transposed: bool = False
@@ -55,13 +55,13 @@ class Candidate:
 
     @property
     def number(self) -> int | None:
-        """The last whole number in the prefix, which is what people call the layer."""
+        """The last whole number in the prefix, by which the layer is usually named."""
         numbers = NUMBER.findall(self.prefix)
         return int(numbers[-1][:18]) if numbers else None
 
 
 def linears(*modules: str) -> dict[str, tuple[str, ...]]:
-    """Four torch Linears, in the order query, key, value, output."""
+    """Return the parts of four torch Linears, in the order query, key, value, output."""
     pairs = zip(modules, PROJECTIONS, strict=True)
     return {f"{module}.{kind}": (f"{name}.{kind}",) for module, name in pairs for kind in ("weight", "bias")}
 
@@ -168,7 +168,7 @@ REFUSED_MODELS = {"roformer": TRANSFORMED, "esm": TRANSFORMED, "layoutlmv3": REL
 
 
 def find_candidates(keys: Iterable[str], name: str | None = None) -> list[Candidate]:
-    """Every layer of the named family, or of any; where several rows fit one prefix the first row of the table has it."""
+    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins."""
     every = set(keys)
     found: dict[str, Candidate] = {}
     for family in FAMILIES:

@@ -1,7 +1,7 @@
-"""Import: one attention layer out of a checkpoint, as a StoredLayer.
+"""Importer: reads one attention layer out of a checkpoint and returns it as a StoredLayer.
 
-Laws: which layer it is and whether it fits together is settled by names and shapes; only then, and only of that layer,
-tensors are read; they keep the source's dtype and bits; the recorded source has no directory in it.
+Invariants: Names and shapes decide which layer it is and whether its parts fit. Only then are tensors read, and only those of
+that layer. Tensors keep the source's dtype and bits. The recorded source contains no directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def import_layer(
     add_zero_attn: bool = False,
     scale: float | None = None,
 ) -> StoredLayer:
-    """`layer` is the number in the layer's prefix, `prefix` the path of its module or of something above it.
+    """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
     `scale` defaults to 1/sqrt(head width). Raises LayerError with what was expected and what was found.
     """
@@ -48,7 +48,7 @@ def import_layer(
 
 
 def _check_model(config: Mapping[str, object] | None) -> None:
-    """What a config says and no tensor of the module shows."""
+    """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
     if config is None:
         return
     model = config.get("model_type")
@@ -66,14 +66,14 @@ def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.
             whole = whole.flatten()
         if chosen.family.transposed:
             whole = whole.T
-        # copies, so that nothing shares memory with a mapped file or with its neighbour
+        # copies, so that no tensor shares memory with a mapped file or with another tensor
         parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(len(names))]
         tensors |= dict(zip(names, parts, strict=True))
     return tensors
 
 
 def _told(source: Source, chosen: Candidate) -> str:
-    """What a person needs to find the layer again: no directory, nothing unprintable."""
+    """Return the text that identifies the layer in its source: no directory, only printable characters."""
     words = (source.label, chosen.module.rstrip("."), f"({chosen.family.name})")
     text = " ".join(word for word in words if word)
     return bounded("".join(char if char.isprintable() else "?" for char in text), MAX_SOURCE)

@@ -1,7 +1,7 @@
-"""JSON out of files and headers: an object or the caller's own failure, nothing in between.
+"""JSON objects from files and headers: parses them strictly, or raises the error type that the caller names.
 
-Laws: UTF-8 only; duplicate keys, NaN, Infinity, integers beyond 64 bits and endless depth are refused, because two
-readers would disagree on them; the message names the text by `what` and repeats nothing of it.
+Invariants: Text is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and endless depth are refused, because two
+parsers would disagree on them. The message names the text by `what` and repeats nothing of it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 class _RefusedJsonError(ValueError):
-    """Raised inside the parser's hooks: what about the text is refused."""
+    """Raised inside the parser's hooks; the message says why the text is refused."""
 
 
 def parse_object(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
-    """The object that `raw` is; raises `failure` with a sentence that begins with `what`."""
+    """Return the object in `raw`; raise `failure` with a sentence that begins with `what`."""
     found = _parse_canonical(raw)
     return _parse_strictly(raw, what, failure) if found is None else found
 
 
 def _parse_canonical(raw: bytes | bytearray) -> dict[str, object] | None:
-    """The fast way: text that is written again to the same bytes has no key twice and nothing else to doubt."""
+    """Return the object by the fast path: text that serialises to the same bytes has no duplicate key or other refused part."""
     try:
         value = orjson.loads(raw)
         is_canonical = orjson.dumps(value) == raw.rstrip(b" ")
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper than it writes
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper than it writes
         return None
     return value if is_canonical and isinstance(value, dict) else None
 
@@ -43,7 +43,7 @@ def _parse_strictly(raw: bytes | bytearray, what: str, failure: type[ServiceErro
         raise failure(f"{what} {error}") from error
     except RecursionError as error:  # the C scanner counts its own depth, so this is a clean stop
         raise failure(f"{what} is nested too deeply") from error
-    except ValueError as error:  # bad UTF-8 and bad syntax alike
+    except ValueError as error:  # bad UTF-8 or bad syntax
         raise failure(f"{what} is not valid JSON in UTF-8") from error
     if not isinstance(value, dict):
         raise failure(f"{what} is not a JSON object")

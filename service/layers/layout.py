@@ -1,8 +1,8 @@
-"""Layout: from a chosen layer's keys and shapes to its LayerSpec, before a single tensor is read.
+"""Layout: derives a chosen layer's LayerSpec from its keys and shapes, before any tensor is read.
 
-Laws: a key of the module that the family does not know is refused, because a tensor left out would compute something
-else; what no checkpoint shows (heads, add_zero_attn) is said by its config or by the caller and never guessed; every
-refusal names the keys, what was expected and what was found.
+Invariants: A key of the module that the family does not know is refused, because a layer without that tensor would compute
+something else. What no checkpoint shows (heads, add_zero_attn) comes from its config or the caller and is never guessed.
+Every error names the keys, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller says of a layer because its tensors cannot; None leaves it to the config or the default."""
+    """The caller's facts about a layer that its tensors do not show; None leaves them to the config or the default."""
 
     heads: int | None = None
     scale: float | None = None
@@ -32,7 +32,7 @@ class Options:
 
 
 def present_parts(chosen: Candidate, source: Source) -> Parts:
-    """The family's parts that this layer has; refuses missing keys, half of what comes together, and strangers."""
+    """Return the family's parts that this layer has; raise LayerError for missing keys, incomplete groups and unknown keys."""
     family, prefix = chosen.family, chosen.prefix
     keys = {key.removeprefix(prefix) for key in source.entries if key.startswith(prefix)}
     for beginning, why in family.refused.items():
@@ -50,7 +50,7 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
 
 
 def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shapes:
-    """The shapes that the present parts give the canonical tensors."""
+    """Return the shape of each canonical tensor, from the present parts; raise LayerError if a part's shape is wrong."""
     shapes: Shapes = {}
     for key, names in present.items():
         shape = source.shape(chosen.prefix + key)
@@ -70,7 +70,7 @@ def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shape
 
 
 def derive_spec(chosen: Candidate, shapes: Shapes, config: Mapping[str, object] | None, options: Options) -> LayerSpec:
-    """The spec that the query's weight, the family and the options imply; whether all shapes fit it is another question."""
+    """Return the spec that the query's weight, the family, the config and the options imply; `check_fit` checks all shapes."""
     family = chosen.family
     if options.add_zero_attn and not family.takes_zero_attn:
         raise LayerError(f"add_zero_attn belongs to torch-mha; this layer is of the family {family.name}")
@@ -97,7 +97,7 @@ def derive_spec(chosen: Candidate, shapes: Shapes, config: Mapping[str, object] 
 
 
 def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes) -> None:
-    """Every tensor has the shape that the spec expects of it."""
+    """Raise LayerError if a tensor does not have the shape that the spec expects."""
     keys = {name: chosen.prefix + key for key, names in present.items() for name in names}
     for name, expected in spec.tensor_shapes().items():
         if shapes[name] != expected:
@@ -108,7 +108,7 @@ def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes
 
 
 def _sizes(family: Family, shapes: Shapes) -> dict[str, int]:
-    """Widths taken in and rows given out; where the family says that one equals the query's, the query's counts."""
+    """Return input widths and output rows; the query's width replaces those that the family declares equal to it."""
     sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
     sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
     sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]

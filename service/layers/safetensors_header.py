@@ -1,10 +1,10 @@
-"""The header of a safetensors file: which tensors it holds, where each of them lies, and its metadata.
+"""Safetensors headers: parses which tensors a file or body holds, where each of them lies, and its metadata.
 
 The format: eight bytes with the header's length (little-endian), the header (a JSON object, blanks at its end), the
-tensors' bytes (little-endian, C order). Lives here because both the library (files) and the desk (bodies) read it.
-Laws: a header is taken only if every size is right and the tensors fill what follows exactly (no hole, no overlap, no
-byte after them), as the library of that name asks, and if no key comes twice, which it does not ask; nothing is
-allocated from a number that was not checked; sizes are Python integers; messages show names only through `label`.
+tensors' bytes (little-endian, C order). `layers/` reads it in files and `wire/` in request bodies.
+Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly (no hole, no overlap, no
+byte after them), as the safetensors library requires, and if no key comes twice, which that library does not require. No
+unchecked number sizes an allocation. Sizes are Python integers. Messages show names only through `label`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.layers.json_object import parse_object
 
 LENGTH_BYTES = 8
 MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
-# Every dtype of the format: tensors that nobody asked for must add up as well.
+# Every dtype of the format, because the sizes of tensors that are not read must be right as well.
 BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -32,7 +32,7 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: bytes `begin` to `end` of the whole."""
+    """Position of one tensor: bytes `begin` to `end` of the whole file or body."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeaderReader:
-    """Reads headers of `what` ("the file", "the body"); every fault is raised as `failure`."""
+    """Reads headers of `what` ("the file", "the body"); raises `failure` for every fault."""
 
     what: str
     failure: type[ServiceError]
@@ -56,7 +56,7 @@ class HeaderReader:
     label: Callable[[str], str]
 
     def length(self, first: bytes | bytearray | memoryview, size: int) -> int:
-        """The header's length from the first eight bytes (or fewer, where there are no more) of `size` in all."""
+        """Return the header's length from the first eight bytes (or fewer, if there are no more) of `size` in all."""
         if size < LENGTH_BYTES:
             raise self.failure(f"{self.what} has {size} bytes, too few for safetensors")
         length = int.from_bytes(first[:LENGTH_BYTES], "little")
@@ -69,7 +69,7 @@ class HeaderReader:
         return length
 
     def read(self, raw: bytes | bytearray, size: int) -> Header:
-        """The header whose JSON is `raw`, of a whole of `size` bytes."""
+        """Return the header whose JSON is `raw`; the file or body has `size` bytes in all."""
         if not raw.startswith(b"{"):
             raise self.failure(f"{self.what}'s header is not a JSON object: not safetensors")
         fields = parse_object(raw, f"{self.what}'s header", self.failure)
@@ -116,7 +116,7 @@ class HeaderReader:
 def _are_counts(value: object) -> bool:
     if not isinstance(value, list):
         return False
-    for item in value:  # noqa: SIM110 (a generator takes twice as long, and every request's header comes here)
+    for item in value:  # noqa: SIM110 (a generator takes twice as long, and every safetensors request calls this)
         if type(item) is not int or item < 0:
             return False
     return True

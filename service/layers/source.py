@@ -1,9 +1,9 @@
-"""Source: a checkpoint as named tensors that are read one at a time, whatever file it is.
+"""Source: a checkpoint of any supported file type as named tensors that are read one at a time.
 
-Laws: opening reads names and shapes only, and `tensor` the bytes of one tensor; nothing is fetched, nothing is executed:
-pickle goes through `torch.load(weights_only=True)` and npz never unpickles; shards lie in the checkpoint's own directory;
-other libraries' exceptions end here, as LayerErrors of one sentence. This is for the import command: the server only ever
-reads a Store.
+Invariants: Opening reads names and shapes only; `tensor` reads the bytes of one tensor. Nothing is fetched or executed:
+pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards lie in the checkpoint's own directory.
+This module turns other libraries' exceptions into LayerErrors of one sentence. Only the import command uses it: the server
+reads only a Store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """`label` is the file's or directory's own name; `config` the config.json of a Hugging Face directory."""
+    """A checkpoint; `label` is the name of its file or directory, `config` the config.json of a Hugging Face directory."""
 
     label: str
     config: Mapping[str, object] | None
@@ -57,7 +57,7 @@ class Source:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Recognised by suffix, or as a directory; LayerError says in one sentence what is wrong."""
+    """Open a directory, or a file whose type its suffix names; raise LayerError that says in one sentence what is wrong."""
     where = Path(path)
     label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
     with about(f"source {quoted(label)}"):
@@ -65,7 +65,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
             if where.is_dir():
                 return Source(label, _config(where), _directory_entries(where))
             return Source(label, None, _file_entries(where))
-        except (OSError, ValueError) as error:  # no permission on the way, a NUL in the path
+        except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory cannot be reached") from error
 
 
@@ -82,7 +82,7 @@ def _file_entries(path: Path) -> dict[str, Entry]:
 
 
 def _directory_entries(directory: Path) -> dict[str, Entry]:
-    """As Hugging Face loads it: the one file, else the index and its shards, else pytorch_model.bin."""
+    """Return entries in Hugging Face's order: the single file, the index and its shards, other shards, pytorch_model.bin."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return _safetensors_entries(single)
@@ -148,7 +148,7 @@ def _is_shard_name(name: object) -> bool:
 
 @contextlib.contextmanager
 def _translated(sentence: str) -> Iterator[None]:
-    """Broken bytes make zipfile, numpy and torch raise a dozen unrelated types: one wall for all of them."""
+    """Turn any exception into a LayerError: on broken bytes zipfile, numpy and torch raise a dozen unrelated types."""
     try:
         yield
     except LayerError:
@@ -198,14 +198,14 @@ def _torch_entries(path: Path) -> dict[str, Entry]:
     sentence = "the file is not a torch file of plain tensors (only what weights_only=True takes is read)"
     with _translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
-        # only zip archives can be mapped, which keeps a layer's import from reading the whole model
+        # Only zip archives can be mapped; a mapped file lets the import of a layer skip the rest of the model.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors = _state_dict(loaded)
     return {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
-    """The mapping that holds tensors: the file's own, or the one a training script put under a usual name."""
+    """Return the mapping that holds tensors: the file's own, or one that a training script nested under a usual name."""
     for _ in NESTED_UNDER:
         if not isinstance(loaded, dict):
             break

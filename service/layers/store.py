@@ -1,8 +1,8 @@
-"""Store: the directory of layers, one `<name>.safetensors` each.
+"""Store: reads and writes a directory of layers, one `<name>.safetensors` each.
 
-Laws: a name is all that reaches a path, and what it leads to lies inside the directory; a file appears whole or not at
-all (written beside, synced, renamed); nothing in it is trusted when it is read back (header, metadata, tensors, values,
-digest); pickle is never tried. Every failure is a LayerError that begins with the layer's name.
+Invariants: Only a layer's name becomes part of a path, and the path lies inside the directory. A file appears whole or not at
+all (written under a temporary name, synced, renamed). Nothing in a file is trusted when it is read: header, metadata,
+tensors, values and digest are checked. Pickle is never tried. A failure of a layer is a LayerError that begins with its name.
 Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
 """
 
@@ -28,18 +28,18 @@ from service.layers.wording import about
 
 SUFFIX = ".safetensors"
 FORMAT_VERSION = 1
-MAX_HEADER_BYTES = 64 * 1024  # ours have about 2 KiB
+MAX_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Store:
-    """`max_bytes` is the largest file that is read; None: any."""
+    """A directory of layers; `max_bytes` is the largest file that is read, None: any."""
 
     directory: Path
     max_bytes: int | None = None
 
     def names(self) -> list[str]:
-        """Sorted; files whose names no layer can have are not ours."""
+        """Return the sorted names of layers; files with a name that no layer can have are left out."""
         try:
             entries = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError as error:
@@ -58,11 +58,11 @@ class Store:
                     return _decode(name, file)
             except LayerError:
                 raise
-            except Exception as error:  # memory or descriptors that are short have many names
+            except Exception as error:  # a lack of memory or descriptors raises many types
                 raise LayerNotLoaded("the file could not be read here") from error
 
     def save(self, layer: StoredLayer) -> Path:
-        """Writes or replaces the layer's file; a crash leaves the old one, or none."""
+        """Write or replace the layer's file; a crash leaves the old file, or none."""
         path = self.directory / f"{layer.name}{SUFFIX}"
         beside = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
         try:
@@ -82,7 +82,7 @@ class Store:
             raise LayerError(f"the file has {size} bytes, the limit is {self.max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
 
     def _path_within(self, name: str) -> str:
-        """Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
+        """Return the real path. Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
         try:
             root = os.path.realpath(self.directory, strict=True)
             path = os.path.realpath(f"{root}/{name}{SUFFIX}", strict=True)
@@ -104,7 +104,7 @@ def _encode(layer: StoredLayer) -> bytes:
         "format_version": FORMAT_VERSION,
     }
     text = json.dumps(about_layer, sort_keys=True, allow_nan=False)
-    # safetensors refuses tensors that share memory, as the tensors of a hand-made layer may
+    # safetensors refuses tensors that share memory, as those of a layer built in code may
     apart = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in layer.tensors.items()}
     return safetensors.torch.save(apart, metadata={"spec": text})
 
@@ -142,7 +142,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the rename itself durable; some network file systems cannot, and the file is whole all the same."""
+    """Make the rename durable; some network file systems cannot sync a directory, but the file is whole in any case."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""StoredLayer: one attention layer under its name, and the digest by which everyone knows that it is this layer.
+"""StoredLayer: one named attention layer, with its tensors and the digest that identifies it.
 
-Laws: a StoredLayer that exists is whole: exactly the tensors of its spec, in one floating-point dtype, all finite, and
-the digest belongs to them. Names match `NAME`; `source` tells a person where it came from and is never a path.
+Invariants: A StoredLayer that exists is complete: it has exactly the tensors of its spec, in one floating-point dtype, all
+finite, and their digest. Names match `NAME`. `source` says where the layer came from and is never a path.
 
 Digest: "sha256:" and the hex of SHA-256 over (1) the length of the header, 8 bytes little-endian; (2) the header: ASCII
 JSON, sorted keys, no spaces, {"spec": the spec's fields, `biases` sorted; "tensors": [[name, dtype, shape] by name]}
@@ -30,7 +30,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StoredLayer:
-    """`tensors` by canonical name (`spec.tensor_shapes()`), on the CPU; `family` says which names the source used."""
+    """Its `tensors` have canonical names (`spec.tensor_shapes()`), on the CPU; `family` says which names the source used."""
 
     name: str
     spec: LayerSpec
@@ -55,7 +55,7 @@ class StoredLayer:
 
 
 def check_name(name: str) -> str:
-    """The name itself, or LayerError without repeating it."""
+    """Return the name, or raise LayerError without repeating it."""
     if NAME.fullmatch(name) is None:
         raise LayerError(
             "a layer's name is 1 to 64 of a-z, 0-9, dot, underscore and hyphen, and begins with a letter or a digit"
@@ -64,7 +64,7 @@ def check_name(name: str) -> str:
 
 
 def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Exactly the tensors that the spec has, in the shapes that it says."""
+    """Raise LayerError unless `found` has exactly the spec's tensors, in the spec's shapes."""
     expected = spec.tensor_shapes()
     if missing := sorted(expected.keys() - found.keys()):
         raise LayerError(f"tensors are missing: {listed(missing)}")
@@ -76,7 +76,7 @@ def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def digest(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> str:
-    """What makes a layer itself, whatever its name and source; the byte layout stands at the top of this file."""
+    """Return the digest of a layer, independent of its name and source; the module docstring defines the byte layout."""
     names = sorted(tensors)
     header = {
         "spec": {**spec.to_json(), "biases": sorted(spec.biases)},

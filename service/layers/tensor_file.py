@@ -1,8 +1,8 @@
-"""Safetensors files, read by position: the header first, then only the tensors asked for.
+"""Safetensors files: reads the header first, then only the requested tensors, by position.
 
-Laws: nothing is mapped, so that a file which shrinks under us is a short read and not a SIGBUS; what a header may say is
-decided in `layers/safetensors_header.py`; all failures are LayerErrors.
-Little-endian hosts only, like every machine torch ships wheels for.
+Invariants: Nothing is mapped, so that a file that shrinks meanwhile gives a short read and not a SIGBUS. What a header may
+contain is decided in `layers/safetensors_header.py`. All failures are LayerErrors.
+Only little-endian hosts are supported, like every machine torch ships wheels for.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader
 from service.layers.wording import quoted, shape_text
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_DIMENSIONS = 8
 
 
 def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> io.FileIO:
-    """The file, unbuffered; never waits on a pipe and never opens a directory or a device."""
+    """Open a regular file unbuffered; never wait on a pipe, and refuse directories and devices."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -45,7 +45,7 @@ def read_header(file: io.FileIO, *, max_bytes: int = MAX_HEADER_BYTES) -> Header
 
 
 def read_tensor(file: io.FileIO, name: str, entry: TensorEntry) -> torch.Tensor:
-    """One tensor in memory of its own; floating-point dtypes only."""
+    """Read one tensor into its own memory; floating-point dtypes only."""
     if entry.dtype not in DTYPES:
         raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(DTYPES)}")
     if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
@@ -65,7 +65,7 @@ def _read(file: io.FileIO, offset: int, count: int) -> bytearray:
 
 
 def _read_into(file: io.FileIO, offset: int, buffer: memoryview) -> None:
-    """Fills `buffer`; one system call gives at most 2 GiB, hence the loop."""
+    """Fill `buffer` in a loop, because one system call reads at most 2 GiB."""
     try:
         file.seek(offset)
         while buffer:

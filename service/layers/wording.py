@@ -1,7 +1,8 @@
-"""How this room words its refusals, so that a hostile file can neither flood a message nor hide in it.
+"""Wording of layer errors: quotes and bounds text from files.
 
-Laws: names that come from a file are shown quoted, in ASCII and cut; lists are cut and say how many were left out; no
-message is longer than `MAX_MESSAGE` characters; no path and no library's text ever gets in.
+Invariants: A hostile file can neither flood a message nor hide in it. Names from a file are shown quoted, in ASCII and cut.
+Lists are cut and say how many names are left out. No message is longer than `MAX_MESSAGE` characters. No path and no text of
+another library gets in.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
 
 
 def quoted(name: str) -> str:
-    """One name out of a file, fit for a terminal: control and direction marks are escaped, long ones cut."""
+    """Return one name from a file, safe for a terminal: control and direction marks are escaped, long names cut."""
     return bounded(ascii(name[: MAX_NAME * 2]), MAX_NAME)
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few of `names` and how many more there are."""
+    """Return the first few of `names` and how many more there are."""
     every = list(names)
     rest = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
     return ", ".join(map(quoted, every[:MAX_LISTED])) + rest
@@ -38,7 +39,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 @contextlib.contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Every LayerError raised inside says `subject` first and is bounded."""
+    """Prefix every LayerError raised inside with `subject`, and bound its message."""
     try:
         yield
     except LayerError as error:

@@ -1,1 +1,1 @@
-"""Metrics, logs, traces."""
+"""Observability: metrics, logs and traces."""

@@ -1,7 +1,7 @@
-"""LayerCounters: what each layer has done since the metrics were last told.
+"""Layer counters: sums of what each layer has done since the metrics last took them.
 
-Laws: a request costs a few additions here and no metric; nothing is told twice (`take` hands a sum out and begins anew);
-only whole requests count, successes and failures apart.
+Invariants: A request costs a few additions here and no metric. Nothing is counted twice: `take` returns the sums and starts anew.
+Only whole requests count, successes and failures apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LayerCounters:
         self._sums: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
 
     def answered(self, trace: RequestRecord, total_s: float) -> None:
-        """A request to a layer that was served has its answer, good or bad."""
+        """Count an answered request to a served layer, as a success or a failure."""
         if trace.layer is None:
             return
         done = self._sums[trace.layer]
@@ -41,12 +41,12 @@ class LayerCounters:
         done.last_answer_s = self._wall_clock()
 
     def computed(self, layer: str, sequences: int) -> None:
-        """One forward pass of a layer is done."""
+        """Count one forward pass of a layer."""
         done = self._sums[layer]
         done.batches += 1
         done.sequences += sequences
 
     def take(self) -> dict[str, LayerTotals]:
-        """The sums since the last `take`."""
+        """Return the sums since the last `take` and start anew."""
         sums, self._sums = self._sums, collections.defaultdict(LayerTotals)
         return sums

@@ -1,6 +1,6 @@
-"""Layer series: what each layer has done, in the sums that Open Inference's statistics are read from.
+"""Layer series: metrics of what each layer has done, from which Open Inference's statistics are read.
 
-Invariants: updated at every heartbeat, not at every request (`layer_counters.py`); a reader gets the sum over all processes.
+Invariants: Updated at every heartbeat, not at every request (`layer_counters.py`). A reader gets the sum over all processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from service.events import LayerTotals
 from service.observability.series import PREFIX, Children, Series
 
-# Where each field of LayerTotals is told: the series and, beside the layer, its label.
+# The series of each field of LayerTotals and, beside the layer, its label.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {
     "successes": ("layer_requests", {"outcome": "success"}),
     "failures": ("layer_requests", {"outcome": "failure"}),
@@ -28,7 +28,7 @@ _SUMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 class LayerSeries:
-    """Of every layer that was ever asked."""
+    """The series of every layer that has had a request."""
 
     def __init__(self, make: Series) -> None:
         texts = {
@@ -46,7 +46,7 @@ class LayerSeries:
         )
 
     def worked(self, sums: Mapping[str, LayerTotals]) -> None:
-        """What layers have done since this was last told."""
+        """Add what layers have done since the last call."""
         for layer, done in sums.items():
             for field, (series, labels) in _SUMS.items():
                 if amount := getattr(done, field):
@@ -55,7 +55,7 @@ class LayerSeries:
                 self._last_answer[layer,].set(done.last_answer_s)
 
     def totals(self, samples: Iterable[Sample]) -> dict[str, LayerTotals]:
-        """What layers have done since the start, by the samples of all processes."""
+        """Return what layers have done since the start, from the samples of all processes."""
         told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
         begin = f"{PREFIX}_layer_requests"
         layers = {dict(labels)["layer"] for name, labels in told if name.startswith(begin)}

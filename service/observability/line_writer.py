@@ -1,10 +1,10 @@
-"""Line writer: log lines to a standard stream, and none of them waits for a reader.
+"""Line writer: writes log lines to a standard stream without ever waiting for a reader.
 
-Lives here for the supervisor too, which cannot afford what `observability/logs.py` loads.
-Must not know: what a line is about, who reads.
-Laws: the stream does not block (`processes.unblock`). A line that finds no room waits in memory and is written before any
+A module of its own because the supervisor cannot afford what `observability/logs.py` loads. Independent of what a line is about
+and of its readers.
+Invariants: The stream does not block (`processes.unblock`). A line that finds no room waits in memory and is written before any
 later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited. A line
-that was written in part (a full disk) is finished before the next one.
+written in part (a full disk) is finished before the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from service import __version__
 from service.observability.timestamp import timestamp
 
 MAX_WAITING_BYTES = 2**16
-# How long the end of a process waits for a reader that is there and slow.
+# How long a process waits at its end for a slow reader.
 FINISH_S = 0.2
 
 
 def log_line(level: str, event: str, **fields: object) -> str:
-    """One JSON line like those of `observability/logs.py`, without what structlog costs (17 MB)."""
+    """Return one JSON line like those of `observability/logs.py`, without what structlog costs (17 MB)."""
     import json  # noqa: PLC0415 (memory: shared by all lines)
 
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
@@ -32,7 +32,7 @@ def log_line(level: str, event: str, **fields: object) -> str:
 
 
 class LineWriter:
-    """Writes to `descriptor`. Any thread may call it, also within a call of its own: a finalizer may log."""
+    """Writes to `descriptor`. Any thread may call it, even within a call of its own: a finalizer may log."""
 
     def __init__(self, descriptor: int) -> None:
         self.num_dropped = 0
@@ -43,7 +43,7 @@ class LineWriter:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
-        """Writes whole lines, at most PIPE_BUF bytes of them: a pipe takes all or nothing of that."""
+        """Write whole lines, at most PIPE_BUF bytes of them: a pipe takes all or nothing of that."""
         rest = text.encode()
         with self._lock:
             if self._waiting or self._num_unreported:
@@ -61,7 +61,7 @@ class LineWriter:
                 self._num_unreported += num_lines
 
     def flush(self) -> None:
-        """Writes what waits, as far as there is room."""
+        """Write what waits, as far as there is room."""
         with self._lock:
             while data := self._next():
                 rest = self._put(data)
@@ -71,17 +71,17 @@ class LineWriter:
                     return
 
     def finish(self) -> None:
-        """Writes what waits before the process ends; a slow reader has FINISH_S to make room for it."""
+        """Write what waits before the process ends; a slow reader has FINISH_S to make room for it."""
         end = time.monotonic() + FINISH_S
         self.flush()
         while self._waiting and select.select([], [self._descriptor], [], max(0.0, end - time.monotonic()))[1]:
             before = self._waiting_bytes
             self.flush()
             if self._waiting_bytes >= before:
-                return  # room is not what it lacks
+                return  # it had room and took nothing: the disk is full or the reader is gone
 
     def _put(self, data: bytes) -> bytes:
-        """Writes what there is room for and returns the rest: there is no room, no space or no reader."""
+        """Write what there is room for and return the rest: there is no room, no space or no reader."""
         try:
             return data[os.write(self._descriptor, data) :]
         except OSError:

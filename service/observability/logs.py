@@ -1,11 +1,11 @@
-"""Logs: one JSON object a line on stdout, and one such line a request.
+"""Logs: writes one JSON object per line to stdout, and one such line per request.
 
-Lives here: structlog's configuration, the line of a request, and the way in for what libraries log or warn.
-Must not know: routes, settings, what a line is about.
-Laws: nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES, up to
-which writes to a pipe are atomic, so that lines of several processes never mix; a stdout that is gone or that nobody reads
-costs lines, never a request or time (`line_writer.py`); of identical refusals only the first have lines of their own; times
-are ISO 8601 in UTC. A request's line costs 4 to 8 µs, and the write to a pipe 8.
+Holds structlog's configuration, the line of a request, and the handler for what libraries log or warn. Independent of routes,
+settings and what a line is about.
+Invariants: Nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES. Up to that
+size writes to a pipe are atomic, so lines of several processes never mix. A stdout that is gone or not read costs lines, never a
+request or time (`line_writer.py`). Of identical refusals only the first have lines of their own. Times are ISO 8601 in UTC. A
+request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from service.loop_tick import LoopTick
 from service.observability.line_writer import LineWriter
 from service.observability.timestamp import timestamp
 
-# structlog takes rich where it finds it, to colour a terminal; it is here for the command line, and costs a process 4 MB.
+# structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.
 _hides_rich = "rich" not in sys.modules
 if _hides_rich:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python itself says that a module is not to be had
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's own mark of a module that cannot be imported
 import structlog  # noqa: E402
 from structlog.typing import FilteringBoundLogger  # noqa: E402
 
@@ -38,14 +38,14 @@ if _hides_rich:
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
 MAX_TRACE_CHARS = 2800
-# So many refusals of one kind in a window have lines of their own. More are a flood.
+# So many refusals of one kind in a window have lines of their own; more are a flood.
 REFUSAL_LINES = 100
 REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 class RequestLine(NamedTuple):
-    """What is told about one request at its end; None is left out. Times in milliseconds, sizes in bytes."""
+    """The fields of a request's line; None is left out. Times in milliseconds, sizes in bytes."""
 
     request_id: str
     route: str
@@ -70,50 +70,50 @@ class Stream(Protocol):
 
 
 def configure_logs(level: str, stream: Stream | None = None) -> None:
-    """Once a process, before its first line; `stream` is stdout unless a test says otherwise."""
+    """Configure logs once per process, before its first line; `stream` is stdout except in tests."""
     global _lines  # noqa: PLW0603 (structlog's configuration is global as well)
     lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: lines,
-        # With a stream of a test's own the next configuration must reach loggers that already exist.
+        # In tests the next configuration must reach loggers that already exist.
         cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()
     root.handlers[:] = [_FromLogging()]
     root.setLevel(_LEVELS[level])
-    # uvicorn tells its own start and stop; `worker/server.py` and the supervisor tell ours.
+    # Hides uvicorn's start and stop; `worker/server.py` and the supervisor log them.
     logging.getLogger("uvicorn").setLevel(max(_LEVELS[level], logging.WARNING))
     logging.captureWarnings(capture=True)
 
 
 def get_logger() -> FilteringBoundLogger:
-    """A logger; `logger.info("event_name", field=value)`."""
+    """Return a logger; use it as `logger.info("event_name", field=value)`."""
     logger: FilteringBoundLogger = structlog.get_logger()
     return logger
 
 
 def log_request(line: RequestLine) -> None:
-    """The one line of a request; it is written at the end of the loop's turn, together with those of others."""
+    """Log the one line of a request; it is written at the end of the loop tick, together with other lines."""
     if _lines.level <= _LEVELS["info"]:
         _lines.put_off(line)
 
 
 def num_dropped_lines() -> int:
-    """How many lines of this process found no reader so far; what still waits for one is tried again."""
+    """Return how many lines of this process found no reader so far; retry those that still wait."""
     _stdout.flush()
     return _stdout.num_dropped
 
 
 def finish_logs() -> None:
-    """Before the process ends: what was put off is written, and a reader that is slow gets a moment."""
+    """Write deferred lines before the process ends; a slow reader has `line_writer.FINISH_S`."""
     _lines.finish()
     _stdout.finish()
 
 
 class _Lines:
-    """Where structlog writes: as few writes as lines fit into MAX_LINE_BYTES."""
+    """The output of structlog: makes as few writes as lines fit into MAX_LINE_BYTES."""
 
     def __init__(self, stream: Stream, level: int) -> None:
         self.level = level
@@ -127,10 +127,10 @@ class _Lines:
         self._write([line])
 
     def put_off(self, line: RequestLine) -> None:
-        """To the end of the loop's turn: lines that are made one after another cost half of what each does by itself."""
+        """Defer a line to the end of the loop tick: lines made one after another cost half of what each costs alone."""
         if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
             return
-        told = time.time_ns(), line  # before the list is asked for: another thread may log meanwhile and take it away
+        told = time.time_ns(), line  # before the list is read: another thread may log meanwhile and replace it
         self._put_off.append(told)
         self._turn.ask()
 
@@ -160,7 +160,7 @@ RefusalKind = tuple[str, int, str]
 
 
 class RefusalLimit:
-    """Limits the lines of identical refusals; `report` gets the number of those without a line, once a window and kind.
+    """Limits the lines of identical refusals; `report` gets the number of those without a line, once per window and kind.
 
     A window has REFUSAL_LINES of each kind. If that is not enough the next window has none, and so on until one has fewer
     refusals again. `now` is monotonic seconds. `call_later` is called only while there is something to report.
@@ -181,7 +181,7 @@ class RefusalLimit:
         self._is_scheduled = False
 
     def admits(self, kind: RefusalKind) -> bool:
-        """Whether this refusal, which is counted here, has a line of its own."""
+        """Count this refusal; return whether it has a line of its own."""
         now = self._now()
         if now >= self._ends_at:
             self.close()
@@ -197,10 +197,10 @@ class RefusalLimit:
         return False
 
     def close(self) -> None:
-        """Ends the window: reports what has no line of its own."""
+        """End the window: report the refusals that have no line of their own."""
         counts, self._counts = self._counts, {}
         if not counts:
-            return  # the timer was here first
+            return  # the timer has closed this window already
         for kind, count in counts.items():
             if count > self._limit(kind):
                 self._report(kind, count - self._limit(kind))
@@ -224,7 +224,7 @@ def _call_later(delay_s: float, call: Callable[[], None]) -> None:
 
 
 def _together(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
+    """Yield the lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
     joined: list[str] = []
     size = 0
     for line in lines:
@@ -243,7 +243,7 @@ _lines = _Lines(_stdout, _LEVELS["info"])
 
 
 class _FromLogging(logging.Handler):
-    """What uvicorn, asyncio and `warnings` say becomes a line like any other."""
+    """Makes lines like any other of what uvicorn, asyncio and `warnings` log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -254,12 +254,12 @@ class _FromLogging(logging.Handler):
 
 
 def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
-    """The last processor."""
+    """Return the line of an event; the last processor of structlog."""
     return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
 def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
-    """One JSON line, whatever the values are, of what happened at that time since the epoch."""
+    """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
     head: dict[str, Any] = {
         "timestamp": timestamp(at_ns),
         "level": level,
@@ -277,7 +277,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
 
 
 def _cut(name: str, value: str) -> str:
-    """The start of a text says most; of a traceback it is the end."""
+    """Cut a text: keep the end of a traceback and the start of any other text, which say most."""
     return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
 
 
@@ -292,7 +292,7 @@ def _dumps(line: dict[str, Any]) -> str:
     try:
         return orjson.dumps(line, default=_ascii).decode()
     except (TypeError, ValueError):
-        # A lone surrogate, an integer beyond 64 bits: what orjson refuses is told as text.
+        # orjson refuses a lone surrogate or an integer beyond 64 bits: write them as text.
         return orjson.dumps({str(name): _ascii(value) for name, value in line.items()}).decode()
 
 

@@ -1,13 +1,13 @@
-"""Metrics: every series, its name, unit, labels and buckets, and one verb for each thing that happens.
+"""Metrics: every series with its name, unit, labels and buckets, and one method per event.
 
-Lives here: which series there are (`observability/series.py` says how one is made, and gives the text form).
-Must not know: HTTP, batching, layers; it gets frozen values and names.
-Laws: one prefix; base units; labels are bounded (route templates, statuses, codes, names of served layers), so callers
-cannot make a series; each request is counted once when it comes and once at its end (`answered` or `cancelled`),
-refusals too, so that at rest received = requests + cancelled; what `is_counted` excludes is counted nowhere.
+Holds which series there are; `observability/series.py` makes them and gives the text form. Independent of HTTP, batching and
+layers: it gets frozen values and names.
+Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
+cannot make a series. Each request is counted once when it arrives and once at its end (`answered` or `cancelled`), refusals too.
+So at rest received = requests + cancelled. What `is_counted` excludes is counted nowhere.
 
-Processes share by slot, not by pid: a replaced process goes on counting where the dead one stopped, so totals never
-fall and files do not pile up. A dead process's live gauges go with it (`RunDirectory.bury`).
+Processes share by slot, not by pid: a replaced process goes on counting where the dead one stopped, so totals never fall and
+files do not pile up. A dead process's live gauges are removed (`RunDirectory.bury`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from service.observability.layer_series import LayerSeries
 from service.observability.series import SIZE_BUCKETS, TIME_BUCKETS, Children, Series, left_in
 from service.observability.shared_values import Shared
 
-# The stage of requests that were under way in a process that died.
+# The stage of requests that were in flight in a process that died.
 KILLED = "killed"
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 def _left_unanswered(shared: Shared) -> int:
-    """How many requests the last process of this slot received and did not live to end."""
+    """Return how many requests the last process of this slot received and did not finish."""
     counted = left_in(shared)
     ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
     return max(0, int(sum(sign * counted.get(name, 0.0) for name, sign in ends.items())))
 
 
 def is_counted(path: str) -> bool:
-    """Whether requests to this path are counted: what operators' machines ask for every few seconds is not."""
+    """Return whether requests to this path are counted; health checks and scrapes, which come every few seconds, are not."""
     return path not in _UNCOUNTED
 
 
@@ -45,7 +45,7 @@ class Metrics:
         is_replacement = shared is not None and shared.counters.exists()
         unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
-        self._served: frozenset[str] | None = None  # None: not told yet, so everything is shown
+        self._served: frozenset[str] | None = None  # None: not known yet, so all layers are shown
         self._make_request_series(self._series)
         self._make_batch_series(self._series)
         self._layers = LayerSeries(self._series)
@@ -141,7 +141,7 @@ class Metrics:
         self._turn.ask()
 
     def cancelled(self, stage: str) -> None:
-        """`stage` is one of the few words for how far a request can come (queued, running, …)."""
+        """Count a request whose caller left; `stage` is one of the few words for its progress (queued, running, …)."""
         self._gone.append(stage)
         self._num_in_flight -= 1
         self._turn.ask()
@@ -161,12 +161,11 @@ class Metrics:
         self._batch_splits.inc()
 
     def engine_worked(self, busy_s: float, filler_rows: int) -> None:
-        """Forward passes that fail and probes too."""
+        """Add the engine's time and filler rows, those of failed passes and probes included."""
         self._compute_busy.inc(busy_s)
         self._filler_rows.inc(filler_rows)
 
     def log_lines_dropped(self, number: int) -> None:
-        """More of them."""
         self._dropped_lines.inc(number)
 
     def queue_stands(self, *, is_so: bool) -> None:
@@ -177,9 +176,9 @@ class Metrics:
         self._turn.ask()
 
     def tell_now(self) -> None:
-        """What is put off to the end of the turn, into the files as well.
+        """Write what was deferred to the end of the loop tick, into the files as well.
 
-        It is what every request changes, for all requests of the turn: a call of the library is ten of ours.
+        Every request changes these series, so one update serves all requests of a tick: a call of the library costs ten of ours.
         """
         self._received.inc(self._num_received)
         self._num_received = 0
@@ -221,7 +220,7 @@ class Metrics:
             self._masked_rows.inc(masked_rows)
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
-        """`num_ready` processes are ready, as this one knows."""
+        """Set readiness; `num_ready` is the number of ready processes that this one knows of."""
         self._ready.set(is_ready)
         self._ready_processes.set(num_ready)
 
@@ -229,21 +228,21 @@ class Metrics:
         self._keys_stale.set(not is_usable)
 
     def layer_loaded(self, layer: str, seconds: float) -> None:
-        """From here on `layer` is a label; its series begin at zero, so that rates see the first event."""
+        """Make `layer` a label; its series begin at zero, so that rates see the first event."""
         self._load_seconds.labels(layer).set(seconds)
         self._queue_seconds[layer,]
         self._compute_seconds[layer,]
 
     def layers_served(self, names: Iterable[str]) -> None:
-        """Series of other layers are kept and not shown: they go on where they were if the layer comes back."""
+        """Hide series of other layers and keep their values: they go on where they were if the layer comes back."""
         self._served = frozenset(names)
 
     def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
-        """What layers have done since this was last told."""
+        """Add what layers have done since the last call."""
         self._layers.worked(sums)
 
     def layer_totals(self) -> dict[str, LayerTotals]:
-        """What layers have done since the start, over all processes; reads their files, so call it in a thread."""
+        """Return what layers have done since the start, over all processes; reads their files, so call it in a thread."""
         return self._layers.totals(self._series.samples())
 
     def layer_load_failed(self, reason: str) -> None:
@@ -255,14 +254,14 @@ class Metrics:
         self._expected_processes.set(capacity.processes)
 
     def reasons_known(self, refusals: Iterable[str], load_failures: Iterable[str]) -> None:
-        """Their series begin at zero: from the first event on a rate sees each, and an alert too."""
+        """Start the series of these reasons at zero, so that rates and alerts see the first event."""
         for reason in refusals:
             self._rejected.labels(reason)
         for reason in load_failures:
             self._load_failures.labels(reason)
 
     def routes_known(self, routes: Iterable[str]) -> None:
-        """Those that an objective is about: their times begin at zero for the same reason."""
+        """Start the times of these routes, which objectives cover, at zero for the same reason."""
         for route in routes:
             self._request_seconds[route,]
 
@@ -276,14 +275,14 @@ class Metrics:
         self._resident_bytes.set(resident_bytes())
 
     def render(self) -> bytes:
-        """Everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
+        """Return everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
         return self._series.render(self._served)
 
     def keep(self) -> bool:
-        """Makes this process's files again where they are lost; whether they were. Raises OSError where there is no space."""
+        """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
         return self._series.keep()
 
     def close(self) -> None:
-        """The end of the process; what it counted stays."""
+        """Write what was deferred and close the files; the counts stay in them."""
         self.tell_now()
         self._series.close()

@@ -1,7 +1,7 @@
-"""Series: how one is made, in this process's registry; and what a process of the same slot left in its files.
+"""Series: makes metrics in this process's registry, merges those of all processes, and renders them.
 
-Lives here: the prefix, the buckets; the registry of all processes together. Must not know: which series there are.
-Laws: labels are bounded by whoever makes a series; a process shows what all have told, and of layers those that are served.
+Holds the prefix, the buckets, and how to read what the slot's last process left. Independent of which series there are.
+Invariants: The caller that makes a series bounds its labels. A process shows the counts of all, but only of served layers.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 
 
 class Histogram(prometheus_client.Histogram):
-    """The library's, told of many observations at once: its own looks through the buckets for each, 2 µs at 18 of them."""
+    """The library's, taking many observations at once: its own searches the buckets for each, 2 µs at 18 buckets."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        """Each a number in the series' unit; no exemplars."""
+        """Add these amounts, in the series' unit; no exemplars."""
         self._sum.inc(sum(amounts))
         bounds = self._upper_bounds
         numbers: dict[int, int] = {}
@@ -47,7 +47,7 @@ class Histogram(prometheus_client.Histogram):
 
 
 class Children(dict[tuple[str, ...], T]):
-    """A series by its labels; the library's own look-up locks, counts and converts at every event. Labels are bounded."""
+    """Caches children by their labels, which are bounded; the library's look-up locks, counts and converts at every event."""
 
     def __init__(self, series: T) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Series:
 
     def __init__(self, shared: Shared | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        # The library decides by an environment variable at its import; here it is decided in one visible place.
+        # The library chooses by an environment variable at its import; here the choice is made in one visible place.
         self._values = None if shared is None else SharedValues(shared)
         values.ValueClass = self._values or values.MutexValue
         self._registry = CollectorRegistry()
@@ -73,7 +73,7 @@ class Series:
         return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
 
     def gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
-        """`mode` says what the values of several processes are together; without labels it begins at 0."""
+        """Make a gauge; `mode` says how the values of several processes combine. Without labels it begins at 0."""
         series = Gauge(
             name,
             text,
@@ -90,25 +90,25 @@ class Series:
         return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
 
     def write(self) -> None:
-        """What has changed goes to the files now."""
+        """Write what has changed to the files now."""
         if self._values is not None:
             self._values.write()
 
     def keep(self) -> bool:
-        """Makes this process's files again where they are lost; whether they were. Raises OSError."""
+        """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
         return self._values is not None and self._values.keep()
 
     def close(self) -> None:
-        """The end of the process; what it counted stays."""
+        """Close the files at the end of the process; the counts stay in them."""
         if self._values is not None:
             self._values.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Of all processes; it reads their files, so call it in a thread."""
+        """Yield the samples of all processes; reads their files, so call it in a thread."""
         return (sample for family in self._all_processes().collect() for sample in family.samples)
 
     def render(self, served: frozenset[str] | None) -> bytes:
-        """Prometheus' text form, without layers that are not `served` (None: with all); it reads the files as well."""
+        """Return Prometheus' text form, without layers that are not `served` (None: with all); reads the files as well."""
         shown = CollectorRegistry()
         shown.register(_Shown(self._all_processes(), served))
         return generate_latest(shown)
@@ -122,7 +122,7 @@ class Series:
 
 
 class _AllProcesses(Collector):
-    """What can be read of the files in a directory; where they change faster than they are read, what this process has."""
+    """Reads the files of a directory; if they change faster than they are read, gives this process's series only."""
 
     def __init__(self, directory: Path, own: CollectorRegistry) -> None:
         self._directory = directory
@@ -133,7 +133,7 @@ class _AllProcesses(Collector):
         for _ in range(2):
             try:
                 return _merged(files)
-            except Exception:  # noqa: BLE001 (one was removed meanwhile, cut or overwritten: the others are shown)
+            except Exception:  # noqa: BLE001 (a file was removed, cut or overwritten meanwhile: show the others)
                 files = [file for file in files if _is_whole(file)]
         return self._own.collect()
 
@@ -146,7 +146,7 @@ def _merged(files: list[str]) -> Iterable[Metric]:
 def _is_whole(file: str) -> bool:
     try:
         _merged([file])
-    except Exception:  # noqa: BLE001 (whatever it breaks)
+    except Exception:  # noqa: BLE001 (a broken file may raise anything)
         return False
     return True
 
@@ -166,7 +166,7 @@ class _Shown(Collector):
 
 
 def left_in(shared: Shared) -> dict[str, float]:
-    """What the last process of this slot has counted, by sample, over all labels; files that cannot be read are removed."""
+    """Return what the slot's last process counted, by sample, over all labels; remove files that cannot be read."""
     files = list(shared.directory.glob(f"*_{shared.slot}.db"))
     sums: dict[str, float] = {}
     try:
@@ -174,8 +174,8 @@ def left_in(shared: Shared) -> dict[str, float]:
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         if not all(map(math.isfinite, sums.values())):
-            raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one way out for whatever is wrong)
-    except Exception:  # noqa: BLE001 (a page that was half written when the process was killed, whatever it breaks)
+            raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one exit for any fault)
+    except Exception:  # noqa: BLE001 (a page half written by a killed process may raise anything)
         for file in files:
             with contextlib.suppress(OSError):
                 file.unlink()

@@ -1,10 +1,10 @@
-"""Shared values: the numbers behind the metrics, in memory while the loop's turn lasts and then in files that all processes read.
+"""Shared values: metric values, kept in memory for a loop tick and then in files that all processes read.
 
-Lives here: what prometheus_client asks of a value, over its own files (`MmapedDict`). Its own class writes a file at every
-change, and looks for a fork first: with ten changes a request that was a tenth of the loop's time.
-Laws: one slot's files have one writer, the event loop's thread; a value goes on where the slot's last process left it; what
-was changed is in the files at the end of the turn, so a process that is killed takes no more than a turn with it; files that are
-lost or find no space keep nobody from counting: they are made again with what this process has counted.
+Implements what prometheus_client needs of a value, over its own files (`MmapedDict`). The library's class writes a file at every
+change, and checks for a fork first: with ten changes a request that took a tenth of the loop's time.
+Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
+has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
+or find no space: they are made again with what this process has counted.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.loop_tick import LoopTick
 
-# What the library names a process's files after, and space in each for the series of some fifty layers; more is reserved at need.
+# Kinds of files, as the library names them; and space in each for the series of some fifty layers. More is reserved at need.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
 RESERVED_BYTES = 2**19
-# What an entry of a file takes beside its key, at most.
+# The most that an entry of a file takes beside its key.
 _ENTRY_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shared:
-    """The directory that the processes of one service share and this process's place in it."""
+    """The directory that the processes of one service share, and this process's slot in it."""
 
     directory: Path
     slot: int
 
     @property
     def counters(self) -> Path:
-        """There already where another process had the slot before."""
+        """The file of counters; it exists already if another process had the slot before."""
         return self.file("counter")
 
     def file(self, kind: str) -> Path:
@@ -43,9 +43,9 @@ class Shared:
 
 
 class SharedValues:
-    """The values of one process; makes one for each sample that the library asks for. Without files they are its own alone."""
+    """The values of one process; makes one for each sample of the library. Without files only this process has them."""
 
-    _multiprocess = True  # prometheus_client's word for values in files
+    _multiprocess = True  # prometheus_client's flag for values in files
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -54,7 +54,7 @@ class SharedValues:
         self._values: list[_Value] = []
         self._changed: list[_Value] = []
         self._turn = LoopTick(self.write)
-        with contextlib.suppress(OSError):  # `keep` tries again, and says why not
+        with contextlib.suppress(OSError):  # `keep` tries again and raises the error
             self._open()
 
     def __call__(
@@ -72,7 +72,7 @@ class SharedValues:
         assert kind in KINDS, f"{kind} has no file. This is a bug."
         value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
         self._values.append(value)
-        with contextlib.suppress(OSError):  # no space for one series more: this process alone knows it
+        with contextlib.suppress(OSError):  # no space for one series more: only this process has it
             value.go_on_in(self._files.get(kind))
         return value
 
@@ -81,18 +81,18 @@ class SharedValues:
         self._turn.ask()
 
     def write(self) -> None:
-        """What has changed goes to the files now."""
+        """Write what has changed to the files now."""
         changed, self._changed = self._changed, []
         for value in changed:
             value.write()
 
     @property
     def is_shared(self) -> bool:
-        """Whether the files are where others look for them, and whole; any thread may ask."""
+        """Whether the files are in their place and whole; any thread may call it."""
         return bool(self._places) and all(_place(path) == place for path, place in self._places.items())
 
     def keep(self) -> bool:
-        """Makes the files again where one is lost, with all numbers; whether one was. Raises OSError where there is no space."""
+        """Make the files again if one is lost, with all values; return whether one was. Raise OSError if there is no space."""
         if self.is_shared:
             return False
         self._close()
@@ -104,12 +104,12 @@ class SharedValues:
         return True
 
     def close(self) -> None:
-        """The end of the process: nothing that was told is lost."""
+        """Write all changes and close the files at the end of the process."""
         self.write()
         self._close()
 
     def _open(self) -> None:
-        """Reserves the space for the files; raises OSError where there is none."""
+        """Reserve space for the files and open them; raise OSError if there is none."""
         paths = {kind: self._shared.file(kind) for kind in KINDS}
         with self._or_without_files():
             for path in paths.values():
@@ -121,7 +121,7 @@ class SharedValues:
 
     @contextlib.contextmanager
     def _or_without_files(self) -> Iterator[None]:
-        """Where the block fails there are none, and others have the space."""
+        """Remove the files if the block fails, so that others have the space."""
         try:
             yield
         except OSError:
@@ -143,7 +143,7 @@ class SharedValues:
 
 
 class _File(MmapedDict):
-    """The library's, which is written to as memory: a page without space is a SIGBUS, so space is reserved before it grows."""
+    """The library's file, written as memory: a page without space is a SIGBUS, so space is reserved before it grows."""
 
     def _init_value(self, key: str) -> None:
         if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
@@ -152,7 +152,7 @@ class _File(MmapedDict):
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another that has its name; None where it is gone or cut."""
+    """Return a file's identity (device, inode); None if it is gone or cut."""
     try:
         found = path.stat()
     except OSError:
@@ -161,7 +161,7 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 class _Value:
-    """One sample. prometheus_client calls `inc`, `set` and `get`; exemplars it does not keep in files either."""
+    """One sample. prometheus_client calls `inc`, `set` and `get`; like the library, it keeps no exemplars in files."""
 
     __slots__ = ("_file", "_is_changed", "_key", "_value", "_values", "kind")
 
@@ -174,13 +174,13 @@ class _Value:
         self._is_changed = False
 
     def go_on_in(self, file: MmapedDict | None) -> None:
-        """With what the slot's last process left there; raises OSError where there is no space."""
+        """Continue from what the slot's last process left in the file; raise OSError if there is no space."""
         if file is not None:
             self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
         self._file = file
 
     def move_to(self, file: MmapedDict | None) -> None:
-        """With its own number; raises OSError where there is no space."""
+        """Switch to another file with this value's own number; raise OSError if there is no space."""
         self._file = file
         self.write()
 

@@ -1,7 +1,7 @@
-"""Telemetry: what happens in the rooms becomes metrics and log lines.
+"""Telemetry: turns events of the API, batching, layers and the engine into metrics and log lines.
 
-Laws: each event is told once and counted once; a request's line and its count come from the same trace, so they agree; when
-each layer last answered is kept here, because readiness follows it.
+Invariants: Each event is reported once and counted once. A request's line and its count come from the same record, so they agree.
+The time of each layer's last answer is kept here, because readiness depends on it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from service.observability.layer_counters import LayerCounters
 from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics, is_counted
 
-# The last part of the lane that readiness probes wait in.
+# The last part of the lane in which readiness probes wait.
 PROBE = "probe"
 
 
 class Telemetry:
-    """The one listener of the waiting room and of the door; `now` is monotonic seconds."""
+    """The one listener of batching and of the API; `now` is monotonic seconds."""
 
     def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -38,7 +38,7 @@ class Telemetry:
         self._dropped_lines = 0
         self._counters = LayerCounters()
 
-    # The door.
+    # Events of the API.
 
     def received(self, trace: RequestRecord) -> None:
         if is_counted(trace.path):
@@ -62,7 +62,7 @@ class Telemetry:
         log_request(_line(trace, total_s))
 
     def abandoned(self, trace: RequestRecord, total_s: float) -> None:
-        """The caller left before the answer."""
+        """Report a caller that left before the answer."""
         if not is_counted(trace.path):
             return
         self._metrics.cancelled(trace.stage)
@@ -80,7 +80,7 @@ class Telemetry:
         self._metrics.keys_read(is_usable=False)
         self._log.error("api_keys_refused", reason=error.message, effect="the earlier keys stay in force")
 
-    # The waiting room.
+    # Events of batching.
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self._metrics.queue_changed(num_jobs, num_bytes)
@@ -92,7 +92,7 @@ class Telemetry:
         layer = layer_of(event.lane)
         self._answered_at[layer] = self._now()
         if is_probe(event.lane):
-            return  # nobody asked for it, so no number may tell of it
+            return  # no client requested it, so no metric may count it
         self._counters.computed(layer, event.sequences)
         self._metrics.batch_done(
             BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
@@ -107,12 +107,12 @@ class Telemetry:
         self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
-        """Counted with its request, by the stage that the trace reached."""
+        """Do nothing: the request is counted by the stage that its record reached."""
 
     def died(self, event: DeathEvent) -> None:
         self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
 
-    # The library and the engine.
+    # Events of layers and the engine.
 
     def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
         self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
@@ -134,19 +134,19 @@ class Telemetry:
         self._log.error("layer_refused", layer=name, reason=error.message)
 
     def layer_lacking(self, error: LayerError) -> None:
-        """A layer that all are to serve cannot be served here."""
+        """Report a layer that all processes are to serve and this one cannot."""
         self._metrics.layer_load_failed(error.code)
         self._log.error("layer_lacking", reason=error.message)
 
     def serving(self, names: list[str]) -> None:
-        """From now on; what is told of other layers is no longer shown."""
+        """Report the layers served from now on; series of other layers are no longer shown."""
         self._metrics.layers_served(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("serving", layers=len(names))
 
     def layer_unfit(self, name: str, error: ServiceError) -> None:
-        """An admin asked for a layer whose file cannot be served."""
+        """Report that an admin named a layer whose file cannot be served."""
         self._metrics.layer_load_failed(LayerError.code)
         self._log.error("layer_refused", layer=name, reason=error.message)
 
@@ -172,11 +172,11 @@ class Telemetry:
         self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
-        """Since the layer last gave an answer (its check at load counts)."""
+        """Return the seconds since the layer last gave an answer (its check at load counts)."""
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """What is measured rather than told: memory, what the engine has done and the log has lost since the last time."""
+        """Update what no event reports: memory, and what the engine has done and the log has lost since the last call."""
         busy, filled = engine.busy_seconds, engine.filler_rows
         self._metrics.engine_worked(busy - self._busy_seconds, filled - self._filler_rows)
         self._busy_seconds, self._filler_rows = busy, filled
@@ -191,15 +191,15 @@ class Telemetry:
         return self._metrics.render()
 
     def tell_now(self) -> None:
-        """What this turn of the loop has counted so far is read by whoever reads next."""
+        """Write what this loop tick has counted so far, so that the next reader sees it."""
         self._metrics.tell_now()
 
     def tell_tally(self) -> None:
-        """What layers have done goes into the metrics now, not at the next heartbeat."""
+        """Add the layers' counters to the metrics now, not at the next heartbeat."""
         self._metrics.layers_worked(self._counters.take())
 
     def layer_totals(self) -> dict[str, LayerTotals]:
-        """Of all processes; the others' are as old as their last heartbeat."""
+        """Return the totals of all processes; the others' are as old as their last heartbeat."""
         return self._metrics.layer_totals()
 
 

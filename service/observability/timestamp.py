@@ -1,4 +1,4 @@
-"""Timestamps: a time as every log line tells it, ISO 8601 in UTC to the microsecond.
+"""Timestamp: formats the time of a log line as ISO 8601 in UTC to the microsecond.
 
 A module of its own because the supervisor must not load what `logs.py` imports. `datetime` takes three times as long.
 """
@@ -10,7 +10,7 @@ import time
 
 
 def timestamp(at_ns: int) -> str:
-    """Of a time in nanoseconds since the epoch."""
+    """Return the text for a time in nanoseconds since the epoch."""
     second, micros = divmod(at_ns // 1000, 10**6)
     return f"{_second(second)}.{micros:06d}Z"
 

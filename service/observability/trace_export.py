@@ -1,7 +1,8 @@
-"""Trace export: where spans go, over OTLP by HTTP, as the standard `OTEL_…` variables say; imported only where tracing is on.
+"""Trace export: sends spans over OTLP by HTTP, as the standard `OTEL_…` variables say.
 
-Laws: the caller of a request never waits for it (a thread of the SDK sends, and drops what is too much); a collector that is
-gone costs spans and log lines, and at the end no more than FLUSH_S.
+Imported only if tracing is on.
+Invariants: A request never waits for it: a thread of the SDK sends, and drops what is too much. A collector that is gone costs
+spans and log lines, and at the end no more than FLUSH_S.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TraceExport:
         return self._provider.get_tracer(NAME, __version__)
 
     def close(self) -> None:
-        """Sends what is left, within FLUSH_S; the SDK's own end would wait up to 30 s for a collector that is not there."""
+        """Send what is left, within FLUSH_S; the SDK's own shutdown would wait up to 30 s for an absent collector."""
         flush = threading.Thread(target=self._provider.force_flush, daemon=True)
         flush.start()
         flush.join(FLUSH_S)
@@ -42,7 +43,7 @@ class TraceExport:
 
 
 def _resource() -> Resource:
-    """What the environment says of this service, and its name and version where that says nothing."""
+    """Return what the environment says of this service, with its name and version if the environment gives none."""
     told = Resource.create().attributes
     name = NAME if str(told["service.name"]).startswith(_UNNAMED) else told["service.name"]
     return Resource({"service.version": __version__, **told, "service.name": name})

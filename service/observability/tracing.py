@@ -1,10 +1,10 @@
-"""Tracing: each request and each batch as an OpenTelemetry span, made at its end.
+"""Tracing: makes an OpenTelemetry span of each request and each batch, at its end.
 
-Lives here: an ASGI wall around the door, inside its count, and an observer around the telemetry. Neither exists unless tracing
-is on, so that a service without it does nothing more for it. Must not know: where spans go (`observability/trace_export.py`).
-Laws: one server span a request, whatever becomes of it, in the caller's trace if he has one; its phases are its children, with
-the times that were measured anyway; it links to the span of its batch, which is a trace of its own, for no caller owns a batch.
-What health checks and scrapes ask for has no span. No attribute repeats what a caller wrote, but for a known method.
+Holds an ASGI wrapper around the API, inside the outer middleware's count, and an observer around the telemetry. Neither exists
+unless tracing is on, so a service without it does no extra work. Independent of where spans go (`observability/trace_export.py`).
+Invariants: Each request has one server span, whatever its outcome, in the caller's trace if it has one. Its phases are its
+children, with the times that are measured anyway. It links to the span of its batch, which is a trace of its own, as no caller
+owns a batch. Health checks and scrapes have no span. No attribute repeats a caller's text, except a known method.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NAME = "attention-service"
 _NS = 10**9
 _SERVER_FAULT = 500
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-# Where a batch's notes have the context of its span.
+# The key of the span's context in a batch's notes.
 _SPAN = "span"
 
 
 class RequestSpans:
-    """`now` is the clock of the traces (monotonic seconds), `wall_ns` what spans are told in."""
+    """Makes spans of requests; `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans."""
 
     def __init__(
         self, tracer: Tracer, now: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
@@ -43,7 +43,7 @@ class RequestSpans:
         self._wall_ns = wall_ns
 
     def around(self, inside: Application) -> Application:
-        """`inside`, and a span at the end of every request to it."""
+        """Return `inside` with a span at the end of every request to it."""
 
         async def traced(scope: Scope, receive: Receive, send: Send) -> None:
             if not is_counted(scope["path"]):
@@ -80,7 +80,7 @@ class RequestSpans:
         span.end(end)
 
     def _tell_phases(self, span: Span, trace: RequestRecord, start: int, end: int) -> None:
-        """The phases in their order; one that was not finished goes by how far the request had come."""
+        """Make spans of the phases in order; an unfinished one is named by the stage that the request had reached."""
         if trace.receive_s is None:
             return
         inside = set_span_in_context(span, Context())
@@ -105,7 +105,7 @@ class RequestSpans:
 
 
 class BatchSpans(Observer):
-    """Tells `inner` everything it hears and makes a span of each batch that somebody asked for."""
+    """Passes every event on to `inner` and makes a span of each batch but the probes."""
 
     def __init__(self, tracer: Tracer, inner: Observer, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._tracer = tracer
@@ -162,7 +162,7 @@ def _method(trace: RequestRecord) -> str:
 
 
 def _attributes(scope: Scope, trace: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
-    """HTTP's by their semantic conventions (1.44), then ours."""
+    """Yield HTTP's attributes by their semantic conventions (1.44), then ours."""
     yield "http.request.method", trace.method if trace.method in _METHODS else "_OTHER"
     yield "url.scheme", scope.get("scheme", "http")
     yield "network.protocol.version", scope.get("http_version", "1.1")

@@ -1,1 +1,1 @@
-"""The parent process: starts, watches, replaces and drains the workers; never imports torch."""
+"""Supervisor: the parent process, which starts, checks, replaces and drains the workers; never imports torch."""

@@ -1,7 +1,7 @@
-"""Descriptors: how many connections the file descriptors of a process are enough for.
+"""Descriptors: computes how many connections a process may keep with its file descriptors.
 
-Law: what a process keeps open besides connections has descriptors of its own, so that no number of callers can keep it from
-telling how it is, reading a layer or taking one connection more.
+Invariant: What a process keeps open besides connections has descriptors of its own. So no number of connections keeps it from
+reporting its state, reading a layer or accepting one connection more.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import resource
 from service.settings import SettingsError
 
 MOST_CONNECTIONS = 8192
-# For connections above the number that is kept (`http/listener.py`), and for everything that is none.
+# For overflow connections (`http/listener.py`), and for everything that is not a connection.
 OTHERS = 160
 
 
 def kept_connections(asked: int) -> int:
-    """As many as asked for, or (0) as the hard limit allows; raises SettingsError where it does not."""
+    """Return the number asked for, or for 0 what the hard limit allows; raise SettingsError if it allows too few."""
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return asked or MOST_CONNECTIONS
@@ -28,7 +28,7 @@ def kept_connections(asked: int) -> int:
 
 
 def allow(connections: int) -> None:
-    """Raises the soft limit of this process to what they need, or to the hard one."""
+    """Raise the soft limit of this process to what the connections need, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = connections + OTHERS
     if soft != resource.RLIM_INFINITY and soft < number:

@@ -1,8 +1,7 @@
-"""The bell: how one process lets all of them know that there is something new to read in the run directory.
+"""Notification: one process signals the others that there is something new to read in the run directory.
 
-Laws: it carries no message, for the files have it; one that is rung before a process can hear is heard as soon as it can (the
-supervisor starts workers with the signal blocked); a bell that nobody hears costs time and nothing else: every heartbeat
-looks as well.
+Invariants: A notification carries no message; the files do. One sent before a process can listen is delivered as soon as it can:
+the supervisor starts workers with the signal blocked. A lost one costs only time: every heartbeat reads the directory too.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-# What one worker sends for all of them to look at what they share.
+# One worker sends it so that all read what they share.
 NEWS = signal.SIGUSR1
 
 
 class Notifier(Protocol):
     def listen(self, heard: Callable[[], None]) -> None:
-        """From now on `heard` is called on the running loop whenever somebody rings."""
+        """Call `heard` on the running loop at every notification from now on."""
 
     def notify(self) -> None: ...
 
 
 class Alone:
-    """For a service of one process: nobody else is there to hear."""
+    """The notifier of a service with one process: there is no other process to notify."""
 
     def listen(self, heard: Callable[[], None]) -> None:
         pass
@@ -37,23 +36,23 @@ ALONE = Alone()
 
 
 class SupervisorNotifier:
-    """Rings the supervisor, which rings every worker; made by a worker early, while its parent is still the supervisor."""
+    """Notifies the supervisor, which notifies every worker; made early, while the parent is still the supervisor."""
 
     def __init__(self) -> None:
         self._supervisor = os.getppid()
 
     def listen(self, heard: Callable[[], None]) -> None:
-        import asyncio  # noqa: PLC0415 (memory: the supervisor imports this file with the heartbeats)
+        import asyncio  # noqa: PLC0415 (memory: the supervisor imports this file too)
 
         asyncio.get_running_loop().add_signal_handler(NEWS, heard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {NEWS})
 
     @property
     def is_orphaned(self) -> bool:
-        """The supervisor has ended first."""
+        """Whether the supervisor has ended first."""
         return os.getppid() != self._supervisor
 
     def notify(self) -> None:
-        # Another parent might take a signal amiss.
+        # The signal would end another parent that does not handle it.
         if not self.is_orphaned:
             os.kill(self._supervisor, NEWS)

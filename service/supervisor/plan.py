@@ -1,6 +1,6 @@
-"""The plan: what the supervisor is to run, as a value that survives an exchange of programs.
+"""Plan: what the supervisor is to run, as a value that survives an exec of its program.
 
-Must not know: settings, signals, how anything is run.
+Independent of settings, signals and how anything is run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What a worker is told on its command line; the supervisor fills it in.
+# A worker's command-line arguments; the supervisor fills in the values.
 TOLD = (
     "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--pulse", "{pulse}", "--run-dir", "{run_dir}",
     "--mates", "{mates}",
@@ -18,10 +18,10 @@ TOLD = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. Elements of `command` that equal one of TOLD's in braces are filled in.
+    """What to run. The supervisor fills in the elements of `command` that are placeholders of TOLD, in braces.
 
-    `slot` counts from 0 and outlives the process in it; `lifeline` and `pulse` are numbers of open descriptors; `mates` is how
-    many other processes give signs of life; `silence_s` is how long a process may give none.
+    `slot` counts from 0 and outlives the process in it. `lifeline` and `pulse` are numbers of open descriptors. `mates` is how
+    many other processes send watchdog pings. `silence_s` is how long a process may send none.
     """
 
     command: tuple[str, ...]
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def arguments(self) -> list[str]:
-        """All but the environment, which a process has in another place."""
+        """All fields but the environment, which exec passes separately."""
         numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s, self.silence_s)
         return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
 

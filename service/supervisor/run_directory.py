@@ -1,10 +1,10 @@
-"""Run directory: the files that the processes of one service share, made again where they were lost.
+"""Run directory: makes, keeps and removes the directory of files that the processes of one service share.
 
-Lives here: the directory itself: who makes it, keeps it and removes it. Must not know: what is in the files.
-Laws: every process of a service holds a shared lock (flock) on the directory itself, so one without a lock is left over from a
-service that has ended, in whatever pid namespace that was; only directories of this user with such a name, without a lock and
-with nothing else in them are removed; nothing is written through a link or into the directory of another user, who may have
-made it in a place that all may write to.
+It is made again if it is lost. Independent of what is in the files.
+Invariants: Every process of a service holds a shared lock (flock) on the directory. So one without a lock is left over from a
+service that has ended, in whatever pid namespace. Only directories of this user with such a name, without a lock and with nothing
+else in them are removed. Nothing is written through a link or into another user's directory, which may lie in a place that all
+may write to.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Self
 from service.supervisor.processes import StartError
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
-# What the metrics of one process take (`observability/shared_values.py`, which costs the supervisor 12 MB to import).
+# Size of one process's metrics (`observability/shared_values.py`, whose import would cost the supervisor 12 MB).
 METRICS_BYTES = 3 * 2**20
-# Versions that held no lock named theirs without an ending.
+# Versions that held no lock used names without this ending.
 _NAME = re.compile(r"attention-\d+-[a-z0-9_]{8}\.run")
 _PARTS = frozenset({"metrics", "heartbeats", "refusal"})
 
@@ -42,10 +42,10 @@ class RunDirectory:
 
     @classmethod
     def make(cls, parent: Path | None, workers: int) -> Self:
-        """A new one, for the supervisor of so many processes; raises StartError where it has no place.
+        """Make a new one for the supervisor of that many processes; raise StartError if it cannot be made.
 
-        Without a `parent` in memory where Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
-        which writes the new file out first. Those that killed supervisors left behind there are removed.
+        Without a `parent` it is in memory if Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
+        which writes the new file out first. Directories that killed supervisors left behind there are removed.
         """
         try:
             if parent is not None:
@@ -79,35 +79,35 @@ class RunDirectory:
         self.leave()
 
     def keep(self) -> bool:
-        """Makes what is missing of it and holds it; whether anything was missing. Raises OSError where that cannot be."""
+        """Make what is missing of it and lock it; return whether anything was missing. Raise OSError if that fails."""
         is_new = _make(self.path)
         self._hold()
         return any([is_new, _make(self.metrics), _make(self.heartbeats)])
 
     def leave(self) -> None:
-        """The last process that leaves removes it."""
+        """Give up the lock; the last process that leaves removes the directory."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
         _remove_unheld(self.path)
 
     def bury(self, slot: int, pid: int) -> bool:
-        """Forgets a dead process, in metrics and heartbeats; says whether it had become ready."""
+        """Remove a dead process's live metrics and heartbeat; return whether it had become ready."""
         from service.supervisor.worker_status import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
 
         last = read_heartbeat(self.heartbeats, pid)
         with contextlib.suppress(OSError):
-            remove_heartbeat(self.heartbeats, pid)  # first: from here on readiness says no
+            remove_heartbeat(self.heartbeats, pid)  # first: from now on the service is not ready
         with contextlib.suppress(OSError):
-            # As prometheus_client's mark_process_dead does, which costs the supervisor 12 MB.
+            # As prometheus_client's mark_process_dead does, whose import would cost the supervisor 12 MB.
             for file in self.metrics.glob(f"gauge_live*_{slot}.db"):
                 file.unlink()
         with contextlib.suppress(OSError):
-            self.keep()  # also where the workers made it again: all of them may be dead by now
+            self.keep()  # the workers may have made it again, and all of them may be dead by now
         return last is not None and last.state in {State.READY, State.DRAINING}
 
     def _hold(self) -> None:
-        """Raises OSError, also where another start removes it: before it was held it looked left over."""
+        """Lock the directory. Raise OSError, also if another start removes it: before it was locked it looked left over."""
         if self._held is not None and os.path.samestat(os.fstat(self._held), self.path.lstat()):
             return
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -124,7 +124,7 @@ class RunDirectory:
 
 
 def _make(path: Path) -> bool:
-    """Whether it was missing; raises OSError where something else is in its place."""
+    """Make a directory; return whether it was missing. Raise OSError if something else is in its place."""
     is_new = False
     if not os.path.lexists(path):
         with contextlib.suppress(FileExistsError):  # another process was quicker
@@ -139,15 +139,15 @@ def _make(path: Path) -> bool:
 
 
 def _remove_left_over(parent: Path) -> None:
-    """What services left there whose processes have all ended, some by force."""
-    with contextlib.suppress(OSError):  # a place that may be written to and not looked at
+    """Remove what services left there whose processes have all ended, some of them killed."""
+    with contextlib.suppress(OSError):  # the parent may be writable and not readable
         for path in list(parent.iterdir()):
             if _NAME.fullmatch(path.name):
                 _remove_unheld(path)
 
 
 def _remove_unheld(path: Path) -> None:
-    """Where it is one of this user's and no process holds it, and there is nothing else in it."""
+    """Remove a directory of this user that no process holds and that has nothing else in it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

@@ -1,7 +1,7 @@
-"""A shared file: a few bytes that one process writes and others read, whole or not at all.
+"""Shared file: a few bytes that one process writes and others read, whole or not at all.
 
-Laws: who reads sees what stood there before or what stands there now, never a part; a write that fails (the disk is full)
-leaves what was there, and nothing beside it that takes room from the next one.
+Invariants: A reader sees the old content or the new one, never a part. A write that fails (the disk is full) leaves the old
+content, and nothing beside it that takes space from the next write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def read(path: Path, max_bytes: int) -> bytes | None:
-    """None where there is nothing that can be read, or more than that."""
+    """Return the content; None if it cannot be read or is larger than `max_bytes`."""
     try:
         with path.open("rb") as file:
             text = file.read(max_bytes + 1)
@@ -23,13 +23,13 @@ def read(path: Path, max_bytes: int) -> bytes | None:
 
 
 def replace(path: Path, text: bytes) -> None:
-    """Raises OSError where the directory is gone or full."""
+    """Replace the content; raise OSError if the directory is gone or full."""
     with _half(path, text) as half:
         half.replace(path)
 
 
 def create(path: Path, text: bytes) -> bool:
-    """False where somebody was quicker; raises OSError where the directory is gone or full."""
+    """Create the file; return False if it exists. Raise OSError if the directory is gone or full."""
     with _half(path, text) as half:
         try:
             os.link(half, path)
@@ -39,7 +39,7 @@ def create(path: Path, text: bytes) -> bool:
 
 
 def remove(path: Path, writer: int) -> None:
-    """Also what its `writer`, a process that died, had only half written."""
+    """Remove the file, and what its `writer`, a process that died, had only half written."""
     for name in (path, half_of(path, writer)):
         name.unlink(missing_ok=True)
 

@@ -1,10 +1,9 @@
-"""A slot: the place of one worker process, which outlives the processes in it.
+"""Slot: the place of one worker process, with its restart delay and its missed watchdog pings.
 
-Lives here: when the next process starts after a crash, and whether the one that runs still gives signs of life.
-Must not know: signals, the system, the other slots.
-Laws: after a crash the next one starts 0.1 s later, and after twice as long, up to 5 s, each time it lived less than 10 s;
-silence is counted in looks, not in seconds: whoever pauses the whole service for an hour (a container) pauses whoever looks as
-well; a process that has given no sign yet is not silent, it still imports.
+Independent of signals, the system and the other slots.
+Invariants: After a crash the next process starts 0.1 s later. The delay doubles, up to 5 s, each time a process lived less than
+10 s. Silence is counted in checks, not in seconds: a pause of the whole service for an hour (a container) pauses the checks too.
+A process that has sent no ping yet is not silent: it still imports.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Slot:
     started: float = 0.0
     has_served: bool = False
     looks_since_sign: int | None = None
-    """None before the first sign."""
+    """Checks since the last ping; None before the first ping."""
     rapid_crashes: int = 0
 
     def occupy(self, pid: int) -> None:
@@ -36,7 +35,7 @@ class Slot:
         self.pid = self.looks_since_sign = None
 
     def retry_later(self, now: float) -> float:
-        """The next process starts so many seconds from now."""
+        """Schedule the next process; return the delay in seconds."""
         if now - self.started >= STEADY_S:
             self.rapid_crashes = 0
         delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.rapid_crashes, 16))
@@ -45,11 +44,11 @@ class Slot:
         return delay_s
 
     def heard(self) -> None:
-        """A sign of life."""
+        """Record a watchdog ping."""
         self.looks_since_sign = 0
 
     def looked_at(self) -> int:
-        """How many times in a row, with this one, somebody looked and there was no sign."""
+        """Record a watchdog check; return how many in a row, this one included, found no ping."""
         if self.looks_since_sign is None:
             return 0
         silent, self.looks_since_sign = self.looks_since_sign, self.looks_since_sign + 1

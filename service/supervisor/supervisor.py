@@ -1,19 +1,18 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
-Lives here: the decisions, made on one thread in one loop that sleeps until a signal or a due time (a look at
-the workers' signs of life is one).
-Must not know: torch, HTTP, what a worker does, settings (a Plan is all it gets). It stays small: 15 MB, for `become` leaves
-behind what reading the settings took (38 with it).
-Laws:
-- a slot holds one process at a time; one that crashed is started again, and one whose event loop stands still is ended and
-  started again (`supervisor/slot.py`);
-- a process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it said why, and
-  would say it again. In a slot that did serve it is a crash like any other, and its mates go on serving;
-- SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force; a second one ends
-  them by force at once (the same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its
-  own copy). SIGHUP is ignored, in the workers too: there is nothing to read again;
-- a worker that has news for all (a change of layers) signals it, and it signals every worker;
-- when it is killed itself, the workers see their lifeline end and leave.
+Holds the decisions, made on one thread in one loop that sleeps until a signal or a due time, such as a watchdog check.
+Independent of torch, HTTP, what a worker does, and settings (it gets only a Plan). It stays small: 15 MB, because `become` drops
+what reading the settings took (38 MB with it).
+Invariants:
+- A slot holds one process at a time. A process that crashed is started again; one whose event loop stalls is ended and started
+  again (`supervisor/slot.py`).
+- A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it has reported the reason
+  and would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
+- SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by
+  force at once. The same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its own copy. SIGHUP
+  is ignored, in the workers too: there is nothing to read again.
+- A worker with news for all (a layer rollout) signals the supervisor, which signals every worker.
+- If the supervisor is killed, the workers see their lifeline end and leave.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from service.supervisor.watchdog import CHECKS, WHERE, check_interval_s
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
-# The engine is stuck or its device has failed: the process told everyone who waited and left to be replaced.
+# The engine is stuck or its device has failed: the process failed all its requests and left to be replaced.
 EXIT_ENGINE_DOWN = 4
 
 FORCE_S = 2.0
 ECHO_S = 0.2
-# A worker that we told to leave before it could listen to signals ends by the signal itself: nothing was lost.
+# A worker that is stopped before it can handle signals ends by the signal itself: nothing was lost.
 _ORDERLY = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -62,7 +61,7 @@ class System(Protocol):
 
 
 class Supervisor:
-    """`bury(slot, pid)` forgets what a dead process left behind and says whether it had become ready."""
+    """Runs a plan; `bury(slot, pid)` removes what a dead process left and returns whether it had become ready."""
 
     def __init__(
         self, plan: Plan, values: Mapping[str, str], system: System, bury: Callable[[int, int], bool], log: Log
@@ -80,7 +79,7 @@ class Supervisor:
         self._told: tuple[signal.Signals, float] | None = None
 
     def run(self) -> int:
-        """Until the end; the exit code says how it came."""
+        """Run until all processes have ended; return the exit code."""
         while True:
             self._start_due()
             signum = self._system.wait(self._patience())
@@ -109,7 +108,7 @@ class Supervisor:
         return [slot.pid for slot in self._slots if slot.pid is not None]
 
     def _patience(self) -> float | None:
-        """Seconds until something is due; None = only a signal can bring news."""
+        """Return seconds until something is due; None if only a signal can change anything."""
         due = [slot.start_at for slot in self._slots if slot.start_at is not None]
         if self._exit_code is None:
             due.append(self._look_at)
@@ -118,7 +117,7 @@ class Supervisor:
         return max(0.0, min(due) - self._system.now()) if due else None
 
     def _look(self) -> None:
-        """Who gave no sign of life for so many looks is asked where it stands, and then ended; `_ended` does the rest."""
+        """Check for pings: a worker that missed too many writes its stacks, then is killed; `_ended` does the rest."""
         self._hear()
         for slot in self._slots:
             silent = slot.looked_at()
@@ -131,7 +130,7 @@ class Supervisor:
 
     def _hear(self) -> None:
         for index in self._system.heard():
-            if index < len(self._slots):  # a worker may write anything
+            if index < len(self._slots):  # a worker may write any byte
                 self._slots[index].heard()
 
     def _start_due(self) -> None:
@@ -157,7 +156,7 @@ class Supervisor:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        self._hear()  # what it wrote is not to count for who comes next
+        self._hear()  # its pings must not count for the next process
         slot.vacate()
         slot.has_served |= self._bury(slot.index, pid)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
@@ -209,9 +208,9 @@ def _signal_name(signum: int) -> str:
 
 
 def become(plan: Plan) -> NoReturn:
-    """This process goes on as the supervisor, and forgets all that it has imported.
+    """Turn this process into the supervisor by exec, which drops all that it has imported.
 
-    Who tells it to stop meanwhile is heard as soon as there is a handler: a mask outlives the exchange of programs.
+    A stop signal that comes meanwhile stays pending until there is a handler: the signal mask outlives an exec.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     command = (sys.executable, "-m", "service.supervisor.supervisor", *plan.arguments)
@@ -220,9 +219,9 @@ def become(plan: Plan) -> NoReturn:
 
 @unblocked_streams()
 def supervise(plan: Plan, log: Log = write_log_line) -> int:
-    """Serves until told to stop and returns the exit code; the process must end with it (it has taken the signals over).
+    """Serve until stopped; return the exit code. The process must end with it, because it has taken over the signals.
 
-    What keeps it from starting is one line on stderr and EXIT_FAILED.
+    A failure to start is one line on stderr and EXIT_FAILED.
     """
     system = Posix()
     try:

@@ -1,10 +1,11 @@
-"""The pulse: how the supervisor knows that a worker's event loop still turns.
+"""Watchdog: a worker's event loop pings the supervisor through a pipe, which shows that the loop still runs.
 
-Lives here: the worker's end of a pipe that all workers share, and how often it is written to and looked at.
-Laws: a sign is one byte, the number of the slot, written by a timer of the loop itself; nothing is written to a disk that could
-be full, and nobody waits: a full pipe has told enough.
+Holds the worker's end of the pipe that all workers share, and the intervals of pings and checks.
+Invariants: A ping is one byte, the number of the slot, written by a timer of the loop itself. Nothing is written to a disk, which
+could be full. Nothing waits: a full pipe holds enough pings.
 
-A heartbeat (`supervisor/worker_status.py`) says how a process is, to its mates; a pulse says that it is, to who can end it.
+A heartbeat (`supervisor/worker_status.py`) reports a process's state to the other workers; a ping shows the supervisor, which can
+end the process, that it runs.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ if TYPE_CHECKING:
     import asyncio
 
 PING_S = 1.0
-# At so many looks without a sign a process is ended; at the one before it is asked where it stands.
+# After so many checks without a ping a process is killed; at the check before, it writes its stacks.
 CHECKS = 5
-# A look has to be later than a sign can be.
+# Two checks must lie further apart than two pings ever do.
 LEAST_SILENCE_S = 10.0
-# A worker that hears this writes the stacks of all its threads to stderr, whatever its interpreter is doing.
+# At this signal a worker writes the stacks of all its threads to stderr, whatever its interpreter is doing.
 WHERE = signal.SIGQUIT
 
 
 def check_interval_s(silence_s: float) -> float:
-    """The time between two looks, where who gives no sign for `silence_s` is to be replaced."""
+    """Return the time between two checks if a process that sends no ping for `silence_s` is to be replaced."""
     return max(LEAST_SILENCE_S, silence_s) / CHECKS
 
 
 class Watchdog:
-    """A worker's."""
+    """Sends the pings of one worker."""
 
     def __init__(self, descriptor: int, slot: int) -> None:
         self._descriptor = descriptor
         self._sign = bytes([slot])
 
     def begin(self) -> None:
-        """On the running loop, and for as long as it runs."""
+        """Ping from the running loop, for as long as it runs."""
         import asyncio  # noqa: PLC0415 (memory: the supervisor imports this file)
 
         if sys.stderr is not None:
@@ -49,6 +50,6 @@ class Watchdog:
         self._beat(asyncio.get_running_loop())
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(OSError):  # full, or the supervisor is gone, which the lifeline tells
+        with contextlib.suppress(OSError):  # full, or the supervisor is gone, which the lifeline shows
             os.write(self._descriptor, self._sign)
         loop.call_later(PING_S, self._beat, loop)

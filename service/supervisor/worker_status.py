@@ -1,12 +1,12 @@
-"""Heartbeats: each process says how it is in a file of its own, and every process can say how the whole service is.
+"""Worker status: each process writes heartbeats to its own file; every process reads the whole service's state.
 
-Lives here: `<directory>/<pid>.json` and the WorkerStatus that reads all of them.
-Must not know: who asks, HTTP, the supervisor (which removes the file of a process that died).
-Laws: a torn, foreign or missing file is a process that has not reported, never an exception; a process counts only
-while its report is younger than `max_age_s`; times are CLOCK_MONOTONIC, which all processes of a Linux machine share.
+Holds `<directory>/<pid>.json` and the WorkerStatus that reads all of them. Independent of its callers, HTTP and the supervisor
+(which removes the file of a process that died).
+Invariants: A torn, foreign or missing file is a process that has not reported, never an exception. A process counts only while
+its report is younger than `max_age_s`. Times are CLOCK_MONOTONIC, which all processes of a Linux machine share.
 
-On tmpfs writing takes 70 µs and asking (two processes) 40 µs: both are called on the event loop on purpose, so that
-readiness flips at once. On ext4 writing takes 1.6 ms, for the rename makes it write the file out.
+On tmpfs a write takes 70 µs and a read (two processes) 40 µs. Both run on the event loop on purpose, so that readiness flips at
+once. On ext4 a write takes 1.6 ms, because the rename makes it write the file out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What one process said of itself; `at` is monotonic seconds.
+    """What one process reported of itself; `at` is monotonic seconds.
 
-    `roll` is the version of the roll that it has followed (0: none yet), `trouble` why it cannot make the change, and
-    `file_changed` whether that is because the layer's file is no longer the one that the change is about.
+    `roll` is the version of the desired state that it has applied (0: none yet). `trouble` says why it cannot make the change.
+    `file_changed` says whether that is because the layer's file is no longer the one that the change is about.
     """
 
     pid: int
@@ -52,7 +52,7 @@ class Heartbeat:
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat | None:
-        """The report in a file, or None where it is not one."""
+        """Return the report in a file, or None if it is malformed."""
         try:
             fields = json.loads(text)
             pid, reason, at = fields["pid"], fields["reason"], fields["at"]
@@ -68,17 +68,17 @@ class Heartbeat:
 
 
 def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
-    """The last report of one process; None where there is none that can be read."""
+    """Return the last report of one process; None if none can be read."""
     return _read(_file(directory, pid))
 
 
 def remove_heartbeat(directory: Path, pid: int) -> None:
-    """Forgets a process that died, also what it had only half written."""
+    """Remove the report of a process that died, and what it had only half written."""
     shared_file.remove(_file(directory, pid), pid)
 
 
 class WorkerStatus:
-    """Where one process (`pid`) reports and all are read; the service is ready once `expected_workers` are."""
+    """Writes the report of one process (`pid`) and reads all; the service is ready once `expected_workers` are."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class WorkerStatus:
         self._max_age_s = max_age_s
         self._pid = os.getpid() if pid is None else pid
         self._now = now
-        self.notifier = notifier  # how the others learn that there is news in the directory
-        self.keep = keep  # makes again what is missing of the directory, and says whether anything was; raises OSError
-        self.has_mates = has_mates  # others served already when this process was started
+        self.notifier = notifier  # notifies the other processes of news in the directory
+        self.keep = keep  # makes what is missing of the directory; returns whether anything was; raises OSError
+        self.has_mates = has_mates  # other processes served already when this one started
 
     def write(
         self,
@@ -110,13 +110,13 @@ class WorkerStatus:
         trouble: str | None = None,
         file_changed: bool = False,
     ) -> None:
-        """Reports this process; raises OSError where the run directory is gone or full."""
+        """Write this process's report; raise OSError if the run directory is gone or full."""
         told, troubled = ((text or "")[:MAX_REASON_CHARS] for text in (reason, trouble))
         beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled, file_changed)
         shared_file.replace(_file(self.directory, self._pid), json.dumps(dataclasses.asdict(beat)).encode("ascii"))
 
     def why_not_ready(self) -> str | None:
-        """None while every expected process is ready; else the worst news in one sentence."""
+        """Return None while every expected process is ready, else the worst reason in one sentence."""
         beats = list(self._read_all())
         now = self._now()
         fresh = self._fresh_of(beats)
@@ -134,7 +134,7 @@ class WorkerStatus:
         return None
 
     def fresh(self) -> list[Heartbeat]:
-        """The reports of the processes that are alive."""
+        """Return the reports of the processes that are alive."""
         return self._fresh_of(list(self._read_all()))
 
     def _fresh_of(self, beats: list[Heartbeat]) -> list[Heartbeat]:

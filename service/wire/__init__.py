@@ -1,1 +1,1 @@
-"""Bytes to checked tensors and back, synchronous; everything wrong with one request is found here."""
+"""Wire formats: decodes and checks requests, encodes answers; synchronous, finds every error of one request."""

@@ -1,7 +1,7 @@
-"""Answer: what a caller reads, as named tensors and the facts beside them; and its JSON, written piece by piece.
+"""Answer of an attend request: its named tensors, the facts beside them, and its JSON in small pieces.
 
-Laws: pieces are small, so that the event loop is never held for long and memory is bounded by one piece beside the tensors;
-joined they are always one valid JSON object; every number reads back to the same bits.
+Invariants: Pieces are small, so that none holds the event loop for long and memory grows by one piece beside the tensors.
+The joined pieces are always one valid JSON object. Every number reads back to the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOP_K = ("values", "indices", "rest")
 
 
 class AnswerFacts(NamedTuple):
-    """What goes beside the tensors; `timing_ms` is asked last, when everything else is written."""
+    """The fields of an answer beside its tensors; `timing_ms` is called last, after the tensors are written."""
 
     masked_rows: int
     layer: str
@@ -40,7 +40,7 @@ class AnswerFacts(NamedTuple):
 
 
 def named_tensors(answer: Answer) -> dict[str, torch.Tensor]:
-    """`output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, each with its axis B in front."""
+    """Return `output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`; axis B is first."""
     found = {"output": answer.output}
     if isinstance(answer.weights, TopK):
         found |= {f"weights.{name}": getattr(answer.weights, name) for name in _TOP_K}
@@ -50,7 +50,7 @@ def named_tensors(answer: Answer) -> dict[str, torch.Tensor]:
 
 
 def write_json(answer: Answer, facts: AnswerFacts, form: TensorForm, *, is_batch: bool) -> Iterator[bytes]:
-    """The pieces of the JSON answer, in the contract's order of fields."""
+    """Yield the JSON answer in pieces; fields are in the order of the contract."""
     tensors = named_tensors(answer)
     if not is_batch:
         tensors = {name: tensor[0] for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
-"""Request: a decoded body, checked against the layer it is for, becomes a Call with an exact cost.
+"""Attend request: checks a decoded body against its layer and returns a `Call` with its exact cost.
 
-Laws: everything that can be wrong with one request is found here, before it is queued (P5), in the contract's order:
-unknown field, dtype, shape, mask, cost; sizes are Python integers, which do not overflow.
+Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
+contract: unknown field, dtype, shape, mask, cost. Sizes are Python integers, which do not overflow.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor, look_over
 
 BATCH_RANK = 3
-# Attention scores whose masked rows are counted within about a millisecond.
+# Counting the masked rows of this many attention scores takes about a millisecond.
 MAX_COUNTED_CELLS = 2**21
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Ceilings of one request: `cells` counts attention scores, sequences x heads x L x S.
+    """Limits of one request; `max_cells` counts attention scores: sequences x heads x L x S.
 
-    `table_bytes` are those of one sequence: one is computed at a time.
+    `max_table_bytes` limits the tables of one sequence, because sequences are computed one at a time.
     """
 
     max_sequences: int
@@ -45,7 +45,7 @@ class RequestLimits:
 
 
 class CheckedRequest(NamedTuple):
-    """A call that can run, what it costs, and how its answer is to be written."""
+    """A call that can run, its cost, and the form of its answer."""
 
     call: Call
     cost: Cost
@@ -53,10 +53,10 @@ class CheckedRequest(NamedTuple):
     is_batch: bool
     form: TensorForm
     count_masked_rows: Callable[[], int] | None = None
-    """What is left to check where it takes long: it returns `masked_rows`, or raises MaskedRow."""
+    """The last check, left to the caller where it is slow: it returns `masked_rows` or raises MaskedRow."""
 
     def counted(self) -> CheckedRequest:
-        """The same request, checked to the end."""
+        """Return the request with its masked rows counted; raises MaskedRow."""
         if self.count_masked_rows is None:
             return self
         return self._replace(masked_rows=self.count_masked_rows(), count_masked_rows=None)
@@ -65,10 +65,10 @@ class CheckedRequest(NamedTuple):
 def check_request(
     body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """The call for layer `name`; the caller runs what is left of the checks (`counted`).
+    """Return the checked call for layer `name`; the caller runs the remaining check (`counted`).
 
-    Raises InvalidInput's family for what is wrong and CostLimit for what is too much.
-    `mask_params` point to the values of the first masks where those are not `/masks/<i>/values`.
+    Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits.
+    `mask_params` are the JSON pointers to the values of the first masks; the default is `/masks/<i>/values`.
     """
     params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
     look_over(_fields(body, params))
@@ -90,12 +90,12 @@ def check_request(
         fields.append(mask)
     combined = CombinedMask(sizes, tuple(fields)) if fields else None
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
-    # Tables are float32, of a float64 query float64.
+    # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
     _check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
     call = Call(name, query, key, value, combined, wanted)
     request = CheckedRequest(call, cost, 0, is_batch, _form(body.encoding, decoded.form))
-    if combined is None or spec.extra_keys:  # appended columns may always be attended to
+    if combined is None or spec.extra_keys:  # every row may attend to the appended columns
         return request
     request = request._replace(
         count_masked_rows=partial(_count_masked_rows, combined, is_error=body.masked_rows == "error")
@@ -107,7 +107,7 @@ QUERY, KEY, VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("que
 
 
 def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
-    """All tensors of a request as they came."""
+    """Return every tensor of a request before decoding, with its field."""
     found: list[tuple[object, TensorField]] = [(body.query, QUERY), (body.key, KEY), (body.value, VALUE)]
     for field, param in zip(body.masks, mask_params, strict=True):
         if (values := values_of(field, param)) is not None:
@@ -124,7 +124,7 @@ def _decode_rows(value: object, field: str, width: int, name: str, is_batch: boo
 
 
 def _checked_rows(tensor: torch.Tensor, field: str, width: int, name: str) -> torch.Tensor:
-    """[B, L, d] with d the layer's width, no axis empty."""
+    """Return the rows as [B, L, d]; raises BadShape for a wrong rank, an empty axis, or a d other than `width`."""
     if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
         raise BadShape(f"{field} must be [L, d] or [B, L, d], got {tensor.dim()} axes", param=f"/{field}")
     if 0 in tensor.shape:
@@ -135,7 +135,7 @@ def _checked_rows(tensor: torch.Tensor, field: str, width: int, name: str) -> to
 
 
 def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, spec: LayerSpec) -> None:
-    """The same number of sequences everywhere, a value row for every key row, and no default of the wrong width."""
+    """Check that sequence counts agree, each key row has a value row, and no default has the wrong width."""
     if key is None and spec.needs_key:
         raise InvalidInput(
             f"key is required: it has {spec.key_width} features here, query {spec.query_width}", param="/key"
@@ -164,12 +164,12 @@ def _wanted(field: WeightsField, sizes: Sizes, spec: LayerSpec) -> WeightsWanted
 
 
 def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
-    """A selection in the asked order: unique, in range, not empty."""
+    """Return a selection in the caller's order; raises InvalidInput unless it is non-empty, unique and in range."""
     if value is None:
         return None
     param = f"/weights/{name}"
     tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
-    # Counted first: a list of millions is not worth looking at.
+    # Check the length first, so that a list of millions of entries is not converted.
     chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
         raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
@@ -198,7 +198,7 @@ def _cost(
 
 
 def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys: int) -> int:
-    """Bytes of the returned weights of one sequence, indices and rest included."""
+    """Return the bytes of one sequence's returned weights, including the indices and rest of top_k."""
     if wanted is None:
         return 0
     heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
@@ -231,7 +231,7 @@ def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:
 
 
 def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
-    """(sequence, query row) pairs that may attend to nothing in at least one head; MaskedRow at the first if asked so."""
+    """Count (sequence, query row) pairs with no allowed key in at least one head; `is_error` raises MaskedRow at the first."""
     count = seen = 0
     for rows in masked_rows(mask):
         found = int(rows.sum())
@@ -245,7 +245,7 @@ def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
 
 
 def _form(encoding: str | None, came: TensorForm) -> TensorForm:
-    """How the tensors of a JSON answer are written: as `query` came unless the request says otherwise."""
+    """Return the form of the tensors of a JSON answer: that of `query` unless the request sets `encoding`."""
     if encoding == "base64" or (came is TensorForm.BINARY and encoding is None):
         return TensorForm.BASE64
     if encoding is None:

@@ -1,6 +1,6 @@
-"""base64 to bytes, strictly (RFC 4648): standard alphabet, no white space, exact padding, no stray bits.
+"""Strict base64 decoding (RFC 4648): standard alphabet, no white space, exact padding, no stray bits.
 
-Invariant: every byte string has exactly one text that is accepted here.
+Invariants: Exactly one text is accepted for each byte string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _QUAD = 4
 
 
 def decode_base64(text: str, *, words: str, param: str) -> bytearray:
-    """The bytes of `text`; raises BadEncoding. `words` and `param` name the field."""
+    """Return the bytes of `text`; raises BadEncoding. `words` and `param` name the field."""
     if len(text) % _QUAD:
         raise BadEncoding(f"{words} has {len(text)} base64 characters, expected a multiple of 4", param=param)
     try:

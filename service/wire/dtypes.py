@@ -1,6 +1,6 @@
-"""Dtypes: the names that one dtype has in each form of a request, and how many bytes a value takes.
+"""Dtypes: the names of each dtype in every form of a request, and the bytes per value.
 
-Law: every other file of the desk takes its names from this table.
+Invariants: Every other module of `wire` takes its dtype names from this table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 class Dtype(NamedTuple):
-    """A dtype by its names: the contract's (which are torch's), safetensors', Open Inference's."""
+    """A dtype with its names in the contract (those of torch), in safetensors and in Open Inference."""
 
     name: str
     torch: torch.dtype

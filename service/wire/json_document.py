@@ -1,9 +1,9 @@
-"""JSON bodies as plain Python objects, with nested lists of numbers as NumPy arrays.
+"""JSON bodies: parses them to plain Python objects, with nested lists of numbers as NumPy arrays.
 
-simdjson parses; Python's `json` parses again what simdjson refuses, because only it names the place of a fault and takes
-integers of any size. Invariants: the module knows no fields; what is accepted is strict JSON in UTF-8 without a byte order mark,
-no duplicate keys, a limited depth, an object at the top; errors of syntax come before every other error; nothing here waits,
-and `parse_s` estimates the time, so that the caller can choose where to parse.
+simdjson parses first. Python's `json` then parses what simdjson rejects, because only it gives the position of a fault and takes
+integers of any size. Invariants: The module knows no fields. It accepts only strict JSON in UTF-8, without a byte order mark or
+duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error. Nothing here waits, and
+`parse_s` estimates the time, so that the caller can choose where to parse.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from service.wire.number_list import NumberList, nested_numbers
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, None]
 
 MAX_TEXT_NUMBERS = 2**20
-"""As text a number takes several times the memory and the time that it takes as a tensor."""
+"""A number as text takes several times the memory and the time of one in a tensor."""
 MAX_MEMBERS = 32_768
 """Members of objects, and entries of lists that hold objects."""
 MAX_CHARACTERS = 2**20
-"""Of names and of strings up to LONG_STRING."""
+"""Characters in names, and in strings up to LONG_STRING."""
 LONG_STRING = 1024
-# simdjson looks at one member after another to find one.
+# simdjson finds a member by linear search.
 _FEW_MEMBERS = 64
-# Flat lists up to this length stay lists: most are a shape, or a selection of heads.
+# Flat lists up to this length stay lists: most are a shape or a selection of heads.
 _SHORT = 64
-# Seconds for a byte, and for a number (of Python's slower parser), a list, a member, an object; two cores, 2026.
+# Seconds per byte, number (in Python's slower parser), list, member and object; measured on two cores, 2026.
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
 _COUNTED_BYTES = 4 * 2**20
@@ -41,25 +41,25 @@ _KINDS: tuple[tuple[Literal["i", "u", "d"], type[np.generic]], ...] = (
     ("u", np.uint64),
     ("d", np.float64),
 )
-# What simdjson's methods raise where elements are no numbers, or none of the asked kind.
+# What simdjson's methods raise if elements are not numbers, or not of the requested kind.
 _OTHER_KIND = (ValueError, TypeError, RuntimeError)
 
 
 class _NotForSimdjsonError(Exception):
-    """The body is malformed, or has what simdjson does not take: integers beyond 64 bits, halves of surrogate pairs, objects of
-    many members, NUL in names.
+    """The body is malformed, or simdjson cannot take it: integers beyond 64 bits, unpaired surrogates, objects of many members,
+    NUL in names.
     """
 
 
 class _Pairs(list[tuple[str, object]]):
-    """An object of Python's parser: its members in order, duplicates included."""
+    """An object from Python's parser: its members in order, including duplicates."""
 
 
 def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
-    """The object in `body`; nested lists of numbers come as NumberList, short flat ones as list.
+    """Return the object in `body`; nested lists of numbers become NumberList, short flat ones stay lists.
 
     Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
-    for one beyond float64, InvalidInput for too many members and for a body that is no object.
+    for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
     """
     if not body:
         raise BadJson("the body is empty")
@@ -75,14 +75,14 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
 
 
 def parse_s(body: bytes | bytearray) -> float:
-    """About the most seconds that `parse` takes; infinite where already counting would take long."""
+    """Return about the most seconds that `parse` takes; infinite if counting would already take long."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
     return len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
 
 
 def _count(body: bytes | bytearray, mark: str) -> int:
-    """As `bytes.count`, in a third of the time where there are many."""
+    """Like `bytes.count`, but in a third of the time if there are many."""
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(mark)))
 
 
@@ -98,7 +98,7 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
     if reader.num_lists != _count(body, "["):
-        # A list hides between numbers, which simdjson flattens without a word; or a string has a bracket.
+        # Either a list is hidden between numbers, which simdjson flattens silently, or a string has a bracket.
         reader = _Reader(max_depth, max_numbers, takes_arrays=False)
         document = reader.value(root, 0)
     reader.check()
@@ -106,7 +106,7 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
 
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
-    if _count(body, ",") > max_numbers:  # as Python's objects it would take hundreds of MiB
+    if _count(body, ",") > max_numbers:  # so many Python objects would take hundreds of MiB
         raise BadJson("the body is not valid JSON")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(_decoded(body), 0)
@@ -126,7 +126,7 @@ def _decoded(body: bytes | bytearray) -> object:
     except json.JSONDecodeError as error:
         offset = error.pos if text.isascii() else len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise BadJson(f"the body is not valid JSON (byte {offset})") from None
-    except ValueError:  # Python converts no integers of more than 4,300 digits
+    except ValueError:  # Python converts no integer of more than 4,300 digits
         raise BadJson("the body has an integer of more than 4300 digits") from None
     except RecursionError:
         raise JsonTooDeep("the body is nested too deep") from None
@@ -140,7 +140,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_refuse_con
 
 
 def _path_to_infinity(document: Json) -> tuple[str | int, ...] | None:
-    """The way to a number that Python reads as infinite (1e999), outside of large lists of numbers."""
+    """Return the path to a number that Python reads as infinite (1e999), outside large lists of numbers."""
     if isinstance(document, float) and math.isinf(document):
         return ()
     entries = (
@@ -153,14 +153,14 @@ def _path_to_infinity(document: Json) -> tuple[str | int, ...] | None:
 
 
 def _pointer(path: tuple[str | int, ...]) -> str | None:
-    """A JSON pointer along field names like ours; None where it would echo a caller's own words."""
+    """Return the path as a JSON pointer; None if it would echo a caller's text instead of names like ours."""
     if any(isinstance(name, str) and not (name.isidentifier() and name.isascii() and name.islower()) for name in path):
         return None
     return "".join(f"/{name}" for name in path)
 
 
 class _Reader:
-    """Converts the elements of one document, of either parser, and counts what is limited."""
+    """Converts the elements of one document, from either parser, and enforces the limits."""
 
     def __init__(self, max_depth: int, max_numbers: int, *, takes_arrays: bool = True) -> None:
         self._max_depth = max_depth
@@ -172,7 +172,7 @@ class _Reader:
         self.num_lists = 0
 
     def check(self) -> None:
-        """Raises for what is wrong with a whole document whose syntax is right."""
+        """Raise CostLimit if the document, whose syntax is valid, has too many numbers."""
         if self._num_numbers > self._max_numbers:
             raise CostLimit(
                 f"the body has more than {self._max_numbers:,} numbers written as text; "
@@ -180,10 +180,10 @@ class _Reader:
             )
 
     def value(self, found: object, depth: int) -> Json:
-        """`depth` counts the lists and objects around it."""
+        """Convert `found`; `depth` counts the lists and objects around it."""
         if isinstance(found, simdjson.Object):
             names = list(found.keys())
-            if len(names) > _FEW_MEMBERS or any("\0" in name for name in names):  # where its own strings end
+            if len(names) > _FEW_MEMBERS or any("\0" in name for name in names):  # simdjson's lookup ends a name there
                 raise _NotForSimdjsonError
             return self._object([(name, found[name]) for name in names], depth)
         if isinstance(found, _Pairs):
@@ -221,13 +221,13 @@ class _Reader:
         return self._mixed(entries, depth) if nested is None else nested
 
     def _mixed(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
-        """A list that holds objects."""
+        """Convert a list that holds objects."""
         self.num_lists += 1
         self._count(len(entries))
         return [self.value(entry, depth + 1) for entry in entries]
 
     def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
-        """The fast way: numbers go from simdjson's memory into NumPy's. None where they are not regular, or no numbers."""
+        """Fast path: read the numbers from simdjson into NumPy. Returns None if the list is short, irregular or not numbers."""
         shape, rows = [len(array)], [array]
         num_lists = 1
         while isinstance(first, simdjson.Array):
@@ -248,7 +248,7 @@ class _Reader:
         if shape[0] <= _SHORT and len(shape) == 1:
             return None
         count = math.prod(shape)
-        if self._num_numbers + count > self._max_numbers:  # the values of a request that is refused are worth no memory
+        if self._num_numbers + count > self._max_numbers:  # the body is rejected, so copy no values
             self._num_numbers += count
             self.num_lists += num_lists
             return []
@@ -259,7 +259,7 @@ class _Reader:
         return numbers
 
     def _nested(self, entries: simdjson.Array | list[object], depth: int) -> Json:
-        """The exact way, over Python's lists: a NumberList, or a short flat list as it is; None where it holds objects."""
+        """Exact path, over Python lists: return a NumberList, or a short flat list unchanged; None if it holds objects."""
         whole = cast("list[object]", entries.as_list() if isinstance(entries, simdjson.Array) else entries)
         level, num_lists, num_values = [whole], 0, 0
         while level:
@@ -301,7 +301,7 @@ class _Reader:
 
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
-    """`is_whole`: the first number has neither fraction nor exponent, so all of them may."""
+    """Return the numbers of a regular array, None if it has others; `is_whole`: the first has neither fraction nor exponent."""
     for kind, dtype in _KINDS if is_whole else _KINDS[-1:]:
         try:
             values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype)

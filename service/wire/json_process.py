@@ -1,8 +1,8 @@
-"""`python -m service.wire.json_process`: the process that parses large JSON bodies for a worker.
+"""JSON process: parses large JSON bodies for a worker (`python -m service.wire.json_process`).
 
-Standard input is a socket: requests come and answers go on it, one after another. Invariants: no torch here; it is the same
-`parse` that a worker runs itself; an answer is JSON and bytes, so that reading it can do nothing but give a document; the end of
-the worker, however it ends, is the end of the socket and of this process.
+Standard input is a socket, which carries requests and answers one after another. Invariants: The process does not import torch.
+It runs the same `parse` as a worker. An answer is JSON and bytes, so that reading it can only give a document. When the worker
+ends, however it ends, the socket closes and this process ends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from service.wire.json_document import LONG_STRING, Json, parse
 from service.wire.number_list import Fault, NumberList
 
 REQUEST = struct.Struct("<QII")
-"""Bytes of the body, depth and numbers that it may have."""
+"""Bytes of the body, its maximum depth, its maximum count of numbers."""
 ANSWER = struct.Struct("<QQ")
-"""Bytes of the answer's JSON, and of the arrays and long strings behind it."""
+"""Bytes of the answer's JSON, and of the arrays and long strings after it."""
 _ERRORS = {kind.code: kind for kind in (BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite)}
 
 
 def serve(line: socket.socket) -> None:
-    """Until the other end is closed."""
+    """Answer requests until the other end closes."""
     with line:
         while head := _received(line, REQUEST.size):
             num_bytes, max_depth, max_numbers = REQUEST.unpack(head)
@@ -45,12 +45,12 @@ def _answer(body: bytearray, max_depth: int, max_numbers: int) -> tuple[bytes, l
     except MemoryError:
         error: ServiceError = CostLimit("there is no memory to parse a body of this size")
     except ServiceError as found:
-        error = found.with_traceback(None)  # whose frames hold the whole document, in a circle
+        error = found.with_traceback(None)  # its frames hold the whole document in a reference cycle
     return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []
 
 
 def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
-    """The JSON of an answer, and the bytes of its arrays and long strings, which `parts` puts at their places in the document."""
+    """Return the JSON of an answer and the bytes of its arrays and long strings; `parts` gives the place of each."""
     parts, blobs = [], []
     for container, name, path in _large(document):
         found = container[name]
@@ -67,7 +67,7 @@ def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
-    """The document that was packed; raises the ServiceError that was the answer."""
+    """Return the packed document, or raise the packed ServiceError."""
     answer = json.loads(text)
     if "code" in answer:
         raise _ERRORS[answer["code"]](answer["message"], param=answer["param"])
@@ -98,7 +98,7 @@ def _unpacked(about: dict[str, Any] | None, data: memoryview) -> str | NumberLis
 
 
 def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str | int, ...]]]:
-    """Every NumberList and long string: its container, its name there, and the path to it."""
+    """Yield every NumberList and long string: its container, its name there, and the path to it."""
     for name, found in list(container.items() if isinstance(container, dict) else enumerate(container)):
         if isinstance(found, NumberList) or (isinstance(found, str) and len(found) > LONG_STRING):
             yield container, name, (*path, name)
@@ -107,7 +107,7 @@ def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[A
 
 
 def _received(line: socket.socket, num_bytes: int) -> bytearray:
-    """Empty where the other end is closed."""
+    """Return `num_bytes` bytes, or nothing if the other end closes first."""
     data = bytearray(num_bytes)
     view, got = memoryview(data), 0
     while got < num_bytes:
@@ -119,6 +119,6 @@ def _received(line: socket.socket, num_bytes: int) -> bytearray:
 
 
 if __name__ == "__main__":
-    for signum in (signal.SIGINT, signal.SIGTERM):  # meant for the worker, whose end is this one's
+    for signum in (signal.SIGINT, signal.SIGTERM):  # meant for the worker; this process ends when the worker does
         signal.signal(signum, signal.SIG_IGN)
     serve(socket.socket(fileno=0))

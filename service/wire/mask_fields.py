@@ -1,7 +1,7 @@
-"""Mask fields: from what the caller wrote to the engine room's masks.
+"""Mask fields: decodes the masks of a request to the masks of `attention`.
 
-Laws: rank alone decides what an axis means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with B in front for a batch), so
-that B = L = S is never ambiguous; an axis is whole or 1; `lengths` never broadcast; nothing here looks at scores.
+Invariants: Only the rank decides what an axis means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with B in front for a batch),
+so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing here reads scores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.wire.tensors import TensorKind, decode_tensor
 
 
 def values_of(field: MaskField, values_param: str) -> tuple[object, TensorField] | None:
-    """A mask's values and what they are for; None where its kind has none."""
+    """Return a mask's values and their field; None if its kind has no values."""
     match field:
         case AttendMask() | IgnoreMask():
             return field.values, TensorField(values_param, TensorKind.BOOL)
@@ -38,9 +38,9 @@ def values_of(field: MaskField, values_param: str) -> tuple[object, TensorField]
 
 
 def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:
-    """One mask of a request with these sizes; `param` points to it, `values_param` to its values.
+    """Return one mask of a request with these sizes; `param` points to it, `values_param` to its values.
 
-    Raises BadMask, CausalAlignRequired, NonFinite and what tensors raise.
+    Raises BadMask, CausalAlignRequired, NonFinite and the errors of `decode_tensor`.
     """
     match field:
         case AttendMask():
@@ -58,7 +58,7 @@ def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, v
 
 
 def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
-    """[B|1, N|1, L|1, S|1] of a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
+    """Return [B|1, N|1, L|1, S|1] from a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
     tensor = decode_tensor(value, param=param, kind=kind).tensor
     b, n, queries, keys = sizes
     full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
@@ -79,9 +79,9 @@ def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool, param: str)
 
 
 def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
-    """int64 [B|1, L|1] from a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
+    """Return int64 [B|1, L|1] from a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
     if isinstance(value, int) and not isinstance(value, bool):
-        # Held to what int64 carries: anything beyond is out of range below anyway.
+        # Clamp the value so that it fits into int64; one out of range stays out of range for the check below.
         tensor = torch.tensor(max(-1, min(value, sizes.keys + 1)))
     else:
         tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor.to(torch.int64)
@@ -96,7 +96,7 @@ def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.T
 
 
 def _offset(field: CausalMask | WindowMask, sizes: Sizes, param: str) -> int:
-    """Where query row 0 stands among the keys; must be said where there are not as many queries as keys."""
+    """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
     if field.align is not None and field.offset is not None:
         raise BadMask("a mask takes align or offset, not both", param=f"{param}/offset")
     if field.offset is not None:

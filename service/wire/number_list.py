@@ -1,8 +1,8 @@
-"""NumberList: nested lists of numbers as one flat array, with its shape and what is odd about it.
+"""NumberList: nested lists of numbers as one flat array, with their shape and their first fault.
 
-Invariants: the module knows neither fields nor dtypes; booleans and `"-inf"` are converted and reported, and the caller
-decides whether its field takes them; anything else that is not a number becomes a `Fault`, the first one in the order of
-the text; a list that is not regular reports its shape and nothing else.
+Invariants: The module knows neither fields nor dtypes. Booleans and `"-inf"` are converted and reported, and the caller decides
+whether its field takes them. Anything else that is not a number becomes a `Fault`; only the first in text order is kept.
+An irregular list reports the fault of its shape and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES: dict[type, str] = {bool: "a boolean", type(None): "null", dict: "an obje
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """What stands at `index` where a number of a regular list should be, in words for people."""
+    """The item at `index` is not a number of a regular list; `what` describes it in error messages."""
 
     index: tuple[int, ...]
     what: str
@@ -38,9 +38,9 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberList:
-    """`values` (flat, C order) of a regular nested list of this `shape`; both mean nothing where there is a `fault`.
+    """`values` (flat, C order) and `shape` of a regular nested list; `values` is empty if there is a `fault`.
 
-    `first_boolean` and `first_minus_inf` are flat positions: true and false are stored as 1 and 0, the string "-inf" as
+    `first_boolean` and `first_minus_inf` are flat positions. true and false are stored as 1 and 0, the string "-inf" as
     -inf. `is_whole` is true if every number is written without fraction and exponent.
     """
 
@@ -53,7 +53,7 @@ class NumberList:
 
 
 def nested_numbers(nested: Sequence[object]) -> NumberList:
-    """The NumberList of Python's nested lists."""
+    """Return the NumberList of nested Python lists."""
     shape: list[int] = []
     probe: object = nested
     while isinstance(probe, list):
@@ -70,7 +70,7 @@ def nested_numbers(nested: Sequence[object]) -> NumberList:
 
 def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList:
     kinds = set(map(type, items))
-    if list in kinds:  # all lists of this depth are empty, or some items are no lists
+    if list in kinds:  # all lists of this depth are empty, or some items are not lists
         return _faulty(_index(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
     first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None
@@ -85,9 +85,9 @@ def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList
 
 
 def _floats(items: Sequence[object]) -> Float64s | None:
-    """None where one is another string than "-inf", or beyond float64."""
+    """Return float64 values; None if an item is a string other than "-inf" or is beyond float64."""
     numbers = [-math.inf if item == "-inf" else item for item in items] if "-inf" in items else items
-    if str in set(map(type, numbers)):  # which NumPy would read as a number
+    if str in set(map(type, numbers)):  # NumPy would parse it as a number
         return None
     try:
         values = np.array(numbers, dtype=np.float64)

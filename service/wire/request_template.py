@@ -1,9 +1,8 @@
-"""RequestTemplates: what binary requests have in common that differ in nothing but the values of their tensors.
+"""Request-template cache: skips repeated checks of binary requests that differ only in the values of tensors.
 
-Callers send the same few shapes again and again, and what is checked of a request beside its values depends on the header of its
-body and on the layer alone. Laws: a pattern is learnt from a request that went the whole way through the desk and was found good,
-and only from one without masks, whose cost and fate depend on values; every value of every request is looked at; no pattern
-keeps a tensor.
+Callers send the same few shapes repeatedly. Apart from the values, the checks of a request depend only on the layer and on the
+header and length of its body. Invariants: A template comes from a request that passed every check and has no masks, because with
+masks the cost and the outcome depend on values. Every value of every request is checked. No template keeps a tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from service.wire.tensors import TensorForm
 
 
 class Place(NamedTuple):
-    """Where one tensor lies in the body: `shape` is as the caller wrote it, `batch_shape` is [B, L, D]."""
+    """The position of one tensor in the body; `shape` is as the caller wrote it, `batch_shape` is [B, L, D]."""
 
     field: TensorField
     dtype: torch.dtype
@@ -45,7 +44,7 @@ class Place(NamedTuple):
         return cls(field, tensor.dtype, entry.shape, tuple(tensor.shape), entry.begin, entry.end)
 
     def read(self, body: memoryview) -> torch.Tensor:
-        """Raises NonFinite."""
+        """Return the tensor; raises NonFinite."""
         data = body[self.begin : self.end]
         return bytes_to_tensor(data, self.field, self.dtype, self.shape, self.batch_shape)
 
@@ -64,7 +63,7 @@ class RequestTemplate(NamedTuple):
 
     @classmethod
     def of(cls, request: CheckedRequest, entries: Mapping[str, TensorEntry]) -> RequestTemplate:
-        """`entries` are those of the header that the request came with."""
+        """Return the template of `request`; `entries` are the tensors of its header."""
         call = request.call
         query = Place.of(call.query, QUERY, entries["query"])
         key = None if call.key is None else Place.of(call.key, KEY, entries["key"])
@@ -72,7 +71,7 @@ class RequestTemplate(NamedTuple):
         return cls(call.layer, query, key, value, call.weights, request.cost, request.is_batch, request.form)
 
     def read(self, body: bytearray) -> CheckedRequest:
-        """The request that `body` is, whose header is this pattern's; raises NonFinite."""
+        """Return the request in `body`, whose header is the one of this template; raises NonFinite."""
         view = memoryview(body)
         query = self.query.read(view)
         key = None if self.key is None else self.key.read(view)
@@ -82,7 +81,7 @@ class RequestTemplate(NamedTuple):
 
 
 class RequestTemplates:
-    """The way of a safetensors body through the desk, shorter where its pattern is known; one for all layers and threads."""
+    """Decodes and checks safetensors bodies, faster if a template is known; one cache for all layers and threads."""
 
     def __init__(self, limits: RequestLimits, max_json_depth: int, max_numbers: int) -> None:
         self._limits = limits
@@ -92,12 +91,12 @@ class RequestTemplates:
 
     @property
     def num_known(self) -> int:
-        """How many patterns are known, at most NUM_REMEMBERED."""
+        """The number of cached templates, at most NUM_REMEMBERED."""
         return len(self._known)
 
     def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
-        """The request for layer `name`, whose `digest` stands for its spec; raises what `check_request` and before it
-        `parse_safetensors` and `checked_request` raise.
+        """Return the request for layer `name`; the `digest` identifies its spec.
+        Raises the errors of `parse_safetensors`, then of `checked_request`, then of `check_request`.
         """
         header = header_of(body)
         key = (name, digest, header, len(body))

@@ -1,7 +1,7 @@
-"""A safetensors answer: the tensors' own bytes behind a header, the other fields in its metadata.
+"""Safetensors answer: writes a header with the other fields in its metadata, then the tensors' bytes.
 
-Laws: no tensor is copied, a piece is a view of its memory; tensors of wider dtypes come first, so that every one of
-them is aligned for whoever maps the bytes; whatever the values, their bits arrive.
+Invariants: No tensor is copied: a piece is a view of its memory. Tensors of wider dtypes come first, so that each one is aligned
+for a reader that maps the bytes. The bits arrive unchanged, whatever the values are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGNMENT = 8
 
 
 def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> list[bytes | memoryview]:
-    """The parts of the body: length and header, then each tensor's bytes."""
+    """Return the parts of the body: length and header, then each tensor's bytes."""
     tensors = named_tensors(answer)
     header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
     parts, offset = [], 0

@@ -1,9 +1,9 @@
-"""A safetensors body as the same document that a JSON body gives: fields by name, tensors in their places.
+"""Safetensors bodies: parses one to the same document that a JSON body gives, with tensors in their fields.
 
-The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`; its metadata has one
-key, `request`: the JSON of the other fields, masks without their values. Laws: the header is checked whole before any
-tensor is looked at; nothing is copied here, a tensor is a view of the body; from here on both forms of a request take
-the same way, so they give the same bits and the same errors.
+The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key,
+`request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
+read. Nothing is copied here: a tensor is a view of the body. From here on both forms of a request take the same path, so they
+give the same bits and the same errors.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.tensors import RawTensor
 
 MAX_HEADER_BYTES = 256 * 1024
-# Callers send the same few shapes again and again; reading a header costs ten times as much as finding it.
+# Callers send the same few shapes repeatedly, and reading a header costs ten times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
 TENSORS = ("query", "key", "value")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
-# What other writers leave in the metadata of every file, and what means nothing here.
+# Other writers put it into the metadata of every file; it has no meaning here.
 _TOLERATED = {"format"}
 
 
 def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, object]:
-    """The document in `body`; raises BadBinary for what is no safetensors file, UnknownField for a tensor that belongs
-    to no field, and whatever the JSON of the other fields is refused for.
+    """Return the document in `body`. Raises BadBinary if it is not a safetensors file, UnknownField for a tensor that belongs
+    to no field, and the errors of `json_document.parse` for the JSON of the other fields.
     """
     header = read_header(header_of(body), len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
@@ -43,23 +43,23 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
 
 
 def header_of(body: bytearray) -> bytes:
-    """The text of the header; raises BadBinary where there is none."""
+    """Return the text of the header; raises BadBinary if there is none."""
     length = _READER.length(body, len(body))
     return bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
 
 
 def read_header(text: bytes, size: int) -> Header:
-    """What it says of a body of `size` bytes; raises BadBinary."""
+    """Return the parsed header of a body of `size` bytes; raises BadBinary."""
     return (_remembered if len(text) <= MAX_REMEMBERED_BYTES else _READER.read)(text, size)
 
 
 def _label(name: str) -> str:
-    """A tensor's name where it is one of ours; never the caller's own words."""
+    """Return a tensor's name if it is one of ours; never the caller's text."""
     return f'"{name}"' if name in TENSORS or _MASK_VALUES.fullmatch(name) else "a tensor"
 
 
 _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
-# Nobody changes what it gives, so it may be given twice.
+# Headers are never modified, so one may be returned twice.
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 
@@ -78,7 +78,7 @@ def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, obj
 
 
 def _check_no_values(document: dict[str, object]) -> None:
-    """Tensors travel as tensors: the same field in the JSON as well would say two things."""
+    """Raise UnknownField for a tensor in the JSON, because the same field could then have two values."""
     for name in TENSORS:
         if name in document:
             raise UnknownField(f'"{name}" travels as a tensor of the body, not in its JSON', param=f"/{name}")

@@ -1,7 +1,7 @@
-"""Schemas: the JSON forms of a request and of an answer, as pydantic models.
+"""Schemas: pydantic models of the JSON of an attend request and of its answer.
 
-Laws: these models check what is not a tensor and are what OpenAPI shows; tensors pass through as they came (`tensors.py` reads
-them); unknown fields are refused everywhere; pydantic's own words never reach a caller (`checked_request` translates them).
+Invariants: The models check everything except tensors, and OpenAPI shows them. Tensors pass through unchanged (`tensors.py`
+decodes them). Unknown fields of a request are rejected everywhere. A caller never sees a message of pydantic.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class AttendRequest(_Strict):
     query: Tensor
     key: Tensor | None = None
     value: Tensor | None = None
-    # A factory: pydantic copies a list deeply at every request.
+    # A factory, because pydantic deep-copies a default list for every request.
     masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
     weights: WeightsField | None = None
     masked_rows: Literal["zero", "error"] = "zero"
@@ -184,9 +184,9 @@ class Problem(BaseModel):
 
 
 def checked_request(value: Mapping[str, object]) -> AttendRequest:
-    """The request, or the first thing that is wrong with it as one of our errors; unknown fields before everything else.
+    """Return the request; raises its first error as a ServiceError, with unknown fields before all others.
 
-    Names are compared here and not by pydantic, which would describe every one of a hundred thousand wrong fields.
+    Names are compared here, because pydantic would describe each of a hundred thousand wrong fields.
     """
     _check_names(value, AttendRequest, "")
     masks, weights = value.get("masks"), value.get("weights")
@@ -203,7 +203,7 @@ def checked_request(value: Mapping[str, object]) -> AttendRequest:
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
-    """Says which fields there are and the nearest of our own names; never the caller's."""
+    """Raise UnknownField with the known names and the nearest of them; the message never contains the caller's text."""
     known = _NAMES[model]
     if value.keys() <= known.keys():
         return
@@ -213,13 +213,13 @@ def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str
     raise UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)
 
 
-# Asked for at every request, and pydantic makes them anew at every look.
+# Kept here, because every request needs them and pydantic builds them at each access.
 _MODELS: tuple[type[BaseModel], ...] = (AttendRequest, WeightsField, *MASK_KINDS.values())
 _NAMES = {model: dict(model.model_fields) for model in _MODELS}
 
 
 def _checked_kind(mask: Any, param: str) -> type[BaseModel]:
-    """What a mask of its kind may hold; a mask without a kind gets an explanation."""
+    """Return the model of the mask's kind; raises MaskKindRequired, with an explanation, for a mask without a kind."""
     if not isinstance(mask, dict) or "kind" not in mask:
         raise MaskKindRequired(
             'a mask must say what its values mean: write {"kind": "attend", "values": …} where true = may attend, or '
@@ -233,7 +233,7 @@ def _checked_kind(mask: Any, param: str) -> type[BaseModel]:
     return MASK_KINDS[kind]
 
 
-# What each of pydantic's error types means in our words; `{expected}` comes from our own models, never from the caller.
+# Our message for each of pydantic's error types; `{expected}` comes from our models, never from the caller.
 _WORDS = {
     "missing": "is required",
     "literal_error": "must be one of {expected}",
@@ -255,9 +255,9 @@ _WORDS = {
 
 
 def translated(error: ValidationError) -> InvalidInput:
-    """The first of pydantic's errors in our words."""
+    """Return the first of pydantic's errors with our message."""
     first = error.errors(include_url=False)[0]
-    # A discriminated union puts the tag into the location: /masks/0/causal/offset is /masks/0/offset to the caller.
+    # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
     context = first.get("ctx", {})

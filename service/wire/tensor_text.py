@@ -1,8 +1,8 @@
-"""Tensors of an answer: from a torch tensor to pieces of JSON text.
+"""Tensor text: writes the tensors of an answer as pieces of JSON text.
 
-Laws: every number reads back into its dtype to the same bits; what is not finite is the string "nan", "inf" or "-inf"
-in lists and its bits in base64; a piece is at most about 256 KiB, so that the event loop is free between any two;
-joined, the pieces are one JSON value.
+Invariants: Every number reads back into its dtype to the same bits. A value that is not finite is the string "nan", "inf" or
+"-inf" in lists, and its bits in base64. A piece has at most about 256 KiB, so that the event loop is free between two pieces.
+The joined pieces are one JSON value.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from service.wire.tensors import TensorForm, bytes_of
 Array: TypeAlias = npt.NDArray[np.generic]
 
 PIECE_VALUES = 8 * 1024
-"""A number takes up to 25 characters and a comma: 208 KiB at most."""
+"""A number takes up to 25 characters and a comma, so a piece takes at most 208 KiB."""
 PIECE_BYTES = 192 * 1024  # a multiple of 3, so that base64 pieces join without padding
 
 _WORDS = {"nan": b'"nan"', "inf": b'"inf"', "-inf": b'"-inf"'}
 
 
 def write_tensor(tensor: torch.Tensor, form: TensorForm) -> Iterator[bytes]:
-    """The JSON of a tensor on the CPU, in the form in which a request's tensor came."""
+    """Yield the JSON of a CPU tensor in `form`, the form of a request's tensor."""
     if form is TensorForm.NESTED:
         return _nested(_as_array(tensor))
     return _object(tensor, is_base64=form is TensorForm.BASE64)
@@ -49,7 +49,7 @@ def _object(tensor: torch.Tensor, *, is_base64: bool) -> Iterator[bytes]:
 
 
 def _as_array(tensor: torch.Tensor) -> Array:
-    """In a dtype that NumPy has: half precision widens to float32, which changes no value."""
+    """Return the tensor in a dtype that NumPy has; half precision widens to float32, which changes no value."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
@@ -58,7 +58,7 @@ def _as_array(tensor: torch.Tensor) -> Array:
 
 
 def _nested(array: Array) -> Iterator[bytes]:
-    """Whole runs of entries where they fit into a piece, else entry by entry."""
+    """Yield runs of whole entries if an entry fits into a piece; else split each entry."""
     if array.ndim == 0:
         yield _text(array.reshape(1))[1:-1]
         return
@@ -82,7 +82,7 @@ def _text(array: Array) -> bytes:
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     if array.dtype.kind != "f":
         return text
-    # orjson writes null for what is not finite, and nothing else.
+    # orjson writes null for values that are not finite, and for nothing else.
     words = [_WORDS[str(value)] for value in array[~np.isfinite(array)].tolist()]
     if not words:
         return text

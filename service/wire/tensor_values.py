@@ -1,9 +1,9 @@
-"""Values of tensors: from decoded numbers or raw bytes to a tensor of a dtype, with every value looked at.
+"""Tensor values: checks decoded numbers or raw bytes and converts them to a tensor of a dtype.
 
-Knows neither JSON nor the order of fields. Laws: nothing that is not finite gets through, except -inf where the field
-is a bias; a number that is finite and does not fit its dtype is refused, never turned into infinity; rounding is to
-nearest, ties to even, from float64 straight to the dtype (a decimal of more than 17 digits is thus rounded twice: to
-float64, then to the dtype); the tensor shares the memory of what was decoded where the dtype allows it.
+This module knows neither JSON nor the order of fields. Invariants: Every value is checked. Only finite values pass, and -inf if
+the field is a bias. A finite number that does not fit its dtype is rejected, never turned into infinity. Rounding is to nearest,
+ties to even, from float64 directly to the dtype. (A decimal of more than 17 digits is thus rounded twice: to float64, then to
+the dtype.) The tensor shares the memory of the decoded data if the dtype allows it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from service.wire.number_list import BEYOND_FLOAT64, Float64s, NumberList
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
-_SLICE_VALUES = 128 * 1024  # of 4 bytes: small enough that a second look finds them in the cache
-_MAX_EXACT = 2**53 - 1  # beyond, a float64 may stand for more than one whole number
+_SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
+_MAX_EXACT = 2**53 - 1  # above it, a float64 may stand for more than one whole number
 
 
 class TensorKind(enum.Enum):
-    """What a field's values mean, and so what they may be."""
+    """The kinds of values that a field may hold, with their description in error messages."""
 
     FLOAT = "a number"
     BIAS = 'a number or "-inf"'
@@ -36,7 +36,7 @@ class TensorKind(enum.Enum):
 
 
 class TensorField(NamedTuple):
-    """The field a tensor is for: its JSON pointer, its kind, and the error for a value that is not of that kind."""
+    """The field of a tensor: its JSON pointer, its kind, and the error for a value of another kind."""
 
     param: str
     kind: TensorKind
@@ -47,7 +47,7 @@ class TensorField(NamedTuple):
         return words_of(self.param)
 
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
-        """The error for `what`, found at `index`."""
+        """Return the error for `what`, found at `index`."""
         kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
         error = NonFinite if what == BEYOND_FLOAT64 else self.error or kind_error
         return error(f"{self.words} has {what}{_at(index)}, expected {self.kind.value}", param=self.param)
@@ -57,7 +57,7 @@ class TensorField(NamedTuple):
 
 
 def words_of(param: str) -> str:
-    """`/masks/0/values` as people write it: masks[0].values."""
+    """Return a JSON pointer in readable form: `/masks/0/values` becomes masks[0].values."""
     first, *rest = param.strip("/").split("/")
     return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
 
@@ -65,7 +65,7 @@ def words_of(param: str) -> str:
 def numbers_to_tensor(
     numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """The tensor of `numbers`, whose count must be that of `shape`; raises what the field refuses."""
+    """Return the tensor of `numbers`, whose count must match `shape`; raises the errors of `field`."""
     _check_kind(numbers, field)
     values = numbers.values
     if field.kind is TensorKind.BOOL or dtype == torch.bool:
@@ -73,7 +73,7 @@ def numbers_to_tensor(
     if not dtype.is_floating_point:
         return _to_whole(numbers, field, dtype, shape)
     if dtype == torch.float64:
-        # simdjson's numbers are read-only, which torch cannot say of a tensor.
+        # simdjson's arrays are read-only, and torch has no read-only tensors.
         return torch.from_numpy(values if values.flags.writeable else values.copy()).reshape(shape)
     stored: Values = np.empty(len(values), dtype=_STORED[dtype])
     bits, infinity = stored.view(f"u{dtype.itemsize}"), _INFINITIES[dtype]
@@ -95,10 +95,10 @@ def bytes_to_tensor(
     shape: tuple[int, ...],
     as_shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """The tensor of little-endian, C-order bytes, whose number must be that of `shape`; raises what the field refuses.
+    """Return the tensor of little-endian C-order bytes, whose count must match `shape`; raises the errors of `field`.
 
-    Floats come in the shape `as_shape` where one is given; faults are told by their index in `shape`.
-    Shares the memory of `data` where that is aligned; booleans do where they have one byte a value.
+    Numbers take the shape `as_shape` if it is given; errors name the index in `shape`.
+    The tensor shares the memory of `data` if that is aligned; booleans share it only with one byte per value.
     """
     if not data:
         return torch.empty(shape, dtype=dtype)
@@ -112,19 +112,19 @@ def bytes_to_tensor(
             _check_slice(bits, 0, _INFINITIES[dtype], field, shape)
         else:
             _check_finite(bits, _INFINITIES[dtype], field, shape)
-    # As an array until the end: calls on tensors cost more than calls on arrays, and NumPy has no bfloat16.
+    # An array until the end, because calls on tensors cost more than calls on arrays. NumPy has no bfloat16.
     stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
 def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
-    """`_check_slice` of a tensor of many slices, with others on the loop in between."""
+    """Call `_check_slice` for each slice of a large tensor."""
     for start in range(0, len(bits), _SLICE_VALUES):
         _check_slice(bits[start : start + _SLICE_VALUES], start, infinity, field, shape)
 
 
 def _check_slice(part: Bits, start: int, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
-    """Raises NonFinite for the first value that is not finite (and not -inf in a bias)."""
+    """Raise NonFinite for the first value that is not finite; -inf is allowed in a bias."""
     is_bias = field.kind is TensorKind.BIAS
     if not _is_finite(part, infinity, but_minus_inf=is_bias):
         bad = (part & infinity) == infinity
@@ -134,7 +134,7 @@ def _check_slice(part: Bits, start: int, infinity: int, field: TensorField, shap
 
 
 def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of a flat position, one number for each axis."""
+    """Return the index of a flat position, one number per axis."""
     return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()
 
 
@@ -148,7 +148,7 @@ def _parts(count: int) -> Iterator[slice]:
 
 
 def _check_kind(numbers: NumberList, field: TensorField) -> None:
-    """Refuses the first thing, in the order of the text, that is not of the field's kind."""
+    """Raise an error for the first item, in text order, that is not of the field's kind."""
     fault, kind = numbers.fault, field.kind
     if fault is not None and fault.is_shape:
         raise BadShape(f"{field.words} has {fault.what}{_at(fault.index)}", param=field.param)
@@ -193,10 +193,10 @@ def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype, shape
 
 
 def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> bool:
-    """Whether no value is infinite or NaN (but -inf, if it may be); `infinity` is the bits of +inf.
+    """Return whether no value is infinite or NaN (`but_minus_inf` allows -inf); `infinity` is the bits of +inf.
 
-    Read as signed integers the bits grow with the positive values, read as unsigned ones with the size of the negative
-    ones, which come after all positive. So two maxima tell, in every dtype, and no sum can overflow.
+    As signed integers, the bits of positive values grow with the value. As unsigned integers, the bits of negative values grow
+    with the magnitude and exceed all positive ones. So two maxima decide in every dtype, and no sum can overflow.
     """
     return bool(
         np.maximum.reduce(bits.view(_SIGNED[bits.itemsize])) < infinity
@@ -210,7 +210,7 @@ def _is_infinite(bits: Bits, infinity: int) -> npt.NDArray[np.bool_]:
 
 
 def _negative(infinity: int) -> int:
-    """The bits of -inf: +inf has no bit above its exponent, so the sign is the next power of two."""
+    """Return the bits of -inf: +inf has no bit above its exponent, so the sign is the next power of two."""
     return infinity + (1 << infinity.bit_length())
 
 
@@ -226,7 +226,7 @@ def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...]) -> npt.NDArra
 
 
 def _store(values: Float64s, stored: Values, dtype: torch.dtype) -> None:
-    """Rounds to the dtype; what is too large becomes infinite."""
+    """Round `values` to the dtype; values beyond its range become infinite."""
     if dtype == torch.bfloat16:
         stored[:] = _bfloat16_bits(values)
         return
@@ -235,7 +235,7 @@ def _store(values: Float64s, stored: Values, dtype: torch.dtype) -> None:
 
 
 def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
-    """Nearest, ties to even, in one rounding: to float32 towards zero with a sticky last bit, then to 16 bits."""
+    """Round once, to nearest, ties to even: to float32 towards zero with a sticky last bit, then to 16 bits."""
     with np.errstate(over="ignore", under="ignore"):
         singles = values.astype(np.float32)
     back = singles.astype(np.float64)
@@ -259,6 +259,6 @@ _INFINITIES: dict[torch.dtype, int] = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""The bits of +inf: all of the exponent and nothing else. A larger one, or the same with a sign, is no finite value."""
+"""The bits of +inf: all exponent bits and no other. Without their sign, the bits of a finite value are smaller."""
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}

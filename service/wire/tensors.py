@@ -1,9 +1,9 @@
-"""Tensors of a request: from what a body holds to a torch tensor.
+"""Tensor decoding: converts the tensors of a request body to torch tensors.
 
-A tensor is nested lists of numbers, or an object with dtype, shape and data (a flat list, or base64 of little-endian
-C-order bytes), or bytes of a binary body. Knows neither which fields exist nor which sizes they must have. Laws: sizes
-are Python integers, checked before anything is allocated; whatever the value is, only ServiceErrors leave; large
-tensors are decoded in short steps.
+A tensor is nested lists of numbers, an object with dtype, shape and data (a flat list, or base64 of little-endian C-order
+bytes), or bytes of a binary body. This module does not know which fields exist or which sizes they need. Invariants: Sizes are
+Python integers and are checked before memory is allocated. Only ServiceErrors are raised, whatever the value is. Large tensors
+are decoded in short steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor,
 __all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor", "look_over"]
 
 MAX_RANK = 4
-MAX_VALUES = 2**30  # more than the largest body that a setting allows could hold
+MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
 _MEMBERS = ("dtype", "shape", "data")
 _FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
 _WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
@@ -45,7 +45,7 @@ _LIST_DTYPES = {
 
 
 class TensorForm(enum.Enum):
-    """How a tensor was written, and so how the answer's are."""
+    """How a request writes a tensor; the answer follows the form of the query."""
 
     NESTED = "nested lists"
     LIST = "an object with a flat list"
@@ -54,7 +54,7 @@ class TensorForm(enum.Enum):
 
 
 class RawTensor(NamedTuple):
-    """A tensor of a binary body: its dtype as the contract names it, and its little-endian C-order bytes, writable."""
+    """A tensor of a binary body: its dtype by the contract's name, and its writable little-endian C-order bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,11 +69,11 @@ class DecodedTensor(NamedTuple):
 def decode_tensor(
     value: object, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
 ) -> DecodedTensor:
-    """The tensor that `value` (what `json_document.parse` gave) is; `param` is the JSON pointer of its field.
+    """Return the tensor of `value`, which is part of a parsed body; `param` is the JSON pointer of its field.
 
-    FLOAT and BIAS give floats, BOOL torch.bool, INT integers; nested lists mean float32, bool and int64. Of any rank
-    up to 4, empty axes included. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, InvalidInput, and
-    `error` (BadMask for BOOL, else BadDtype, where none is given) for a value that is not of the kind.
+    FLOAT and BIAS give floats, BOOL gives torch.bool, INT gives integers. Nested lists give float32, bool and int64. The rank
+    is at most 4, and axes may be empty. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, CostLimit and
+    InvalidInput. A value of another kind raises `error`, by default BadMask for BOOL and BadDtype otherwise.
     """
     field = TensorField(param, kind, error)
     if isinstance(value, RawTensor):
@@ -92,8 +92,8 @@ def decode_tensor(
 
 
 def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
-    """Raises what is wrong with the members of any of these values, then with the dtype of any, before one is decoded:
-    of two things that are wrong with a request the contract says which is told.
+    """Check the members of all values, then the dtypes of all, before any value is decoded.
+    So a request with two errors reports the one that the contract puts first.
     """
     told = [(value, field) for value, field in fields if isinstance(value, dict | RawTensor)]
     for value, field in told:
@@ -104,13 +104,13 @@ def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The little-endian C-order bytes of a tensor on the CPU; its own memory where it is contiguous."""
+    """Return the little-endian C-order bytes of a CPU tensor; a contiguous tensor is not copied."""
     array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array.ravel().view(np.uint8).data
 
 
 def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
-    """The tensor of a flat list or a base64 string whose dtype and shape are told beside it."""
+    """Return the tensor of a flat list or a base64 string, whose dtype and shape are known."""
     if isinstance(data, str):
         content = decode_base64(data, words=field.words, param=field.param)
         _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
@@ -177,7 +177,7 @@ def _numbers(value: object) -> NumberList | None:
 
 def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     param = f"{field.param}/shape"
-    if isinstance(value, NumberList):  # a list of more than 512 bytes: too many axes, or no whole numbers at all
+    if isinstance(value, NumberList):  # a nested list, or one of more than 64 entries
         raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
     if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
         raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
@@ -187,7 +187,7 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
 def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...]:
     if len(shape) > MAX_RANK:
         raise _rank_error(field, len(shape))
-    # Of an empty tensor no data limits the other axes, and torch computes strides from them.
+    # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
     if math.prod(max(size, 1) for size in shape) > MAX_VALUES:
         raise CostLimit(
             f"the shape of {field.words} takes more than {MAX_VALUES:,} values", param=f"{field.param}/shape"

@@ -1,1 +1,1 @@
-"""One worker process: builds and joins the rooms below it; readiness, the layer registry."""
+"""Worker process: builds and joins the other packages; layer registry, rollout, readiness and server."""

@@ -1,13 +1,12 @@
-"""The roll: which layers every process of the service is to serve, in one file that all of them watch.
+"""Desired state: which layers every process serves, in one file that all processes watch.
 
-Lives here: the roll as a value, and the book that it is read from and written to.
-Must not know: layers, engines, HTTP, how the processes are told that there is something to read (`supervisor/notification.py`).
-Laws: a roll names digests, so that a file which has changed since is not what is meant; versions only grow; only who holds
-the lock writes, and the lock goes with its holder's life; what cannot be read is no roll, never an exception.
+Must not know: layers, engines, HTTP, how processes are notified of a new state (`supervisor/notification.py`).
+Invariants: A state names digests, so a file that has changed since does not match. Versions only grow. Only the holder of the
+lock writes, and the lock ends with the holder's process. An unreadable file is no state, never an exception.
 
-A change has three rolls: PREPARE (serve `before`, have `layers` ready), SERVE (serve `layers`, keep `before` ready), SETTLED
-(serve `layers`, let everything else go). From the first two there is a way back, SETTLED with `before`; one whose author died
-is taken back by whoever sees that the lock is free.
+A change has three states: PREPARE (serve `before`, have `layers` ready), SERVE (serve `layers`, keep `before` ready), SETTLED
+(serve `layers`, release everything else). The first two can be aborted, to SETTLED with `before`. If the author of a change
+dies, the first process that finds the lock free aborts the change.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Phase(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DesiredState:
-    """`layers` and `before` give each name its digest; `about` is the layer that a change is about."""
+    """One version of the state. `layers` and `before` map names to digests; `about` names the layer that changes."""
 
     version: int
     phase: Phase
@@ -49,11 +48,11 @@ class DesiredState:
 
     @property
     def held(self) -> set[tuple[str, str]]:
-        """The names and digests that a process has on its engine while this roll holds."""
+        """The names and digests that a process keeps on its engine in this state."""
         return {*self.layers.items(), *({} if self.phase is Phase.SETTLED else self.before).items()}
 
     def prepare(self, about: str, digest: str | None) -> DesiredState:
-        """A change of one layer: another digest, or None for none."""
+        """Return the state that begins a change of one layer: another digest, or None to unload it."""
         layers = {name: known for name, known in self.layers.items() if name != about}
         layers |= {} if digest is None else {about: digest}
         return DesiredState(self.version + 1, Phase.PREPARE, layers, self.layers, about)
@@ -70,7 +69,7 @@ class DesiredState:
 
     @classmethod
     def parse(cls, text: bytes) -> DesiredState | None:
-        """The roll in a file, or None where it is not one."""
+        """Return the state in a file, or None if the file holds none."""
         try:
             fields = json.loads(text)
             version, layers, before, about = (fields[name] for name in ("version", "layers", "before", "about"))
@@ -82,33 +81,33 @@ class DesiredState:
 
 
 class DesiredStateFile:
-    """`<directory>/roll`, and the lock beside it that makes changes come one after another."""
+    """`<directory>/roll`, and the lock file beside it that serializes changes."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "roll"
         self._lock = directory / "roll.lock"
-        self._held: int | None = None  # the lock's descriptor while it is ours
+        self._held: int | None = None  # the lock's descriptor while this process holds it
 
     def read(self) -> DesiredState | None:
-        """40 µs on tmpfs, so it is read on the event loop."""
+        """Return the state, or None. It takes 40 µs on tmpfs, so the event loop may call it."""
         text = shared_file.read(self._path, MAX_FILE_BYTES)
         return None if text is None else DesiredState.parse(text)
 
     def begin(self, layers: Mapping[str, str]) -> DesiredState:
-        """The first roll: ours, or that of the process which was quicker; raises OSError without a run directory."""
+        """Return the first state: this one, or that of a quicker process. Raises OSError without a run directory."""
         roll = DesiredState(1, Phase.SETTLED, layers)
         return roll if shared_file.create(self._path, _text(roll)) else self.read() or roll
 
     def write(self, roll: DesiredState) -> None:
-        """For the holder of the lock; raises OSError where the run directory is gone or full, or the lock with it."""
+        """Write a state; the caller holds the lock. Raises OSError if the run directory is full, or it or the lock is gone."""
         if self._held is not None and not os.path.samestat(os.fstat(self._held), self._lock.stat()):
             raise FileNotFoundError(errno.ENOENT, "the lock was removed, and another process may hold a new one")
         shared_file.replace(self._path, _text(roll))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether the lock was free; it is held until the end of the block, or until its file is removed. It never waits."""
-        if self._held is not None:  # also where its file was removed meanwhile: the holder is still at work
+        """Yield whether the lock was free. It is held until the block ends or its file is removed. It never waits."""
+        if self._held is not None:  # also if its file was removed meanwhile: the holder is still at work
             yield False
             return
         try:

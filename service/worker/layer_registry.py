@@ -1,11 +1,10 @@
-"""The shelf: the layers that this process has on its engine, and which of them it serves.
+"""LayerRegistry: the layers that this process has on its engine, and which of them it serves.
 
-Lives here: reading and loading them, at the start from the directory and afterwards as the roll says. Must not know: HTTP, other
-processes, who changes the roll.
-Laws: what is served is exchanged in one synchronous step, so an answer is of one version; a version goes from the shelf when the
-roll lets it go, and from memory when the last request that was admitted with it is done; whatever keeps a layer from being
-loaded is a LayerError of that layer, and the others are served; a file may change at any time, so what was read is compared
-with the one digest that was asked for.
+It loads layers from the directory at the start, and afterwards as the desired state says. Must not know: HTTP, other processes,
+the author of the desired state.
+Invariants: The served layers are exchanged in one synchronous step, so a response is of one version. A version leaves the
+registry when the desired state drops it, and memory when the last request admitted with it ends. A failure to load a layer is a
+LayerError of that layer; the others are served. A file may change at any time, so its digest is compared with the requested one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ R = TypeVar("R")
 
 
 class Listener(Protocol):
-    """Who keeps the numbers (`observability/telemetry.py`)."""
+    """Receives the registry's events, for metrics and logs (`observability/telemetry.py`)."""
 
     def layer_loaded(self, name: str, resident: LoadedLayer) -> None: ...
 
@@ -40,17 +39,17 @@ class Listener(Protocol):
 
 
 class Objection(NamedTuple):
-    """Why this process cannot make a change; `is_to_file`: its file is no longer the one that the change is about."""
+    """Why this process cannot make a change. `is_to_file`: the layer's file is no longer the version that the change names."""
 
     message: str
     is_to_file: bool
 
 
 class LayerRegistry:
-    """`catalog` is None until the first layers are there.
+    """`catalog` is None until the first layers are loaded.
 
-    `trouble` says why the last roll cannot be served as it stands, `objection` why its change cannot be made: a layer that was
-    lacking before is no reason to refuse a change of another, which may be how an admin mends it.
+    `trouble` says why the last desired state cannot be served as it stands, `objection` why its change cannot be made. They
+    differ: a layer that was missing before must not block a change of another layer, which may be the repair.
     """
 
     def __init__(self, store: Store, engine: Engine, listener: Listener) -> None:
@@ -61,18 +60,18 @@ class LayerRegistry:
         self._engine = engine
         self._listener = listener
         self._held: dict[tuple[str, str], ServedLayer] = {}
-        # Apart, so that what admins ask for holds up no change that is under way.
+        # A thread of its own, so that an admin's request does not delay a rollout in progress.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="library")
         self._enquiries = ThreadPoolExecutor(1, thread_name_prefix="enquiries")
         self._reads = set[Future[Any]]()
 
     @property
     def is_reading(self) -> bool:
-        """Whether a thread is still in a file, which nobody can call off."""
+        """Whether a thread still reads a file; a read cannot be cancelled."""
         return bool(self._reads)
 
     async def stock(self, *, strict: bool) -> dict[str, str]:
-        """Loads what the directory holds and tells the digests; `strict`: all of it, or LayerError."""
+        """Load the directory's layers and return their digests; raises LayerError if none loads or, if `strict`, if one fails."""
         found = await self._in(self._thread, load_all, self._store, strict=strict)
         for name, error in found.failures.items():
             self._listener.layer_refused(name, error)
@@ -88,11 +87,11 @@ class LayerRegistry:
         return dict(self._held.keys())
 
     async def digest(self, name: str) -> str:
-        """Of the layer that the directory has under that name now; raises LayerError and its like."""
+        """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
         return (await self._in(self._enquiries, self._store.load, name)).digest
 
     async def follow(self, roll: DesiredState) -> None:
-        """Has on the engine what the roll holds, serves what it serves, and lets the rest go."""
+        """Load the layers that the desired state holds, serve those that it serves, and release the rest."""
         troubles: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(roll.held - self._held.keys()):
             try:
@@ -104,7 +103,7 @@ class LayerRegistry:
         first = next(iter(lacking.values()), None)
         told, self.trouble = self.trouble, None if first is None else first.message
         self.objection = _objection(lacking.get(roll.about))
-        if first is not None and self.trouble != told:  # once, however often it is tried again
+        if first is not None and self.trouble != told:  # report it once, not at every retry
             self._listener.layer_lacking(first)
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ class LayerRegistry:
         if shown is None or shown.names() != self.catalog.names():
             self._listener.serving(self.catalog.names())
         if len(self._held) < before:
-            del shown  # the last holder, where nobody was admitted with what went
+            del shown  # the last reference, unless a request was admitted with a released layer
             self._engine.release()
 
     def _keep(self, layer: ServedLayer) -> None:
@@ -127,14 +126,14 @@ class LayerRegistry:
         self._listener.layer_loaded(layer.name, layer.resident)
 
     async def _read_as(self, name: str, digest: str) -> StoredLayer:
-        """The version with that digest; raises LayerError where the directory has no longer, or not yet, that one."""
+        """Read the version with that digest; raises LayerError if the directory no longer has it, or not yet."""
         stored = await self._in(self._thread, self._store.load, name)
         if stored.digest != digest:
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
         return stored
 
     async def _loaded(self, stored: StoredLayer) -> ServedLayer:
-        """On the engine, after its self-check."""
+        """Load the layer on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
             resident = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
         except EngineDown:
@@ -152,5 +151,5 @@ class LayerRegistry:
 
 
 def _objection(error: LayerError | None) -> Objection | None:
-    """Not the error itself: its traceback holds on to the tensors."""
+    """Keep the message, not the error: the error's traceback holds the tensors."""
     return None if error is None else Objection(error.message, not isinstance(error, LayerNotLoaded))

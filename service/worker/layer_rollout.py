@@ -1,11 +1,11 @@
-"""LayerRollout: loading, replacing and unloading a layer at run time, in all processes or in none.
+"""LayerRollout: loads, replaces or unloads a layer at run time, in all processes or in none.
 
-Lives here: the author's side of a change, in whichever process the request came to. Must not know: HTTP, how a process follows a
-roll (`worker/layer_registry.py`), how the others are told (a callable).
-Laws: one change at a time over all processes; no process serves the new layers before every one has them ready; the caller hears
-of success only when every process serves them; on anything else (a refusal, a death, a timeout, a caller who leaves) the roll is
-taken back, and what was served before goes on being served. The name decides which file is read: nothing else of the request
-reaches the file system.
+It runs in the process that received the request. Must not know: HTTP, how a process applies a desired state
+(`worker/layer_registry.py`), how the others are notified (a callable).
+Invariants: All processes together make one change at a time. No process serves the new layers before every process has them
+ready. The caller gets success only when every process serves them. On any other outcome (a refusal, a crash, a timeout, a
+disconnect) the change is aborted, and the previous layers stay in service. The layer's name decides which file is read; nothing
+else of the request reaches the file system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _UP = (State.READY, State.FAILED)
 
 
 class Library(Protocol):
-    """What the directory has (`worker/layer_registry.py`)."""
+    """Reads digests from the layer directory (`worker/layer_registry.py`)."""
 
     async def digest(self, name: str) -> str: ...
 
 
 class LayerRollout:
-    """`tell` lets every process look at the roll, this one included; a change has `timeout_s` for each of its steps."""
+    """`tell` makes every process read the desired state, this one included. Each step of a change may take `timeout_s`."""
 
     def __init__(
         self,
@@ -50,19 +50,19 @@ class LayerRollout:
         self._is_closed = False
 
     def look(self) -> None:
-        """Somebody may have acknowledged, or died."""
+        """Check again: a process may have acknowledged, or died."""
         self._news.set()
 
     def close(self) -> None:
-        """The process drains: a change under way is taken back, none is begun."""
+        """Abort a change in progress and begin no other, because the process drains."""
         self._is_closed = True
         self._news.set()
 
     async def put(self, name: str) -> bool:
-        """Every process serves the layer that the directory has now; whether none of that name was served before."""
+        """Make every process serve the layer that the directory has now; return whether its name was not served before."""
         _check_name(name)
         seen = self._between_changes().layers.get(name)
-        # Not alone yet: a file may be slow to read, and most often there is nothing to change.
+        # Read without the lock: a file may be slow to read, and most often there is nothing to change.
         digest = await self._digest(name)
         if self._is_served(name, digest):
             return False
@@ -74,7 +74,7 @@ class LayerRollout:
             return stands is None
 
     async def drop(self, name: str) -> None:
-        """No process serves the layer any more."""
+        """Make every process stop serving the layer."""
         _check_name(name)
         with self._alone() as roll:
             if name not in roll.layers:
@@ -90,7 +90,7 @@ class LayerRollout:
         return roll
 
     def _between_changes(self) -> DesiredState:
-        """The roll as it stands; raises NotReady while a change is under way."""
+        """Return the current state; raises NotReady while a change is in progress."""
         roll = self._standing()
         if roll.phase is Phase.SETTLED:
             return roll
@@ -99,7 +99,7 @@ class LayerRollout:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[DesiredState]:
-        """The roll as it stands, which nobody else changes meanwhile."""
+        """Yield the current state under the lock, after aborting an abandoned change; raises NotReady if the lock is held."""
         with self._desired_file.locked() as is_ours:
             if not is_ours:
                 raise NotReady("another change of layers is under way", retry_after_s=1)
@@ -119,7 +119,7 @@ class LayerRollout:
 
     async def _carry_out(self, roll: DesiredState, name: str, digest: str | None) -> None:
         pids = self._pids_of_all()
-        # Not in the block: until this is written there is nothing to take back.
+        # Outside the `try`: before this write there is nothing to abort.
         roll = self._written(roll.prepare(name, digest))
         try:
             await self._followed(roll, self._timeout_s, pids)
@@ -142,7 +142,7 @@ class LayerRollout:
         return roll
 
     async def _followed(self, roll: DesiredState, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
-        """Until every process has acknowledged the roll; with `pids` these very ones: a death ends it at once."""
+        """Wait until every process has acknowledged the state. If one of `pids` ends, raise NotReady at once."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._have_all_followed(roll, pids):
@@ -168,14 +168,14 @@ class LayerRollout:
         return len(followers) >= self._status.expected_workers
 
     def _pids_of_all(self) -> frozenset[int]:
-        """Of the processes that are up; raises NotReady unless that is every one."""
+        """Return the pids of all processes; raises NotReady unless every process is up."""
         pids = frozenset(beat.pid for beat in self._status.fresh() if beat.state in _UP and beat.roll)
         if len(pids) < self._status.expected_workers:
             raise NotReady(f"{len(pids)} of {self._status.expected_workers} processes are up", retry_after_s=5)
         return pids
 
     def _is_served(self, name: str, digest: str) -> bool:
-        """By every process, and no change is under way."""
+        """Return whether every process serves this version and no change is in progress."""
         roll = self._standing()
 
         def is_content(beat: Heartbeat) -> bool:

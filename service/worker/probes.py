@@ -1,7 +1,7 @@
-"""Probes: real forward passes for layers that nobody has asked lately; readiness follows their answers.
+"""Probes: runs real forward passes for layers without recent requests; readiness follows their answers.
 
-Laws: a probe waits in the queue like any request, in a lane of its own; whatever goes wrong with one shows in the age of its
-layer's last answer, and nowhere else; nobody asked for them, so no number tells of them.
+Invariants: A probe waits in the queue like any request, in a lane of its own. A failed probe shows only in the age of its
+layer's last answer. No request metric counts probes, because no caller sent them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from service.errors import ServiceError
 from service.layers.catalog import Catalog, ServedLayer
 from service.observability.telemetry import PROBE
 
-# A layer whose probes have failed for this many probe intervals is no longer called ready.
+# If a layer's probes fail for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
 
 
 class Ages(Protocol):
-    """Who knows when a layer last answered (`observability/telemetry.py`)."""
+    """Knows when each layer last answered (`observability/telemetry.py`)."""
 
     def seconds_since_answer(self, name: str) -> float: ...
 
 
 class Probes:
-    """A layer is probed when it has answered nothing for `every_s`; a probe may take `patience_s`."""
+    """Probes a layer that has answered nothing for `every_s`; a probe may take `patience_s`."""
 
     def __init__(self, batcher: Batcher[Work, Answer], ages: Ages, every_s: float, patience_s: float) -> None:
         self._batcher = batcher

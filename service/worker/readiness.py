@@ -1,7 +1,7 @@
-"""Readiness: why this process is not ready, if it is not, and what it says of itself to the others.
+"""Readiness: decides whether this process is ready, and reports that to the other processes.
 
-Invariants: readiness follows the latest answers of the layers (`probes.py`), never a flag alone; no process is ready before it
-listens; a process listens while it loads, unless other processes answer meanwhile.
+Invariants: Readiness follows the latest answers of the layers (`probes.py`), never a flag alone. No process is ready before it
+listens. A process listens while it loads, unless other processes answer meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DRAINING = "draining"
 
 
 class WaitingRoom(Protocol):
-    """What is asked of the batcher."""
+    """The part of the batcher that readiness depends on."""
 
     @property
     def is_alive(self) -> bool: ...
 
 
 class Log(Protocol):
-    """Who hears of it beside the board."""
+    """Receives readiness changes besides the worker status."""
 
     def ready(self, *, is_ready: bool, num_ready: int) -> None: ...
 
@@ -40,7 +40,7 @@ class Log(Protocol):
 
 
 class Readiness:
-    """One process's; made inside the event loop it runs on."""
+    """One for each process; made inside the event loop it runs on."""
 
     def __init__(
         self,
@@ -58,50 +58,50 @@ class Readiness:
         self._probes = probes
         self._log = log
         self._reason: str | None = LOADING
-        self._unwritten: str | None = None  # why the last beat did not reach the others
-        self._has_begun = asyncio.Event()  # loaded, or never will be
+        self._unwritten: str | None = None  # why the last heartbeat was not written
+        self._has_begun = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
         self._known: set[int] = set()  # processes that have been ready
         self._tell_joined: Callable[[], object] | None = None
 
     @property
     def reason(self) -> str:
-        """Why no layer can be asked for."""
+        """Why no layer can be served."""
         return self._reason or LOADING
 
     async def may_listen(self) -> None:
-        """Returns when the port may be opened: the kernel would send a process that loads what others could take."""
+        """Return when the port may open. The kernel would give a loading process connections that others could serve."""
         if self._status.has_mates or any(beat.state is State.READY for beat in self._status.fresh()):
             await self._has_begun.wait()
 
     def when_joined(self, tell: Callable[[], object]) -> None:
-        """Calls `tell` when a process has become ready that was not there before, while others were."""
+        """Have `tell` called when a new process becomes ready while others have been ready before."""
         self._tell_joined = tell
 
     def listens(self) -> None:
-        """The port is open: who hears now that this process is ready can come to it."""
+        """Record that the port is open: a client can now reach this process once it reports ready."""
         self._is_listening = True
         self.tell()
 
     def follows(self) -> None:
-        """The layers are those of the roll."""
+        """Record that the registry has applied the desired state."""
         if self._reason == LOADING:
             self._reason = None
         self._has_begun.set()
         self.tell()
 
     def drain(self) -> None:
-        """No more from now on."""
+        """Report this process as draining, from now on."""
         self.give_up(DRAINING)
         self.tell()
 
     def give_up(self, reason: str) -> None:
-        """It will not be ready any more; the next beat tells."""
+        """Make this process not ready for good; the next heartbeat reports it."""
         self._reason = reason
         self._has_begun.set()
 
     def why_not(self) -> str | None:
-        """This process's own reason first, then that of the others."""
+        """Return this process's own reason first, then that of the others; None if all are ready."""
         return self._own_reason() or self._unwritten or self._status.why_not_ready()
 
     def _own_reason(self) -> str | None:
@@ -119,7 +119,7 @@ class Readiness:
         return self._probes.why_not_ready(catalog)
 
     def tell(self) -> None:
-        """One beat: the board and the log hear the state as it is now."""
+        """Write one heartbeat: the worker status and the log get the current state."""
         reason = self._own_reason()
         before, self._unwritten = self._unwritten, self._why_not_written(reason)
         if self._unwritten is not None and self._unwritten != before:
@@ -132,7 +132,7 @@ class Readiness:
             self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
 
     def _why_not_written(self, reason: str | None) -> str | None:
-        """Tries to tell the others; the next beat tries again."""
+        """Write the worker status, or return why that failed; the next heartbeat tries again."""
         try:
             if self._status.keep():
                 self._log.run_directory_made_again()
@@ -144,7 +144,7 @@ class Readiness:
         return None
 
     def _look_for_joined(self, ready: set[int], tell: Callable[[], object]) -> None:
-        """A start is a joining as well: one that died before it was seen cannot be told from one that is late."""
+        """Call `tell` if a process joined. A late start counts: it looks like the successor of one that died unseen."""
         has_joined = bool(self._known) and not ready <= self._known
         self._known |= ready
         if has_joined:
@@ -154,7 +154,7 @@ class Readiness:
         has_served = self._registry.catalog is not None
         if reason is None:
             return State.READY
-        # Only a process that has served can drain: the supervisor starts those again, and not one that refused.
+        # Only a process that has served can drain: the supervisor restarts those, not one that refused to start.
         if reason == DRAINING and has_served:
             return State.DRAINING
         return State.FAILED if has_served and self._is_listening else State.STARTING

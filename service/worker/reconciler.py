@@ -1,11 +1,11 @@
-"""The follower: keeps this process's shelf in line with the roll.
+"""Reconciler: keeps this process's layer registry in line with the desired state.
 
-Lives here: the first load, the task that looks at the roll whenever there may be news, and the way back from a change whose
-author died. Must not know: HTTP, what a layer is, who rings.
-Laws: a roll is acknowledged (`version`) only when the shelf has done with it what it can; the first process of all writes the
-first roll, later ones serve what the roll says and not what the directory has come to hold meanwhile; a roll that is lost is
-written again by who followed it, of several who did by who followed the latest; what could not be loaded is tried again after
-`retry_s`, for files come back; a roll that another has replaced is not followed to its end.
+It makes the first load, reads the desired state at every notification, and aborts a change whose author died.
+Must not know: HTTP, what a layer is, the sender of a notification.
+Invariants: A state is acknowledged (`version`) only after the registry has applied as much of it as it can. The first process
+writes the first state; later processes serve what the state says, not what the directory holds by then. A lost state is written
+again by a process that applied it; of several, by one that applied the latest. A layer that could not be loaded is tried again
+after `retry_s`, because files come back. A state that another has replaced is not applied to its end.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from service.errors import NotReady
 from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
 from service.worker.layer_registry import LayerRegistry
 
-# How long a process waits for its mates to write a roll again that was lost: they do with their next heartbeat.
+# How long a process waits for the others to rewrite a lost state, which they do at their next heartbeat.
 ROLL_S = 10.0
 
 
 class Reconciler:
-    """`acknowledge` is called when another roll has been followed; a process that `has_mates` serves what they serve."""
+    """`acknowledge` is called when a state has been applied. With `has_mates` the process serves what the others serve."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Reconciler:
 
     @property
     def version(self) -> int:
-        """Of the roll that was followed last; 0 before the first."""
+        """Version of the state that was applied last; 0 before the first."""
         return 0 if self._roll is None else self._roll.version
 
     def look(self) -> None:
-        """There may be another roll, or time for another try."""
+        """Check for another state or a due retry; stop applying a state that was replaced."""
         self._news.set()
         if self._next is not None:
             roll, turning = self._next
@@ -61,14 +61,14 @@ class Reconciler:
                 turning.cancel()
 
     async def begin(self, *, strict: bool) -> None:
-        """The first layers; raises LayerError where the directory cannot be served, NotReady where others have no roll."""
+        """Load the first layers. Raises LayerError if the directory cannot be served, NotReady if the others have no state."""
         roll = await self._roll_of_mates() if self._has_mates else self._desired_file.read()
         if roll is None:
             roll = self._begun(await self._registry.stock(strict=strict))
         await self._turn_to(roll)
 
     async def follow(self) -> None:
-        """For ever."""
+        """Apply every new state, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -81,7 +81,7 @@ class Reconciler:
                 await self._turn_while_in_force(roll)
 
     async def _turn_while_in_force(self, roll: DesiredState) -> None:
-        """What is loaded for a change that was called off may take long, and the next one must not wait for it."""
+        """Apply a state until another replaces it: loading for an aborted change may be slow, and the next must not wait."""
         turning = asyncio.ensure_future(self._turn_to(roll))
         self._next = roll, turning
         try:
@@ -111,11 +111,11 @@ class Reconciler:
         return roll
 
     def _is_stale(self, found: DesiredState) -> bool:
-        """A process that did not know the roll has begun another."""
+        """Return whether a process that did not know the applied state has begun another."""
         return found.version <= self.version and found != self._roll
 
     def _written_again(self) -> DesiredState:
-        """The run directory was emptied under us: what is served is what was agreed on. A change under way is taken back."""
+        """Write the agreed state again after the run directory was emptied; this aborts a change in progress."""
         known = self._roll
         assert known is not None, "it has begun before it follows. This is a bug."
         layers = known.layers if known.phase is Phase.SETTLED else known.before
@@ -133,11 +133,11 @@ class Reconciler:
     def _begun(self, layers: Mapping[str, str]) -> DesiredState:
         try:
             return self._desired_file.begin(layers)
-        except OSError:  # without a run directory this process is alone with what it found
+        except OSError:  # without a run directory this process serves what it found, alone
             return DesiredState(max(1, self.version), Phase.SETTLED, layers)
 
     def _with_author(self, roll: DesiredState) -> DesiredState:
-        """The roll itself while its author holds the lock; else the change is taken back here."""
+        """Return the state itself while its author holds the lock; else abort the change and return the result."""
         with self._desired_file.locked() as is_ours:
             if not is_ours:
                 return roll

@@ -1,13 +1,13 @@
-"""Server: uvicorn for one worker process, with an end in three steps.
+"""Server: runs uvicorn in one worker process, and ends it in three steps.
 
-Lives here: uvicorn's configuration, signals and the lifeline, the order of the drain.
+It holds uvicorn's configuration, the signals, the lifeline and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
-Laws: the first SIGTERM or SIGINT makes readiness say no at once; service goes on unchanged for `delay_s`; then the
-listener closes, idle kept-alive connections may speak once more for LINGER_S (and hear `connection: close`), and what
-was accepted is answered within `grace_s`; whoever is not then hears so from `settle` and is cut off ANSWER_S later. A
-second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
-supervisor died) is an end without delay. No traceback in any of these. A process that joins later gets its share of the
-connections: ours end with their next answer (`rebalance`), never between two requests.
+Invariants: The first SIGTERM or SIGINT turns readiness off at once; service continues unchanged for `delay_s`. Then the
+listener closes. Idle kept-alive connections may send one more request within LINGER_S, whose response says `connection:
+close`. Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are
+cut. A second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
+supervisor died) starts the drain without delay. None of these prints a traceback. A process that joins later gets a share
+of the connections: each one here ends with its next response (`rebalance`), never between two requests.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from service.http.write_coalescing import WriteCoalescer
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, has_all
 
-# Longer than the usual 60 s of load balancers, so that it is never we who close a connection they are about to use.
+# Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
 PART_S = 0.2
-# Their clients connect again, over TLS with a handshake of a millisecond each.
+# Connections shed per second. Their clients connect again, over TLS with a handshake of 1 ms each.
 SHED_PER_S = 500
-# Who leaves because of a fault is to be replaced soon: whoever still sends a body does not keep it for the whole grace.
+# A process with a fault is to be replaced soon: a body that is still arriving must not hold it for the whole grace.
 FAULT_GRACE_S = 2.0
 
 T = TypeVar("T")
@@ -61,24 +61,24 @@ def _exit_at_once(exit_code: int) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drain:
-    """A worker's end: its times, and what the application does at each step (on the loop, at once, raising nothing)."""
+    """A worker's drain: its times, and the application's callback for each step (on the loop, synchronous, raises nothing)."""
 
     delay_s: float
     grace_s: float
     begin: Callable[[], None]
-    """Readiness says no; everything else goes on."""
+    """Turn readiness off; everything else continues."""
     stop_admitting: Callable[[], None] = _nothing
-    """The listener closes now: a new request on an open connection is refused as draining."""
+    """The listener closes now: refuse new requests on open connections as draining."""
     settle: Callable[[], None] = _nothing
-    """The grace is over: every request that still waits gets its refusal now."""
+    """The grace is over: refuse every request that still waits."""
     is_over: Callable[[], bool] = _always
-    """Asked at the very end: False where a thread still works that an orderly exit would wait for."""
+    """Called last: False if an orderly exit would wait for a thread that still works."""
 
 
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    `begun` is called on the loop as soon as it runs, `opened` once connections are taken.
+    `begun` is called on the loop as soon as it runs, `opened` once connections are accepted.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Server(uvicorn.Server):
         return self.exit_code
 
     def rebalance(self) -> None:
-        """Sheds the open connections, for another process has joined: each ends with its next answer.
+        """Shed the open connections after another process has joined: each ends with its next response.
 
-        All of them, for the kernel gives the new process only its share of those whose clients connect again.
+        Shed all of them: the kernel gives the new process only its share of the clients that connect again.
         """
         connections = list(self._connections)
         if not connections:
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
             loop.call_later(number / SHED_PER_S, connection.shed)
 
     def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
-        """Begins the end, on the loop; a second call changes nothing."""
+        """Begin the drain, on the loop; a second call changes nothing."""
         if self._leaving:
             return
         self._leaving = True
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self._close)
         else:
-            # The loop comes to it after this step, and comes to it whatever `begin` does.
+            # Set it before `begin` runs: the loop acts on it after this step, whatever `begin` does.
             self._close()
         self._drain.begin()
 
@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
         self.leave()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, but signals arrive on the loop and are not raised again at the end."""
+        """Like uvicorn's, but signals arrive on the loop and are not raised again at the end."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
@@ -170,12 +170,12 @@ class Server(uvicorn.Server):
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._drain.is_over():
-            # A forward pass that does not end, a file that is still read: nobody waits for its result any more.
+            # An endless forward pass or a slow file read: no request waits for its result any more.
             self._log.warning("forced", reason="a thread still works")
             self._force(self.exit_code)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
-        """As uvicorn does, with a listener of our own."""
+        """Like uvicorn's, but with this service's Listener."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         self._opened()
 
     async def main_loop(self) -> None:
-        """Sleeps until the end; uvicorn's wakes ten times a second to look. Once a second it renews the date header."""
+        """Sleep until the drain, and renew the date header once a second; uvicorn's wakes ten times a second."""
         while not self.should_exit:
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
@@ -200,16 +200,16 @@ class Server(uvicorn.Server):
                     await self._leave.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
-        """Instead of uvicorn's, which closes idle connections under their clients' hands and cancels late requests."""
+        """Replace uvicorn's, which closes idle connections that clients are about to use and cancels late requests."""
         loop = asyncio.get_running_loop()
         grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
         end = loop.time() + grace_s
         self._drain.stop_admitting()
-        # Taken over in the very step that closes the listener, which would reset them.
+        # Take them over in the step that closes the listener, which would reset them.
         waiting = self._listener.close()
-        # Every answer from here on says that it is the last one of its connection.
+        # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        # Together: with TLS each returns only after the peer's handshake, and a peer may leave us waiting for it.
+        # Concurrently: with TLS each returns only after the peer's handshake, which may never come.
         await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
         for connection in list(self._connections):
             if not _is_idle(connection):
@@ -233,7 +233,7 @@ class Server(uvicorn.Server):
         return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place, self._departures)
 
     async def _parted(self, end: float) -> bool:
-        """As `_quiet`, until `end`. A close over TLS waits for the peer's own, and one that keeps idle connections sends none."""
+        """Like `_quiet`, until `end`. A TLS close waits for the peer's, but a peer that keeps idle connections sends none."""
         if self.config.ssl is None:
             return await self._quiet(max(0.0, end - asyncio.get_running_loop().time()))
         while (left_s := end - asyncio.get_running_loop().time()) > 0:
@@ -245,7 +245,7 @@ class Server(uvicorn.Server):
         return await self._quiet(0)
 
     async def _quiet(self, timeout_s: float) -> bool:
-        """Whether no connection and no request was left within `timeout_s`."""
+        """Return whether all connections and requests ended within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._connections or self._tasks:
@@ -256,7 +256,7 @@ class Server(uvicorn.Server):
 
 
 class _Watched(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; tells when nothing is left."""
+    """uvicorn's set of connections, which shrinks by `discard` only; `emptied` waits until it is empty."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Service: one process's engine, waiting room and library, built and joined here, from the first task to the last.
+"""Service: builds and joins one process's engine, batcher and layer registry, and starts and stops them.
 
-Laws: layers are loaded while the process listens already, unless others answer meanwhile; a layer is served only when the engine
-has checked it with real forward passes; shutdown settles everything that was accepted, and waits for no thread longer than it
-must. Tasks beside the batcher's (the named exceptions of `docs/decisions.md`): one loads, then beats; one follows the roll; one
-looks after the keys file where there is one.
+Invariants: A process listens while it loads layers, unless others answer meanwhile. A layer is served only after the engine has
+checked it with real forward passes. Shutdown settles every accepted request, and waits for no thread longer than it must.
+Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then writes heartbeats; one applies
+the desired state; one watches the keys file, if there is one.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from service.worker.probes import Probes
 from service.worker.readiness import Readiness
 from service.worker.reconciler import Reconciler
 
-# How long the end of a process waits for a forward pass that nobody waits for any more.
+# How long a process that ends waits for a forward pass whose result no request needs any more.
 CLOSE_S = 1.0
 
 
 class Service:
-    """One process's engine, waiting room and library; made inside the event loop it runs on."""
+    """One process's engine, batcher and layer registry; made inside the event loop it runs on."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Service:
         return self._registry.catalog
 
     async def start(self) -> None:
-        """Returns before the layers are loaded, but not before it is known who may ask."""
+        """Return before the layers are loaded, but after the API keys are read."""
         if self.keys is not None:
             try:
                 await self.keys.open()
             except ServiceError as error:
-                # Nobody gets in meanwhile: there are no keys.
+                # No caller is admitted meanwhile: there are no keys.
                 self._leave(EXIT_REFUSED, error.message)
             self._begin(self.keys.watch(), "keys")
         self.batcher.start()
@@ -123,12 +123,12 @@ class Service:
         self._begin(self._live(), "life")
 
     def look(self) -> None:
-        """Something in the run directory may be new."""
+        """Check the run directory, where something may be new."""
         self._reconciler.look()
         self._rollout.look()
 
     async def put_layer(self, name: str) -> bool:
-        """Every process serves what the layer directory has under that name; whether it is new."""
+        """Make every process serve the layer that the directory has under that name; return whether the name is new."""
         try:
             is_new = await self._rollout.put(name)
         except InvalidInput as error:
@@ -138,30 +138,30 @@ class Service:
         return is_new
 
     async def drop_layer(self, name: str) -> None:
-        """No process serves that layer any more."""
+        """Make every process stop serving that layer."""
         await self._rollout.drop(name)
         self._telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
-        """Readiness says no at once; requests are still served until the listener closes."""
+        """Turn readiness off at once; requests are still served until the listener closes."""
         self._rollout.close()
         self.readiness.drain()
 
     def is_over(self) -> bool:
-        """Whether no thread works any more."""
+        """Return whether no thread works any more."""
         return self._is_over and not self._registry.is_reading
 
     def stop_admitting(self) -> None:
-        """The listener closes: what has come in goes on to its answer, nothing new is taken."""
+        """Refuse new requests, because the listener closes; accepted requests are still answered."""
         self.reception.close()
 
     def settle(self) -> None:
-        """The grace is over: whoever still waits is told so now."""
+        """Refuse every request that still waits, because the grace is over."""
         self.batcher.give_up()
         self.reception.settle()
 
     async def stop(self) -> None:
-        """Ends the tasks and the compute thread; whoever still waits is told so."""
+        """End the tasks and the compute thread; refuse every request that still waits."""
         self.begin_drain()
         await self.batcher.drain(self._settings.shutdown_grace_s)
         for task in self._tasks:
@@ -169,7 +169,7 @@ class Service:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
-        self._telemetry.sample(self.engine)  # what was done since the last heartbeat
+        self._telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self._registry.close()
         self.rendering.shutdown(wait=False)
         await self.reception.end()
@@ -201,18 +201,18 @@ class Service:
         )
 
     def example_layer(self) -> tuple[str, LayerSpec] | None:
-        """A served layer for the page's examples to fit."""
+        """Return a served layer, which the examples of the API document fit."""
         served = [] if self._registry.catalog is None else [*self._registry.catalog.layers.values()]
         return (served[0].name, served[0].spec) if served else None
 
     async def metrics_text(self) -> bytes:
-        """What has been counted by now; computed once for all that ask within a tenth of a second."""
+        """Return the current metrics; computed once for all requests within 0.1 s."""
         return await self._rendered.get()
 
     async def _render(self) -> bytes:
         self._telemetry.sample(self.engine)
         self._telemetry.tell_now()
-        # In a thread: it reads the files of all processes.
+        # Run in a thread, because it reads the files of all processes.
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
 
     @property
@@ -220,9 +220,9 @@ class Service:
         return self._settings.max_sequences
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
-        """What each layer has done, over all processes."""
+        """Return what each layer has done, over all processes."""
         self._telemetry.tell_tally()
-        self._telemetry.tell_now()  # else the thread may read the files before the turn ends
+        self._telemetry.tell_now()  # else the thread may read the files before the loop tick ends
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -247,12 +247,12 @@ class Service:
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
             self.look()
             await self.batcher.ended_within(self._settings.heartbeat_s)
-        # Nothing can be computed here any more: the supervisor replaces this process.
+        # This process can compute nothing any more: the supervisor replaces it.
         self._beat()
         self._leave(EXIT_ENGINE_DOWN, "the engine is down")
 
     def _life_ended(self, task: asyncio.Task[None]) -> None:
-        """A process that neither loads nor beats is of no use to anyone: it says so and leaves."""
+        """End the process after a task failed: without loading or heartbeats it is of no use."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.readiness.give_up("an internal fault")
             self._telemetry.life_ended(error)
@@ -262,12 +262,12 @@ class Service:
         self._beat()
         await self._reconciler.begin(strict=self._settings.strict_layers)
         self._begin(self._reconciler.follow(), "follower")
-        # What is here now stays: a full collection over torch's objects would stop the loop for some 40 ms.
+        # The objects that exist now stay: a full collection over torch's would stop the loop for about 40 ms.
         gc.collect()
         gc.freeze()
 
     def _acknowledge(self) -> None:
-        """Another roll has been followed: everybody may know."""
+        """Report that another desired state has been applied, to all processes."""
         self.readiness.follows()
         self._tell_all()
 

@@ -1,7 +1,7 @@
-"""TLS: the files that HTTPS needs, tried before a start, and what tells that a connection may be cut.
+"""TLS: checks the certificate and key files before the start, and decides when a connection may be cut.
 
-Must not know: uvicorn, which makes the context of each worker from the same files.
-Law: what is wrong with the files is one line that names the setting, never the path's content or OpenSSL's text.
+Must not know: uvicorn, which makes each worker's context from the same files.
+Invariant: A fault of the files is one line that names the setting, never the file's content or OpenSSL's text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tls(NamedTuple):
     key: Path | None
 
     def check(self) -> None:
-        """Raises SettingsError."""
+        """Raise SettingsError if the files cannot be used."""
         for name, path in (("CERT", self.certificate), ("KEY", self.key)):
             try:
                 if path is not None:
@@ -32,7 +32,7 @@ class Tls(NamedTuple):
             except OSError as error:
                 raise SettingsError(f"ATTENTION_TLS_{name}_FILE: it cannot be read: {error.strerror}") from None
         try:
-            # With a passphrase, wrong though it is, the terminal is not asked for one.
+            # With a passphrase, even a wrong one, OpenSSL does not ask for one at the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self, password=lambda: "?")
         except OSError:
             raise SettingsError(
@@ -41,12 +41,12 @@ class Tls(NamedTuple):
 
 
 def has_all(transport: WriteTransport) -> bool:
-    """Whether nothing is left to wait for: the peer has acknowledged every byte that was written to it, or is gone."""
+    """Return whether the peer has acknowledged every byte that was written to it, or is gone."""
     if transport.get_write_buffer_size() > 0:
         return False
-    wire = transport.get_extra_info("socket")  # None from the moment on when it is closed
+    wire = transport.get_extra_info("socket")  # None once it is closed
     try:
         unacknowledged = b"" if wire is None else fcntl.ioctl(wire.fileno(), termios.TIOCOUTQ, b"\0" * 4)
-    except (OSError, ValueError):  # it has no descriptor any more
+    except (OSError, ValueError):  # it no longer has a descriptor
         return True
     return int.from_bytes(unacknowledged, sys.byteorder) == 0

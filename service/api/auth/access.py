@@ -1,8 +1,8 @@
-"""Access: what a request needs before it reaches a route, decided in this one place, on the method and `scope["path"]`.
+"""Access: decides by method and path whether a request may reach a route: host, key, role and rate.
 
-Laws: closed by default: what the tables below do not name needs a key, a path that nothing serves too; without a keys file all
-is open but what needs an admin, which is off; every refusal for the key is the same answer, whatever was wrong with it;
-nothing of what the caller sent is kept or told.
+Invariants: only this module decides, on the method and `scope["path"]`. Access is closed by default: a path that the tables below
+do not name needs a key, even if no route serves it. Without a keys file everything is open except the admin routes, which are
+off. Every refused key gets the same answer, whatever is wrong with it. Nothing that the caller sent is stored or repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.http.asgi import CROWDED, KEY_DIGEST, Scope, fields_of
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
-# Method and path (as a route has it) of what changes the service.
+# Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
 
 _ADMIN = tuple((method, compile_path(path)[0]) for method, path in ADMIN)
@@ -30,8 +30,8 @@ _EVERYBODY = b""
 
 
 class Access:
-    """`keys` gives the keys in force (None: there is no keys file); `limiter` bounds each caller's rate (None: it does not);
-    `hosts` are those that a request may name (None: any).
+    """`keys` returns the keys in force (None: no keys file); `limiter` bounds each caller's rate (None: no bound); `hosts` are
+    the hosts that a request may name (None: any).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Access:
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
-        """Raises BadRequest, NotReady, Unauthorized, Forbidden or RateLimited."""
+        """Raise BadRequest, NotReady, Unauthorized, Forbidden or RateLimited if the request may not go on."""
         path = scope["path"]
         if self._hosts is not None:
             self._hosts.check(scope, is_health=path in OPEN)
@@ -58,7 +58,7 @@ class Access:
         if CROWDED in scope and path != METRICS:
             raise NotReady("this process has as many connections as it keeps; health is answered", retry_after_s=1)
         caller = self._caller(scope)
-        # Whoever watches the service must see it when it is busiest.
+        # Metrics have no rate limit: monitoring must work when the service is busiest.
         if self._limiter is not None and path != METRICS:
             self._limiter.take(caller)
 
@@ -66,7 +66,7 @@ class Access:
         return self._keys is not None and path not in self._open
 
     def _caller(self, scope: Scope) -> bytes:
-        """The digest of the key, or the one name of all who come without."""
+        """Return the digest of the key; without a keys file, the one name that all callers share."""
         if self._keys is None:
             if needs_admin(scope):
                 raise Forbidden("layers cannot be changed here: no keys file with a key of role admin is set")
@@ -94,9 +94,9 @@ def needs_admin(scope: Scope) -> bool:
 
 
 def presented(scope: Scope) -> bytes | None:
-    """The one key that a request carries; None where there is none, or two, or something that can be no key.
+    """Return the one key that a request carries; None if it carries none, two different ones, or a malformed one.
 
-    Both headers may carry it. One that stands there twice is refused even so: which of them a proxy saw is anybody's guess.
+    Both headers may carry it. A header that occurs twice is refused even with equal values: a proxy may have read either.
     """
     fields = fields_of(scope)
     bearers, plain = fields[b"authorization"], fields[b"x-api-key"]

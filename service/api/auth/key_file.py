@@ -1,10 +1,10 @@
-"""Key file: the keys in force, looked at again while the service runs, so that keys come and go without a restart.
+"""KeyFile: the keys in force, reloaded while the service runs, so that keys change without a restart.
 
-Laws: nothing of it happens on the event loop but the exchange of one ring for another; a file that cannot be used changes
-nothing and is told once; no keys are in force before the first reading, which must succeed.
+Invariants: the file is read in a thread; the event loop only replaces one ring by another. A file that cannot be used changes
+nothing and is reported once. No keys are in force before the first reading, which must succeed.
 
-A change is taken one look after it was seen, since a file that is written in place is empty or torn for a moment. So it is
-in force after two looks at most.
+A change is taken one check after it is seen, because a file that is written in place is empty or torn for a moment. So it is
+in force after at most two checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Stamp = tuple[int, ...]
 
 
 class KeyListener(Protocol):
-    """Who hears of a change (`observability/telemetry.py`)."""
+    """Receives each change of the keys (`observability/telemetry.py`)."""
 
     def keys_taken(self, ring: KeyRing) -> None: ...
 
@@ -29,7 +29,7 @@ class KeyListener(Protocol):
 
 
 class KeyFile:
-    """`ring` is what is in force; `open` reads it first, `watch` keeps it as the file is."""
+    """`ring` holds the keys in force; `open` reads them first, `watch` reloads them when the file changes."""
 
     def __init__(self, path: Path, listener: KeyListener) -> None:
         self.ring = KeyRing()
@@ -40,12 +40,12 @@ class KeyFile:
         self._told: str | None = None
 
     async def open(self) -> None:
-        """Raises KeysError."""
+        """Read the keys for the first time; raise KeysError if the file cannot be used."""
         self.ring = await asyncio.to_thread(self._first)
         self._listener.keys_taken(self.ring)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Check the file every LOOK_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
@@ -59,12 +59,12 @@ class KeyFile:
             self._listener.keys_refused(found)
 
     def _first(self) -> KeyRing:
-        # The stamp before the content: what is written in between shows at the next look.
+        # The stamp is taken before the content: the next check sees a write in between.
         self._taken = _stamp(self._path)
         return read_keys(self._path)
 
     def _changed(self) -> KeyRing | KeysError | None:
-        """What a change of the file came to; None where there is none to be taken yet."""
+        """Return the keys or the error that a change of the file leads to; None if there is nothing to report yet."""
         stamp = _stamp(self._path)
         self._is_settling = stamp != self._taken and not self._is_settling
         if stamp == self._taken or self._is_settling:
@@ -74,7 +74,7 @@ class KeyFile:
         try:
             return read_keys(self._path)
         except KeysUnread as error:
-            # Tried again (no descriptor was free, a file server was away), and told once.
+            # The next check tries again (no descriptor was free, a file server was away); the error is reported once.
             self._taken, self._told = None, error.message
             return None if error.message == told else error
         except KeysError as error:
@@ -82,7 +82,7 @@ class KeyFile:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """What differs whenever the file does; None where there is none. Links are followed, for mounted secrets swap those."""
+    """Return values that differ whenever the file does; None without a file. Follows links: mounted secrets swap those."""
     try:
         found = path.stat()
     except OSError:

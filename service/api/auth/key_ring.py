@@ -1,11 +1,11 @@
-"""Keys: who may ask. The keys file as a value: SHA-256 digests with their roles, one a line.
+"""KeyRing: the content of the keys file: one SHA-256 digest with its role on each line.
 
     # comment
     5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 infer  # team a
 
-Laws: a key itself is nowhere, only its digest; looking one up costs the same whether it is there or not (every entry is
-compared, as bytes, in constant time); a file is taken whole or not at all, and what is said of a bad one names the line and
-never repeats it.
+Invariants: only the digest of a key is stored, never the key. A lookup takes the same time whether the key exists or not: it
+compares every entry, as bytes, in constant time. A file is taken whole or not at all. The error about a bad file names the line
+and never repeats it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from service.errors import ServiceError
 
 VARIABLE = "ATTENTION_API_KEYS_FILE"
-# Every entry is compared at every request: 4,096 of them cost the loop half a millisecond.
+# Each request compares every entry: 4,096 entries cost the event loop half a millisecond.
 MAX_KEYS = 4096
 MAX_FILE_BYTES = 2**20
 KEY_BYTES = 32
@@ -52,11 +52,11 @@ class KeysError(ServiceError):
 
 
 class KeysUnread(KeysError):
-    """The file could not be read; the next time it may be, though nothing of it has changed."""
+    """The file could not be read; a later attempt may succeed although the file has not changed."""
 
 
 class KeyRing:
-    """The keys of one reading of the file; with none, nobody may."""
+    """The keys of one reading of the file; without any key, no request is admitted."""
 
     def __init__(self, keys: tuple[Key, ...] = ()) -> None:
         self.keys = keys
@@ -66,7 +66,7 @@ class KeyRing:
         found = None
         for key in self.keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key  # and on to the end: the time says nothing about where it stands
+                found = key  # no break: the time must not reveal its position
         return found
 
     def count(self, role: Role) -> int:
@@ -82,12 +82,12 @@ def new_secret() -> str:
 
 
 def line_for(secret: str, role: Role) -> str:
-    """The line of the file that lets this key in."""
+    """Return the line of the keys file that admits this key."""
     return f"{digest_of(secret.encode('ascii')).hex()} {role.value}"
 
 
 def parse_keys(text: bytes) -> KeyRing:
-    """Raises KeysError. A digest that stands there twice is one key, unless its roles differ."""
+    """Return the keys in `text`; raise KeysError. A repeated digest is one key, but an error if its roles differ."""
     roles: dict[bytes, Role] = {}
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
         entry = line.partition(b"#")[0].strip()
@@ -105,9 +105,9 @@ def parse_keys(text: bytes) -> KeyRing:
 
 
 def read_keys(path: Path) -> KeyRing:
-    """Blocks while it reads; raises KeysError."""
+    """Read and parse the file, blocking; raise KeysError if it cannot be used."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, and be empty the second time
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe blocks, and is empty the second time
             raise KeysError("it is not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)

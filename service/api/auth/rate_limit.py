@@ -1,7 +1,7 @@
-"""Rate: how often one caller may ask, as a token bucket for each.
+"""Rate limit: bounds how often each caller may send requests, with one token bucket a caller.
 
-Laws: no clock of its own; a refusal costs no token and says in whole seconds when there will be one; in t seconds a caller gets
-at most burst + t × rate requests through.
+Invariants: the module has no clock of its own. A refusal costs no token and gives the time until the next one in whole seconds.
+In t seconds at most burst + t × rate requests of one caller are admitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from service.errors import RateLimited
 
-# Sums of fractions come out a little short of the token that is there.
+# Sums of fractions come out slightly below the whole token that they should give.
 _EPSILON = 1e-6
 _HAIR_S = 1e-9
 
@@ -23,7 +23,7 @@ class Rate(NamedTuple):
 
 
 class Bucket:
-    """Full at first."""
+    """A token bucket, full at first."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         self._rate = rate
@@ -31,7 +31,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """0.0 and one token less, or the seconds until the next token."""
+        """Take a token and return 0.0, or return the seconds until the next token."""
         tokens = min(float(self._rate.burst), self._tokens + (now - self._at) * self._rate.per_s)
         if tokens < 1 - _EPSILON:
             return (1 - tokens) / self._rate.per_s
@@ -40,7 +40,7 @@ class Bucket:
 
 
 class Limiter:
-    """A bucket a caller; `now` is monotonic seconds."""
+    """Holds one bucket for each caller; `now` returns monotonic seconds."""
 
     def __init__(self, rate: Rate, now: Callable[[], float]) -> None:
         self._rate = rate
@@ -52,7 +52,7 @@ class Limiter:
         return len(self._buckets)
 
     def take(self, caller: bytes) -> None:
-        """Raises RateLimited."""
+        """Take a token of this caller; raise RateLimited if there is none."""
         now = self._now()
         bucket = self._buckets.get(caller)
         if bucket is None:
@@ -64,5 +64,5 @@ class Limiter:
             )
 
     def keep(self, callers: Collection[bytes]) -> None:
-        """Forgets everybody else."""
+        """Drop the buckets of all other callers."""
         self._buckets = {caller: self._buckets[caller] for caller in callers if caller in self._buckets}

@@ -1,7 +1,7 @@
-"""OpenAPI: the page of the whole contract, the hot route included, with examples that run as they stand.
+"""OpenAPI document: describes the whole contract, hot routes included, with examples that run as they stand.
 
-Laws: schemas come from the same pydantic models that check requests; examples fit a layer that is served, so the page is made
-anew when the catalog changes; nothing on it needs the network.
+Invariants: schemas come from the pydantic models that check requests. Examples fit a served layer, so the document is made anew
+when the catalog changes. Nothing in it needs the network.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INFER_DESCRIPTION = (
 
 
 def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-    """The document; `examples_for` is the name and spec of a served layer, None while there is none."""
+    """Return the document; `examples_for` is the name and spec of a served layer, None while there is none."""
     page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     _, schemas = models_json_schema(
         [(model, "validation") for model in (AttendRequest, InferRequest)]
@@ -59,7 +59,7 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
     page["paths"] = dict(sorted(page["paths"].items()))
     for path, operations in page["paths"].items():
         for operation in operations.values():
-            # FastAPI announces its own validation errors, which no route of ours can answer with.
+            # FastAPI announces its own validation errors, which no route of ours returns.
             if "HTTPValidationError" in str(operation["responses"].get("422")):
                 del operation["responses"]["422"]
             _give_examples(path, operation, examples_for)
@@ -69,7 +69,7 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
 
 
 def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dict[str, Any]:
-    """The page, on which every operation that needs a key says so."""
+    """Add the key schemes to the page and to every operation that needs a key; return the page."""
     page["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -84,7 +84,7 @@ def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dic
 
 
 def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
-    """Every parameter of a path gets a value that is served."""
+    """Declare every parameter of the path, with a served value as its example."""
     values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
     parameters = operation.setdefault("parameters", [])
     told = {parameter["name"] for parameter in parameters}
@@ -141,7 +141,7 @@ def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[st
 
 
 def _refusals(path: str) -> dict[str, Any]:
-    """Every status that a POST to this path can be refused with, and the codes behind it."""
+    """Return the error responses of a POST to this path: each status with its error codes."""
     as_inference = is_inference(path)
     table = INFERENCE_STATUS if as_inference else STATUS
     codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
@@ -151,7 +151,7 @@ def _refusals(path: str) -> dict[str, Any]:
 
 
 def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:
-    """The codes that are answered with `status`: the table's classes and, for a branch, all below it."""
+    """Return the error codes with `status`: those of the table's classes and, for a branch, of its subclasses."""
     codes: set[str] = set()
     for kind, value in table.items():
         if value == status:

@@ -1,6 +1,6 @@
-"""Examples: small bodies that a served layer answers with 200 as they stand.
+"""Examples: small request bodies that a served layer answers with 200 as they stand.
 
-Law: they are made from the layer's own widths, so no page ever shows one that does not run.
+Invariant: they are made from the layer's own widths, so every example on a page runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from service.attention.spec import LayerSpec
 
 
 def attend_examples(spec: LayerSpec) -> dict[str, Any]:
-    """Small bodies that this layer answers with 200 as they stand."""
+    """Return small attend bodies that this layer answers with 200 as they stand."""
     rows = _rows(3, spec.query_width)
     query: dict[str, Any] = {"query": rows}
     if spec.needs_key:
@@ -37,12 +37,12 @@ def attend_examples(spec: LayerSpec) -> dict[str, Any]:
 
 
 def _rows(count: int, width: int) -> list[list[float]]:
-    """Plain numbers that differ from row to row."""
+    """Return short decimal numbers that differ from row to row."""
     return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
 
 
 def infer_examples(spec: LayerSpec) -> dict[str, Any]:
-    """The same for the Open Inference Protocol."""
+    """Return small bodies of the Open Inference Protocol that this layer answers with 200 as they stand."""
     inputs = [_input("query", 3, spec.query_width)]
     if spec.needs_key:
         inputs.append(_input("key", 3, spec.key_width))

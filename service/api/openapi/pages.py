@@ -1,7 +1,7 @@
-"""Docs: /openapi.json and a Swagger page whose script and style come from this process, so that it works offline.
+"""API pages: /openapi.json, and a Swagger page whose script and style this process serves, so it works offline.
 
-Invariants: nothing on the page is fetched from anywhere else; a document is made once, in a thread, and served from its bytes;
-it is never compressed, so one entity tag names it.
+Invariants: the page fetches nothing from another host. Each document is made once and served from its bytes; a thread makes the
+schema and the assets. Documents are never compressed, so one entity tag identifies each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Document(NamedTuple):
 def make_docs_router(
     title: str, depends_on: Callable[[], K], openapi: Callable[[K], dict[str, Any]], thread: Executor
 ) -> APIRouter:
-    """`openapi` writes the document in `thread`, anew when the value that it `depends_on` has changed."""
+    """Return the router; `openapi` writes the document in `thread`, anew when the value of `depends_on` changes."""
     router = APIRouter(include_in_schema=False)
     static = resources.files("fastapi_offline") / "static"
     page = get_swagger_ui_html(
@@ -83,13 +83,13 @@ def _document(content: bytes, media_type: str) -> Document:
 
 
 def _encoded(page: dict[str, Any]) -> bytes:
-    """JSON, made in many small steps: the encoders in C keep the interpreter for 50 ms where a layer is 4,096 wide."""
+    """Encode as JSON in many small steps: the C encoders hold the interpreter for 50 ms if a layer is 4,096 wide."""
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return b"".join(piece.encode() for piece in encoder.iterencode(page))
 
 
 def _answer(request: Request, document: Document) -> Response:
-    """The document, or a 304 for a client that has it (RFC 9110, section 13.1.2: any tag of the list, weak or not, or `*`)."""
+    """Return the document, or a 304 if the client has it (RFC 9110, section 13.1.2: any tag in the list, weak or not, or `*`)."""
     known = b",".join(fields_of(request.scope)[b"if-none-match"])
     record_of(request.scope).is_document = True
     headers = {"etag": document.etag}

@@ -1,7 +1,7 @@
-"""The hot route of the Open Inference Protocol: POST /v2/models/{layer}[/versions/{version}]/infer, as a plain ASGI endpoint.
+"""Infer route of the Open Inference Protocol: POST /v2/models/{layer}[/versions/{version}]/infer, as plain ASGI.
 
-Laws: a layer is a model and its only version is 1; whatever Content-Type says, the body is read as the protocol says (its
-own clients send none, or octet-stream); the call, the queue and the bits are those of `/v1`.
+Invariants: a layer is a model and its only version is 1. The body is read as the protocol says, whatever Content-Type says: the
+protocol's own clients send none, or octet-stream. The call, the queue and the bits of the answer are those of `/v1`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODINGS = (b"gzip", b"deflate")
 
 
 class Infer:
-    """The endpoint."""
+    """The ASGI endpoint."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -59,7 +59,7 @@ async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
-    """How long the body's JSON is, where tensors' bytes follow it, and the coding of the answer."""
+    """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
     lengths = fields[b"inference-header-content-length"]
     if len(lengths) > 1:
         raise BadRequest("Inference-Header-Content-Length must be there once")

@@ -1,8 +1,8 @@
-"""Models: the side of the Open Inference Protocol that tells what is served and how it goes.
+"""Model routes of the Open Inference Protocol: metadata, readiness, configuration and statistics.
 
-Laws: a layer is a model, its one version is "1"; `inputs` and `outputs` are what every request needs and gets, since load
-generators send and ask for all of them (the protocol has no word for an optional one), and what may come besides is told beside
-them; statistics add up over the processes; what is not served (loading, shared memory, tracing) is not announced.
+Invariants: a layer is a model; its one version is "1". `inputs` and `outputs` list what every request needs and gets, because
+load generators send and request all of them. The protocol has no optional tensors, so those are listed in fields of their own.
+Statistics are summed over the processes. What is not served (loading, shared memory, tracing) is not announced.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelMetadata(BaseModel):
 
 
 class ModelsView(Protocol):
-    """What these routes ask of the running service (`worker/service.py` fills it in)."""
+    """The part of the running service that these routes use; `worker/service.py` implements it."""
 
     rendering: Executor
 
@@ -127,7 +127,7 @@ def make_models_router(service: ModelsView) -> APIRouter:
 
 
 async def _statistics(service: ModelsView) -> dict[str, bytes]:
-    """Of every model, as JSON."""
+    """Return the statistics of each model, as JSON."""
     names = service.catalog.names()
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(
@@ -140,7 +140,7 @@ def _told(*stats: bytes) -> Response:
 
 
 def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Throttle[dict[str, bytes]]) -> None:
-    """Each of them with and without the version in the path."""
+    """Add each route with and without the version in its path."""
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(_metadata(*_model(request, service)).model_dump())
@@ -155,7 +155,7 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
 
     async def stats(request: Request) -> Response:
         name, _ = _model(request, service)
-        # It may have been unloaded meanwhile.
+        # The layer may have been unloaded meanwhile.
         return _told((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
     routes = (
@@ -185,7 +185,7 @@ def _check_ready(service: ModelsView) -> None:
 
 
 def _inputs(spec: LayerSpec, *, is_needed: bool) -> list[TensorMetadata]:
-    """With the batch axis; a mask may also have fewer axes, and any of them may be 1."""
+    """Return the input tensors with their batch axis; a mask may also have fewer axes, and any of them may be 1."""
     mask = [_ANY] * 4
     every = (
         (True, "query", "FP32", [_ANY, _ANY, spec.query_width]),
@@ -214,7 +214,7 @@ def _metadata(name: str, spec: LayerSpec) -> ModelMetadata:
 
 
 def _config(name: str, spec: LayerSpec, max_sequences: int) -> dict[str, Any]:
-    """What Triton calls a model's configuration, as far as it means something here; `dims` are without the batch axis."""
+    """Return Triton's model configuration, as far as it applies here; `dims` omit the batch axis."""
 
     def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:
         return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[1:]} for x in tensors]
@@ -234,7 +234,7 @@ def _config(name: str, spec: LayerSpec, max_sequences: int) -> dict[str, Any]:
 
 
 def _stats(name: str, totals: LayerTotals | None) -> dict[str, Any]:
-    """Triton's statistics extension; durations are summed over requests, in nanoseconds."""
+    """Return a model's entry in Triton's statistics extension; durations are nanoseconds, summed over requests."""
     done = totals or LayerTotals()
     nothing = (0, 0.0)
     durations = {

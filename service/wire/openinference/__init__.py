@@ -1,1 +1,1 @@
-"""Requests and answers of the Open Inference Protocol."""
+"""Open Inference Protocol: decodes its requests and encodes its answers."""

@@ -1,7 +1,7 @@
-"""Open Inference Protocol V2: an answer, as JSON or as JSON followed by the outputs' bytes.
+"""Open Inference Protocol V2 answers: writes an answer as JSON, or as JSON followed by the outputs' bytes.
 
-Laws: outputs come in the asked order, and their bytes in the order of the outputs; no tensor's bytes are copied; what
-`/v1` says beside the tensors stands in `parameters`, as scalars.
+Invariants: Outputs come in the requested order, and their bytes in the order of the outputs. No tensor's bytes are copied. The
+fields of `/v1` beside the tensors are scalars in `parameters`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from service.wire.tensors import TensorForm, bytes_of
 def write_inference(
     answer: Answer, facts: AnswerFacts, wanted: WantedAnswer
 ) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
-    """The length of the JSON where bytes follow it (None where none do), and the pieces of the body.
+    """Return the length of the JSON (None if no bytes follow it) and the pieces of the body.
 
-    The length of the JSON goes before it, so JSON that bytes follow is made whole.
+    The length is sent before the JSON, so JSON that bytes follow is built completely first.
     """
     tensors = named_tensors(answer)
     pieces = _json(facts, wanted, tensors)

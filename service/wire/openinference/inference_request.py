@@ -1,9 +1,9 @@
-"""Open Inference Protocol V2: an inference request as the document that `/v1` takes.
+"""Open Inference Protocol V2 requests: converts an inference request to the document that `/v1` takes.
 
-A body is JSON, or JSON followed by the bytes of those inputs that say so (the binary tensor extension). Inputs: `query`,
-`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always there. Laws: from here on a
-request takes the way of `/v1`, so it gives the same bits; every byte behind the JSON belongs to exactly one input; what a
-request keeps while it waits is no larger than its tensors.
+A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). Inputs: `query`,
+`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always present. Invariants: From here on a
+request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to exactly one input. A waiting
+request keeps its JSON text in memory only if that is no larger than its tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 OUTPUTS = ("output", "weights")
 QUERY_RANK = 3
-MAX_LISTED = 16  # inputs or outputs that are looked at
+MAX_LISTED = 16  # of inputs, and of outputs
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
 _NO_PARAMETERS = InferParameters()
@@ -54,7 +54,7 @@ class WantedOutput:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """How the answer is to be written, and how soon."""
+    """The outputs of the answer and their forms, its id, and its timeout."""
 
     id: str | None
     outputs: tuple[WantedOutput, ...]
@@ -63,7 +63,7 @@ class WantedAnswer:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class InferenceRequest:
-    """`attend` is what `/v1` would have been sent; `mask_params` are the inputs that its masks came in, as pointers."""
+    """`attend` is the same request as for `/v1`; `mask_params` are JSON pointers to the inputs of its masks."""
 
     attend: AttendRequest
     mask_params: tuple[str, ...]
@@ -71,17 +71,17 @@ class InferenceRequest:
 
 
 def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, memoryview]:
-    """The JSON of a body and what follows it; `json_length` is the header's text, None where all is JSON. Raises BadBinary."""
+    """Return the JSON of a body and the bytes after it; `json_length` is the header's text or None. Raises BadBinary."""
     head = _json_bytes(json_length, len(body))
     rest = memoryview(body)[head:]
-    # Tensors are views, and would keep the JSON alive as long as they are.
+    # Tensors are views that keep the whole body alive; copy them if the JSON is larger.
     return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
 
 
 def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceRequest:
-    """The request of a body's parsed JSON and of the bytes behind it.
+    """Return the request from a body's parsed JSON and the bytes after it.
 
-    Raises BadBinary where bytes and announcements do not match, and what fields and tensors are refused for.
+    Raises BadBinary if the bytes do not match their announced sizes, and the errors of the fields and tensors.
     """
     request = _checked(document)
     _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
@@ -114,7 +114,7 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
 
 
 def _checked(document: dict[str, Any]) -> InferRequest:
-    """Lengths and names are looked at here and not by pydantic, which would describe every one of a hundred thousand."""
+    """Validate the document; lengths and names first, because pydantic would describe each of a hundred thousand."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
@@ -137,7 +137,7 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
 
 
 def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
-    """The tensor as `/v1` takes it, and the bytes that are left for the inputs behind it."""
+    """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape = entry.name, entry.shape
     if entry.datatype not in INPUTS[name]:
         raise BadDtype(f"the datatype of {name} must be one of {', '.join(INPUTS[name])}", param=f"/{name}/datatype")
@@ -160,7 +160,7 @@ def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
 
 
 def _binary_size(entry: InferInput) -> int | None:
-    """The announced number of bytes, or None where the values are in the JSON."""
+    """Return the announced number of bytes; None if the values are in the JSON."""
     parameters = entry.parameters or {}
     if not _SHARED_MEMORY.isdisjoint(parameters):
         raise InvalidInput(f"{entry.name} lies in shared memory, which is not served", param=f"/{entry.name}")
@@ -173,7 +173,7 @@ def _binary_size(entry: InferInput) -> int | None:
 
 
 def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
-    """Values in the JSON, row-major: nested as the shape says, or flat."""
+    """Return the tensor of row-major values in the JSON: nested as in its shape, or flat."""
     if entry.datatype in _WITHOUT_JSON:
         raise BadDtype(
             f"{entry.datatype} has no JSON form: send {entry.name} with binary_data_size", param=f"/{entry.name}"
@@ -193,7 +193,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
 
 
 def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
-    """In the asked order; a flag of an output's own goes before that of the request."""
+    """Return the outputs in the requested order; the flag of an output overrides that of the request."""
     parameters = request.parameters or _NO_PARAMETERS
     default = parameters.binary_data_output or False
     if not request.outputs:
@@ -214,7 +214,7 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 
 
 def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
-    """The output has the query's dtype, which must have a JSON form where it is to be JSON."""
+    """Raise BadDtype if the output is JSON and its dtype, which is the query's, has no JSON form."""
     if all(output.is_binary or output.name != "output" for output in outputs):
         return
     for entry in inputs:

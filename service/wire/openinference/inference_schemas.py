@@ -1,7 +1,7 @@
-"""Open Inference Protocol V2: the JSON forms of its requests, answers and errors, as pydantic models.
+"""Open Inference Protocol V2 schemas: pydantic models of the JSON of its requests, answers and errors.
 
-Laws: keys that are not of the protocol are passed over, but not a request parameter, which could change the answer; these
-models check what is not a tensor and are what OpenAPI shows.
+Invariants: Unknown keys are ignored, except for request parameters, which could change the answer. The models check everything
+except tensors, and OpenAPI shows them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 VERSION = "1"
-"""A layer's only version as a model."""
+"""The only version of a layer as a model."""
 MAX_ID = 256
 
 Causal = Literal["top_left", "bottom_right"]
 
 
 def _as_text(value: str) -> str:
-    """Half of a surrogate pair is JSON and no text: nobody could be sent it back."""
+    """Raise a ValueError for an unpaired surrogate: it is valid JSON, but the answer could not encode it."""
     value.encode()
     return value
 
