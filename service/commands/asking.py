@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pybase64
 
-from service.client import Client
+import attention_client
 from service.errors import InvalidInput, ServiceError
 
 TIMEOUT_S = 60.0
@@ -61,9 +61,9 @@ def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None =
     """POST the body and return the reply; raises AskFailed with the server's message if the request fails."""
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
-        with Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
+        with attention_client.Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
             return _reply(client.attend_json(layer, body))
-    except ServiceError as error:
+    except attention_client.ServiceError as error:
         told = f"{error.status} {error.code}: " if error.status else ""
         raise AskFailed(told + error.message) from None
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
+from attention_client import Client
+from attention_client.errors import Unauthorized
 from service.api.auth.key_ring import Role, line_for
-from service.client import Client
-from service.errors import Unauthorized
 from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare
 

@@ -12,8 +12,7 @@ import pybase64
 import pytest
 import torch
 
-from service import errors
-from service.client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, TopK, Weights, masks
+from attention_client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, TopK, Weights, errors, masks
 from tests.e2e.started import Started
 from tests.integration.running import LAYERS, prepare
 

@@ -13,8 +13,8 @@ import httpx2
 import numpy as np
 import pytest
 
-from service.client import Client
-from service.errors import BodyTooLarge
+from attention_client import Client
+from attention_client.errors import BodyTooLarge
 from tests.e2e.fake_service import eventually
 from tests.e2e.raw_client import RawClient
 from tests.e2e.started import Started, X

@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from service.client import Client
+from attention_client import Client
 from service.commands.asking import ask_local, ask_server, tensor_field
 from tests.e2e.fake_service import eventually
 from tests.e2e.namespace import inner_pid, num_threads, status

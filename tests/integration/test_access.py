@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from attention_client import AsyncClient
+from attention_client.errors import Unauthorized
 from service.api.auth.access import ADMIN, METRICS, OPEN
 from service.api.auth.key_ring import Role, line_for
-from service.client import AsyncClient
-from service.errors import Unauthorized
 
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"

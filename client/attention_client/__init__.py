@@ -1,0 +1,39 @@
+"""The Python client: `Client` for plain code, `AsyncClient` for asyncio.
+
+    from attention_client import Client, masks
+
+    with Client("http://127.0.0.1:8000") as client:
+        answer = client.attend("minilm-l3", x, masks=[masks.causal()], weights="heads")
+        answer.output, answer.weights, answer.masked_rows
+
+Holds the names that a caller imports; every module but `http_transport.py` is pure.
+Invariant: the package imports neither torch nor the service.
+"""
+
+from __future__ import annotations
+
+from attention_client import masks
+from attention_client.answer import Answer, Batch, Layer, Timing, TopK
+from attention_client.async_client import AsyncClient
+from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, ServiceError
+from attention_client.masks import Mask
+from attention_client.request import Request, Weights
+from attention_client.sync_client import Client
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "BadAnswer",
+    "Batch",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Layer",
+    "Mask",
+    "Request",
+    "ServiceError",
+    "Timing",
+    "TopK",
+    "Weights",
+    "masks",
+]

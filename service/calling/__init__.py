@@ -1,1 +1,0 @@
-"""The caller's side: what the client sends and what it makes of the answer."""

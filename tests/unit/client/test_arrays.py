@@ -1,0 +1,188 @@
+"""Arrays become the bytes they are and come back as what they were."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attention_client.arrays import FLOATS, VALUES, Entry, dtype_of, maker, raw, shape_of
+from attention_client.errors import BadDtype, InvalidInput
+from attention_client.safetensors_body import read, write
+
+TORCH = {name: getattr(torch, name) for name in VALUES}
+NUMPY = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in VALUES}
+
+
+@st.composite
+def arrays(draw):
+    """Any bits in any dtype of the contract, NumPy or torch, whole, transposed or a slice."""
+    dtype = draw(st.sampled_from(sorted(VALUES)))
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
+    data = np.random.default_rng(draw(st.integers(0, 2**32))).bytes(int(np.prod(shape, dtype=int)) * 8)
+    count = int(np.prod(shape, dtype=int))
+    array = np.frombuffer(data, dtype=NUMPY[dtype] if dtype != "bool" else np.uint8)[:count].reshape(shape)
+    array = np.asarray((array % 2).astype(bool)) if dtype == "bool" else array
+    array = array[..., ::-1] if shape and draw(st.booleans()) else array
+    array = array.T if draw(st.booleans()) else array
+    if draw(st.booleans()):
+        return array
+    plain = np.ascontiguousarray(array).reshape(array.shape)
+    tensor = torch.frombuffer(bytearray(plain.tobytes()), dtype=TORCH[dtype]).reshape(plain.shape)
+    return tensor.T.contiguous().T if tensor.ndim == 2 and draw(st.booleans()) else tensor
+
+
+def bits(array) -> Any:
+    if isinstance(array, torch.Tensor):
+        return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return array.tobytes()
+
+
+@given(arrays())
+def test_every_bit_of_every_dtype_survives_the_way_there_and_back(array):
+    tensors, metadata = read(write({"x": raw(array, "/x", VALUES)}, {"request": "{}"}))
+    back = maker(array)(tensors["x"])
+    assert type(back) is type(array)
+    assert (back.dtype, tuple(back.shape)) == (array.dtype, tuple(array.shape))
+    assert bits(back) == bits(array)
+    assert metadata == {"request": "{}"}
+
+
+def test_what_comes_back_can_be_written_to():
+    likes: list[Any] = [np.zeros(3, np.float32), torch.zeros(3)]
+    for like in likes:
+        back = maker(like)(Entry("float32", (3,), bytearray(12)))
+        back[0] = 1
+        assert float(back.sum()) == 1
+
+
+def test_a_contiguous_array_is_read_where_it_lies():
+    array, tensor = np.zeros((3, 4), np.float16), torch.zeros(3, 4, dtype=torch.bfloat16)
+    assert raw(array, "/x", FLOATS).address == array.ctypes.data
+    assert raw(tensor, "/x", FLOATS).address == tensor.data_ptr()
+
+
+def test_a_big_endian_array_is_sent_little_endian():
+    found = raw(np.array([1.5, -2.0], ">f4"), "/x", FLOATS)
+    assert np.asarray(found.owner).tobytes() == np.array([1.5, -2.0], "<f4").tobytes()
+    assert found.dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32"])
+def test_small_integers_are_widened_where_integers_may_be(dtype):
+    for array in (np.array([0, 1], dtype), torch.tensor([0, 1], dtype=getattr(torch, dtype))):
+        assert raw(array, "/x", VALUES).dtype == "int64"
+        with pytest.raises(BadDtype, match=rf"query must be .*, got {dtype}"):
+            raw(array, "/query", FLOATS)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(2, complex), np.array(["a"]), np.array([None]), torch.zeros(2, dtype=torch.complex64)]
+)
+def test_a_dtype_that_the_contract_lacks_is_refused(array):
+    with pytest.raises(BadDtype) as told:
+        raw(array, "/query", VALUES)
+    assert told.value.param == "/query"
+    assert dtype_of(array) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [[[1.0]], None, 3, "x", np.ma.masked_array([1.0, 2.0], [True, False]), torch.zeros(2, 2).to_sparse(),
+     torch.zeros(2, device="meta")],
+)  # fmt: skip
+def test_what_has_no_plain_bytes_is_refused(thing):
+    with pytest.raises(InvalidInput):
+        raw(thing, "/query", FLOATS)
+
+
+class Wrapped(torch.Tensor):
+    """Stands for another tensor, as distributed and quantised ones do, and has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner) -> None:
+        self.held = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[override]
+        found = function(*(arg.held if isinstance(arg, Wrapped) else arg for arg in args), **(kwargs or {}))
+        return Wrapped(found) if isinstance(found, torch.Tensor) else found
+
+
+class OtherTensor(torch.Tensor):
+    """Says of itself what is not so."""
+
+    shape = (1000, 1000)  # type: ignore[assignment]
+    dtype = torch.float64
+
+    def data_ptr(self) -> int:
+        return 8
+
+
+class OtherArray(np.ndarray):
+    shape = property(lambda self: (1000, 1000))
+    dtype = property(lambda self: np.dtype(float))
+    nbytes = property(lambda self: 8_000_000)
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(3, 4)
+
+
+def shrunk(num_bytes: int, tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [fake, lambda: Wrapped(torch.ones(3, 4)), lambda: shrunk(0, torch.ones(3, 4)),
+     lambda: shrunk(8, torch.ones(3, 4)), lambda: shrunk(8, torch.ones(3, 4).T),
+     lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]), lambda: torch.ones(3, 4).to_mkldnn()],
+    ids=["fake", "wrapped", "freed", "shrunk", "shrunk and turned", "nested", "mkldnn"],
+)  # fmt: skip
+def test_a_tensor_without_memory_of_its_own_is_never_read(make):
+    with pytest.raises(InvalidInput, match="query must be a dense tensor with values in memory"):
+        raw(make(), "/query", FLOATS)
+
+
+def test_a_tensor_within_a_transform_or_a_mode_is_refused():
+    def within(tensor):
+        with pytest.raises(InvalidInput, match="in memory"):
+            raw(tensor, "/query", FLOATS)
+        return tensor
+
+    torch.vmap(within)(torch.ones(2, 3))
+    with FakeTensorMode():
+        within(ONES)
+
+
+ONES = torch.ones(3, 4)
+
+
+def test_what_a_subclass_says_of_itself_is_not_asked():
+    likes: list[Any] = [ONES.as_subclass(OtherTensor), np.ones((3, 4), np.float32).view(OtherArray)]
+    for like in likes:
+        found = raw(like, "/x", FLOATS)
+        assert (found.dtype, found.shape, found.num_bytes, dtype_of(found.owner)) == ("float32", (3, 4), 48, "float32")
+        assert read(write({"x": found}, {}))[0]["x"].data == np.ones((3, 4), np.float32).tobytes()
+        assert shape_of(like, "/x") == (3, 4)
+
+
+def test_a_tensor_that_wants_gradients_is_sent_without_them():
+    weight = torch.ones(2, 3, requires_grad=True)
+    assert raw(weight, "/x", FLOATS).shape == shape_of(weight, "/x") == (2, 3)
+
+
+def test_an_array_without_elements_is_written():
+    for empty in (np.zeros((0, 4), np.float32), torch.zeros(0, 4)):
+        assert read(write({"x": raw(empty, "/x", FLOATS)}, {}))[0]["x"].shape == (0, 4)

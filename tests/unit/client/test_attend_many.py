@@ -1,0 +1,225 @@
+"""Many calls, a few at a time: the order holds whatever finishes first, and the window is never exceeded."""
+
+import asyncio
+import contextlib
+import random
+from concurrent.futures import Future
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_client.attend_many import in_order, in_order_async
+from tests.doubles import run, turns
+
+SCRIPTS = (st.integers(0, 30), st.integers(1, 9), st.randoms(use_true_random=False))
+
+
+class Work:
+    """Futures that finish when the script says so, in an order drawn at random."""
+
+    def __init__(self, chance: random.Random, window: int) -> None:
+        self.chance = chance
+        self.window = window
+        self.open: dict[int, Future[int]] = {}
+        self.started = 0
+
+    def items(self, number: int):
+        """0 … number − 1; whatever is open when they end is finished."""
+        yield from range(number)
+        self.finish(self.chance.sample(sorted(self.open), len(self.open)))
+
+    def start(self, item: int) -> Future[int]:
+        future: Future[int] = Future()
+        self.open[item] = future
+        self.started += 1
+        assert len(self.open) <= self.window
+        if self.chance.random() < 0.3 or len(self.open) == self.window:
+            self.finish(self.chance.sample(sorted(self.open), self.chance.randint(1, len(self.open))))
+        if self.open and min(self.open) <= item - self.window + 1:
+            self.finish([min(self.open)])  # its answer is what the consumer waits for now
+        return future
+
+    def finish(self, items: list[int]) -> None:
+        for item in items:
+            self.open.pop(item).set_result(item)
+
+
+@given(*SCRIPTS)
+def test_answers_come_in_the_order_of_the_items(number, window, chance):
+    work = Work(chance, window)
+    handed_out = 0
+    for answer in in_order(work.items(number), work.start, window):
+        assert answer == handed_out
+        assert work.started - handed_out <= window
+        handed_out += 1
+    assert handed_out == number
+
+
+@given(*SCRIPTS)
+def test_tasks_answer_in_the_order_of_the_items(number, window, chance):
+    open_: dict[int, asyncio.Future[int]] = {}
+
+    async def work(item: int) -> int:
+        assert len(open_) < window
+        open_[item] = asyncio.get_running_loop().create_future()
+        return await open_[item]
+
+    async def collect() -> list[int]:
+        return [answer async for answer in in_order_async(range(number), work, window)]
+
+    async def main() -> list[int]:
+        collecting = asyncio.ensure_future(collect())
+        while not collecting.done():
+            await turns(4)
+            if open_:
+                item = chance.choice(sorted(open_))
+                open_.pop(item).set_result(item)
+        return await collecting
+
+    assert run(main) == list(range(number))
+
+
+def test_an_endless_iterator_is_taken_from_only_as_there_is_room():
+    taken = []
+
+    def items():
+        for item in count():
+            taken.append(item)
+            yield item
+
+    def start(item: int) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(item)
+        return future
+
+    answers = in_order(items(), start, 3)
+    assert [next(answers) for _ in range(4)] == [0, 1, 2, 3]
+    answers.close()
+    assert taken == [0, 1, 2, 3], "what is ready is handed out before another item is taken"
+
+
+def test_a_consumer_who_stops_early_cancels_what_is_in_flight():
+    started: list[Future[int]] = []
+
+    def start(item: int) -> Future[int]:
+        started.append(Future())
+        if item == 2:
+            started[0].set_result(0)
+        return started[-1]
+
+    answers = in_order(range(9), start, 3)
+    assert next(answers) == 0
+    answers.close()
+    assert [future.cancelled() for future in started] == [False, True, True]
+
+
+def test_what_the_iterator_raises_cancels_what_is_in_flight():
+    started: list[Future[int]] = []
+
+    def items():
+        yield 0
+        raise KeyError
+
+    def start(item: int) -> Future[int]:
+        started.append(Future())
+        return started[-1]
+
+    with pytest.raises(KeyError):
+        list(in_order(items(), start, 3))
+    assert started[0].cancelled()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_generator_has(is_async):
+    ended = []
+
+    async def work(item: int) -> int:
+        try:
+            await asyncio.sleep(0) if item == 0 else await asyncio.Event().wait()
+        finally:
+            ended.append(item)
+        return item
+
+    async def items():
+        for item in range(9):
+            yield item
+
+    async def main() -> None:
+        source = items() if is_async else range(9)
+        async with contextlib.aclosing(in_order_async(source, work, 3)) as answers:
+            async for answer in answers:
+                assert answer == 0
+                break
+        assert sorted(ended) == [0, 1, 2]
+
+    run(main)
+
+
+def test_an_item_that_never_comes_withholds_no_answer():
+    """As where the next item is made out of the answer to the last one."""
+    asked: asyncio.Queue[int] = asyncio.Queue()
+
+    async def items():
+        while True:
+            yield await asked.get()
+
+    async def work(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    async def main() -> list[int]:
+        found = []
+        asked.put_nowait(1)
+        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
+            async for answer in answers:
+                found.append(answer)
+                if answer == 8:
+                    break
+                asked.put_nowait(2 * answer)
+        return found
+
+    assert run(main) == [1, 2, 4, 8]
+
+
+def test_what_an_async_iterator_raises_is_raised_after_the_answers_to_what_it_gave():
+    async def items():
+        yield 0
+        yield 1
+        raise KeyError
+
+    async def work(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    async def main() -> list[int]:
+        answers = in_order_async(items(), work, 5)
+        found = [await anext(answers), await anext(answers)]
+        with pytest.raises(KeyError):
+            await anext(answers)
+        return found
+
+    assert run(main) == [0, 1]
+
+
+def test_an_async_iterator_that_waits_is_closed_when_the_consumer_stops():
+    closed = []
+
+    async def items():
+        try:
+            yield 0
+            await asyncio.Event().wait()
+        finally:
+            closed.append("items")
+
+    async def work(item: int) -> int:
+        return item
+
+    async def main() -> None:
+        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
+            assert await anext(answers) == 0
+            await turns()
+        assert closed == ["items"]
+
+    run(main)

@@ -1,0 +1,694 @@
+"""The client as its user sees it: both faces send the same bytes and tell the same; no answer, however bad, is a traceback."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, assert_type
+
+import httpx2
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import stamina
+import torch
+
+from attention_client import (
+    Answer,
+    AsyncClient,
+    BadAnswer,
+    Client,
+    ConnectionFailed,
+    Layer,
+    Mask,
+    Request,
+    ServiceError,
+    TopK,
+    Weights,
+    errors,
+    masks,
+)
+from tests.doubles import run, turns
+from tests.unit.client.answering import FACTS, Answering, answer_of, file_of, metadata_of, problem_of, read_request
+
+X = np.arange(6, dtype=np.float32).reshape(3, 2)
+QUERIES = [
+    X, X.astype(np.float16), X.astype(np.float64), X.astype(ml_dtypes.bfloat16), X[None], X.T[::-1],
+    torch.tensor(X), torch.tensor(X).half(), torch.tensor(X).bfloat16(), torch.tensor(X).double()[None],
+]  # fmt: skip
+
+
+class AsyncFace:
+    """AsyncClient with Client's methods, so that one test can try both."""
+
+    def __init__(self, **kwargs) -> None:
+        self.client = AsyncClient(**kwargs)
+        self.runner = asyncio.Runner()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.runner.run(self.client.close())
+        self.runner.close()
+
+    def __getattr__(self, name: str):
+        method = getattr(self.client, name)
+        return lambda *args, **kwargs: self.runner.run(method(*args, **kwargs))
+
+    def attend_many(self, *args, **kwargs):
+        answers = self.client.attend_many(*args, **kwargs)
+        try:
+            while True:
+                try:
+                    yield self.runner.run(anext(answers))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.runner.run(answers.aclose())
+
+
+@pytest.fixture(params=[Client, AsyncFace], ids=["sync", "async"])
+def face(request):
+    """`face(service, **options)` gives a client of either kind that talks to the double."""
+    with contextlib.ExitStack() as stack, stamina.set_testing(True, attempts=9, cap=True):
+        yield lambda service, **options: stack.enter_context(request.param(transport=service.transport, **options))
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda q: f"{type(q).__name__}-{q.dtype}-{q.ndim}")
+def test_what_is_given_as_one_kind_comes_back_as_that_kind(face, query):
+    service = Answering()
+    answer = face(service).attend("small", query, weights="heads")
+    assert type(answer.output) is type(query)
+    assert answer.output.dtype == query.dtype
+    assert bool((answer.output == query).all())
+    assert type(answer.weights) is type(query)
+    rows = query.shape[-2]
+    assert tuple(answer.weights.shape) == (*query.shape[:-2], 4, rows, rows)
+
+
+def test_an_answer_tells_what_the_service_told(face):
+    answer = face(Answering()).attend("small", X)
+    assert answer.weights is None
+    assert (answer.masked_rows, answer.layer, answer.digest, answer.request_id) == (1, "small", "sha256:00", "theirs")
+    assert answer.batch == (2, 3, 4)
+    assert answer.timing_ms == (0.5, 1.0, 2.5, 4.25)
+    assert answer.timing_ms.total == 4.25
+
+
+def test_a_request_is_one_safetensors_body_with_its_other_fields_beside(face):
+    service = Answering()
+    wanted = [masks.attend([True, False]), masks.causal("bottom_right"), masks.bias(np.zeros((3, 2))),
+              masks.window(1, offset=-2), masks.lengths(2), masks.ignore(torch.tensor([0, 1]))]  # fmt: skip
+    face(service).attend(
+        "small", X, X[:2], torch.tensor(X[:2]), masks=wanted, weights=Weights("mean", heads=np.arange(2), queries=range(1)),
+        masked_rows="error", request_id="job-7",
+    )  # fmt: skip
+    request = service.seen[0]
+    tensors, fields = read_request(request)
+    assert (request.method, request.url.path) == ("POST", "/v1/layers/small/attend")
+    assert request.headers["content-type"] == request.headers["accept"] == "application/vnd.safetensors"
+    assert request.headers["content-length"] == str(len(request.content))
+    assert request.headers["x-request-id"] == "job-7"
+    assert fields == {
+        "masks": [
+            {"kind": "attend"}, {"kind": "causal", "align": "bottom_right"}, {"kind": "bias"},
+            {"kind": "window", "left": 1, "offset": -2}, {"kind": "lengths"}, {"kind": "ignore"},
+        ],
+        "weights": {"form": "mean", "heads": [0, 1], "queries": [0]},
+        "masked_rows": "error",
+    }  # fmt: skip
+    assert {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()} == {
+        "query": ("torch.float32", (3, 2)), "key": ("torch.float32", (2, 2)), "value": ("torch.float32", (2, 2)),
+        "masks.0.values": ("torch.bool", (2,)), "masks.2.values": ("torch.float64", (3, 2)),
+        "masks.4.values": ("torch.int64", ()), "masks.5.values": ("torch.int64", (2,)),
+    }  # fmt: skip
+
+
+def test_a_plain_request_has_no_field_at_all(face):
+    service = Answering()
+    face(service).attend("small", X)
+    assert metadata_of(service.seen[0].content) == {"request": "{}"}
+
+
+def test_top_k_comes_in_its_three_parts(face):
+    answer = face(Answering()).attend("small", torch.ones(2, 3, 4), weights=Weights("top_k", k=2, heads=[1]))
+    assert isinstance(answer.weights, TopK)
+    assert answer.weights.values.shape == answer.weights.indices.shape == (2, 1, 3, 2)
+    assert answer.weights.rest.shape == (2, 1, 3)
+    assert answer.weights.indices.dtype == torch.int32
+
+
+def odd_fields() -> Any:
+    return [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind"),
+    [
+        ((np.zeros(3),), {}, errors.BadShape),
+        ((np.zeros((2, 3), int),), {}, errors.BadDtype),
+        (([[1.0]],), {}, errors.InvalidInput),
+        ((X,), {"masks": [np.ones((3, 3), bool)]}, errors.MaskKindRequired),
+        ((X,), {"masks": [masks.attend(np.array(["a"]))]}, errors.BadDtype),
+        ((X,), {"masks": masks.causal()}, errors.InvalidInput),
+        ((X,), {"masks": np.ones(3, bool)}, errors.MaskKindRequired),
+        ((X,), {"masks": torch.ones(3, dtype=torch.bool)}, errors.MaskKindRequired),
+        ((X,), {"masks": 5}, errors.InvalidInput),
+        ((X,), {"masks": "causal"}, errors.InvalidInput),
+        ((X,), {"masks": {"kind": "causal"}}, errors.InvalidInput),
+        ((X,), {"masks": [Mask("causal", fields=odd_fields())]}, errors.InvalidInput),
+        ((X,), {"masks": [masks.causal(offset=2**80)]}, errors.InvalidInput),
+        ((X,), {"masks": [masks.lengths(torch.ones(3, device="meta"))]}, errors.InvalidInput),
+        ((X,), {"request_id": 5}, errors.InvalidInput),
+        ((X,), {"timeout_s": "3"}, errors.InvalidInput),
+        ((X,), {"weights": {"form": "heads", "heads": {1}}}, errors.InvalidInput),
+        ((X,), {"timeout_s": -1}, errors.InvalidInput),
+    ],
+)
+def test_what_no_service_could_take_is_refused_before_it_is_sent(face, arguments, options, kind):
+    service = Answering()
+    with pytest.raises(kind) as told:
+        face(service).attend("small", *arguments, **options)
+    assert told.value.status is None
+    assert not service.seen
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "UP", "x" * 65, "a\n", None, 5, b"small"])
+def test_a_name_that_no_layer_can_have_reaches_no_other_route(face, name):
+    service = Answering()
+    for ask in (lambda client: client.attend(name, X), lambda client: client.layer(name)):
+        with pytest.raises(errors.LayerNotFound):
+            ask(face(service))
+    assert not service.seen
+
+
+def test_the_services_error_is_raised_as_its_own_class(face):
+    told = problem_of(422, "bad_shape", "key has 3 features", param="/key")
+    with pytest.raises(errors.BadShape, match="key has 3 features") as error:
+        face(Answering(told)).attend("small", X)
+    assert (error.value.status, error.value.param, error.value.request_id) == (422, "/key", "theirs")
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in FACTS.items() if key != name}
+
+
+BAD = {
+    "html": httpx2.Response(200, text="<html>hello</html>"),
+    "json": httpx2.Response(200, json={"output": []}),
+    "empty": httpx2.Response(200, headers={"content-type": "application/vnd.safetensors"}),
+    "no tensors": answer_of({}),
+    "no output": answer_of({"weights": torch.ones(4, 3, 3)}),
+    "rows missing": answer_of({"output": torch.ones(2, 2)}),
+    "rank": answer_of({"output": torch.ones(1, 3, 2)}),
+    "no width": answer_of({"output": torch.ones(3, 0)}),
+    "dtype": answer_of({"output": torch.ones(3, 2).double()}),
+    "unknown dtype": answer_of({"output": torch.ones(3, 2).to(torch.uint8)}),
+    "no weights": answer_of({"output": torch.ones(3, 2)}),
+    "weights' rank": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(3, 3)}),
+    "weights' rows": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 2, 3)}),
+    "weights' dtype": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3, dtype=torch.int32)}),
+    "no facts": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, {}),
+    "facts are a list": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, []),
+    "facts are no json": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, "{"),
+    "a count is text": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, {**FACTS, "masked_rows": "1"}),
+    "a name is a number": answer_of(
+        {"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, {**FACTS, "layer": {"name": 1, "digest": ""}}
+    ),
+    "no timing": answer_of({"output": torch.ones(3, 2), "weights": torch.ones(4, 3, 3)}, without("timing_ms")),
+    "a redirect": httpx2.Response(307, headers={"location": "http://elsewhere"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", BAD.values(), ids=BAD)
+def test_an_answer_that_is_none_is_one_typed_error(face, answer):
+    service = Answering(answer)
+    with pytest.raises(BadAnswer) as told:
+        face(service).attend("small", X, weights="heads")
+    assert told.value.status == answer.status_code
+    assert told.value.request_id
+    assert told.value.__cause__ is None
+    assert len(service.seen) == 1, "a bad answer is not asked for again"
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 9, 60, -1])
+def test_a_body_that_is_cut_short_is_one_typed_error(face, cut):
+    body = file_of({"output": torch.ones(3, 2)})[:cut]
+    answer = httpx2.Response(200, content=body, headers={"content-type": "application/vnd.safetensors"})
+    with pytest.raises(BadAnswer):
+        face(Answering(answer)).attend("small", X)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"weights.indices": torch.ones(4, 3, 1)}, {"weights.rest": torch.ones(4, 2)}, {"weights.values": torch.ones(4, 3, 2)}],
+)  # fmt: skip
+def test_a_top_k_whose_parts_disagree_is_one_typed_error(face, part):
+    whole = {"output": torch.ones(3, 2), "weights.values": torch.ones(4, 3, 1), "weights.rest": torch.ones(4, 3),
+             "weights.indices": torch.ones(4, 3, 1, dtype=torch.int32)}  # fmt: skip
+    client = face(Answering(answer_of(whole), answer_of({**whole, **part})))
+    assert isinstance(client.attend("small", X, weights=Weights("top_k", k=1)).weights, TopK)
+    with pytest.raises(BadAnswer):
+        client.attend("small", X, weights=Weights("top_k", k=1))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"layers": 3}', b'{"layers": [{"name": 3}]}', b'{"layers": [7]}']
+)
+def test_a_list_of_layers_that_is_none_is_one_typed_error(face, body):
+    with pytest.raises(BadAnswer):
+        face(Answering(httpx2.Response(200, content=body))).layers()
+
+
+def test_layers_tell_their_widths_and_all_else_as_facts(face):
+    client = face(Answering())
+    [layer] = client.layers()
+    assert isinstance(layer, Layer)
+    assert (layer.name, layer.query_width, layer.num_heads, layer.limits) == ("small", 16, 4, {"tokens": 99})
+    assert client.layer("small").facts["family"] == "torch-mha"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ready"),
+    [(httpx2.Response(200, json={"status": "ready", "since": 1}), True), (problem_of(503, "not_ready"), False),
+     (problem_of(503, "engine_down"), False), (httpx2.ConnectError("x"), False), (httpx2.Response(502), False),
+     (httpx2.Response(200), False), (httpx2.Response(200, text="<html>Welcome</html>"), False),
+     (httpx2.Response(200, json=["ready"]), False), (httpx2.Response(200, json={"status": "ok"}), False),
+     (httpx2.Response(302), False), (httpx2.Response(404), False), (httpx2.Response(500), False),
+     (problem_of(403, "brand_new"), False), (httpx2.Response(200, headers={"content-encoding": "gzip"}), False)],
+)  # fmt: skip
+def test_ready_is_only_a_service_that_says_so_and_it_is_asked_once(face, answer, is_ready):
+    service = Answering(answer)
+    assert face(service).is_ready() is is_ready
+    assert len(service.seen) == 1
+
+
+def test_a_request_in_json_goes_as_it_stands(face):
+    service = Answering()
+    body = {"query": [[1.0]], "masks": [{"kind": "causal"}]}
+    assert face(service).attend_json("small", body) == {"echo": body}
+    assert service.seen[0].headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [float("nan"), float("-inf"), np.float64("inf"), np.array([1.0, np.nan])],
+    ids=["nan", "-inf", "np", "array"],
+)
+def test_a_number_that_json_cannot_say_is_refused_and_not_sent_as_null(face, number):
+    service = Answering()
+    with pytest.raises(errors.InvalidInput, match="finite"):
+        face(service).attend_json("small", {"query": [[1.0, None, np.float32(2)]], "masks": ({"values": number},)})
+    assert not service.seen
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("nan")], ids=repr)
+@pytest.mark.parametrize(
+    "wishes",
+    [lambda n: {"masks": [masks.causal(offset=n)]}, lambda n: {"masks": [masks.window(n, 0)]},
+     lambda n: {"weights": {"form": "top_k", "k": n}}, lambda n: {"masked_rows": n}],
+    ids=["offset", "left", "k", "masked_rows"],
+)  # fmt: skip
+def test_a_field_that_is_no_finite_number_is_refused_and_not_sent_as_null(face, wishes, number):
+    service = Answering()
+    with pytest.raises(errors.InvalidInput, match="finite"):
+        face(service).attend("small", X, **wishes(number))
+    assert not service.seen
+
+
+def test_masks_may_be_none_or_come_from_anything_that_gives_them_one_by_one(face):
+    service = Answering()
+    client = face(service)
+    wanted: Any
+    for wanted in (None, [], (), (mask for mask in [masks.causal()])):
+        client.attend("small", X, masks=wanted)
+    assert [read_request(request)[1] for request in service.seen] == [{}, {}, {}, {"masks": [{"kind": "causal"}]}]
+
+
+def test_an_array_of_a_class_of_its_own_is_what_its_memory_is(face):
+    class Other(np.ndarray):
+        shape = property(lambda self: (1, 1))
+
+    class Others(torch.Tensor):
+        shape = (1, 1)  # type: ignore[assignment]
+
+    service = Answering()
+    client = face(service)
+    for like in (X.view(Other), torch.tensor(X).as_subclass(Others)):
+        assert client.attend("small", like, weights="heads").output.shape == (3, 2)
+
+
+def test_a_tensor_of_a_class_that_forbids_everything_is_answered_all_the_same(face):
+    class Forbidding(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args, **kwargs):
+            raise KeyError
+
+    assert face(Answering()).attend("small", torch.tensor(X).as_subclass(Forbidding)).output.shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("transport", [httpx2.HTTPTransport(), "proxy", object()], ids=["sync", "text", "object"])
+def test_a_transport_of_another_kind_is_refused_at_once(kind, transport):
+    with pytest.raises(errors.InvalidInput, match="AsyncBaseTransport"):
+        kind(transport=transport)
+
+
+def test_an_answer_larger_than_the_limit_is_one_typed_error(face):
+    with pytest.raises(BadAnswer, match="larger than 100 bytes"):
+        face(Answering(), max_answer_bytes=100).attend("small", X)
+
+
+def test_a_null_that_is_meant_is_sent(face):
+    service = Answering()
+    body = {"query": [[1.0]], "weights": None, "masks": [{"kind": "window", "left": None, "right": 1}]}
+    assert face(service).attend_json("small", body) == {"echo": body}
+
+
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_many_answers_come_in_the_order_of_their_items(face, window):
+    items = [np.full((1, 2), i, np.float32) if i % 2 else Request(torch.full((1, 2), float(i))) for i in range(20)]
+    answers = list(face(Answering()).attend_many("small", items, window=window))
+    assert [float(answer.output[0, 0]) for answer in answers] == list(range(20))
+    assert [type(answer.output) for answer in answers[:2]] == [torch.Tensor, np.ndarray]
+
+
+def test_an_array_that_is_filled_anew_for_each_item_is_sent_as_it_was(face):
+    def items():
+        one = np.empty((1, 2), np.float32)
+        for i in range(9):
+            one[:] = i
+            yield one
+
+    found = [float(answer.output[0, 0]) for answer in face(Answering()).attend_many("small", items(), window=4)]
+    assert found == list(range(9))
+
+
+def test_an_item_that_fails_raises_at_its_place(face):
+    items = [X, X, np.zeros(3, np.float32), X]
+    answers = face(Answering()).attend_many("small", iter(items), window=4)
+    assert next(answers).output.shape == (3, 2)
+    assert next(answers).output.shape == (3, 2)
+    with pytest.raises(errors.BadShape) as told:
+        next(answers)
+    assert told.value.__notes__ == ["item 2 of attend_many"]
+    assert list(answers) == []
+
+
+def test_errors_may_come_in_place_of_answers(face):
+    service = Answering(problem_of(422, "non_finite"))
+    found = list(face(service).attend_many("small", [X, np.zeros(3, np.float32), X], window=1, on_error="yield"))
+    assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadShape, Answer]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"window": 0}, {"window": 1.5}, {"window": float("nan")}, {"window": float("inf")}, {"window": "8"}, {"window": True},
+     {"window": None}, {"on_error": "Raise"}, {"on_error": None}, {"timeout_s": "3"}, {"items": None}, {"items": 5}],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_cannot_be_meant_is_refused_at_the_call_and_not_at_the_first_answer(kind, odd):
+    client = kind(transport=Answering().transport)
+    with pytest.raises(errors.InvalidInput):
+        client.attend_many("small", **{"items": [X], **odd})
+
+
+def test_items_that_come_asynchronously_are_not_for_the_plain_client():
+    async def items():
+        yield X
+
+    with Client(transport=Answering().transport) as client, pytest.raises(errors.InvalidInput, match="AsyncClient"):
+        client.attend_many("small", items())
+
+
+def test_the_window_is_never_exceeded(face):
+    now, most = 0, 0
+
+    async def work(request: httpx2.Request) -> httpx2.Response:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        now -= 1
+        return answer_of({"output": read_request(request)[0]["query"]})
+
+    assert len(list(face(Answering(*[work] * 30)).attend_many("small", [X] * 30, window=4))) == 30
+    assert most == 4
+
+
+def test_a_consumer_who_stops_early_cancels_what_is_in_flight(face):
+    hanging, cancelled = asyncio.Event(), threading.Event()
+
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        hanging.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        await hanging.wait()
+        return answer_of({"output": read_request(request)[0]["query"]})
+
+    for _ in face(Answering(answer, hang, hang)).attend_many("small", [X] * 9, window=3):
+        break
+    gc.collect()
+    assert cancelled.wait(20)
+
+
+def test_progress_is_shown_on_stderr_only_if_asked_for(face, capsys):
+    client = face(Answering())
+    list(client.attend_many("small", [X] * 3))
+    assert capsys.readouterr() == ("", "")
+    list(client.attend_many("small", [X] * 3, progress=True))
+    list(client.attend_many("small", iter([X] * 3), progress=True))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "3/3" in err
+    assert "3/?" in err
+
+
+def test_items_may_come_from_an_async_iterator():
+    async def items():
+        for i in range(5):
+            await asyncio.sleep(0)
+            yield np.full((1, 2), i, np.float32)
+
+    async def main() -> list[float]:
+        async with AsyncClient(transport=Answering().transport) as client:
+            return [float(answer.output[0, 0]) async for answer in client.attend_many("small", items(), window=2)]
+
+    assert run(main) == [0, 1, 2, 3, 4]
+
+
+def test_a_deadline_holds_for_the_whole_call(face):
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(errors.DeadlineExceeded):
+        face(Answering(hang)).attend("small", X, timeout_s=0.001)
+
+
+def test_a_client_that_is_closed_says_so():
+    client = Client(transport=Answering().transport)
+    client.layers()
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.layers()
+
+
+def test_a_call_that_is_in_flight_when_the_client_closes_is_one_typed_error():
+    hanging = threading.Event()
+
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        hanging.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    service = Answering(hang, hang)
+    client = Client(transport=service.transport)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.attend, "small", X)
+        assert hanging.wait(20)
+        client.close()
+        with pytest.raises(ConnectionFailed, match="closed"):
+            call.result()
+    assert len(service.seen) == 1
+
+
+def test_a_call_that_is_in_flight_when_the_asynchronous_client_closes_is_the_same_typed_error():
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    service = Answering(hang, problem_of(503, "draining", retry_after="60"))
+
+    async def main() -> None:
+        client = AsyncClient(transport=service.transport, timeout_s=None)
+        calls = [asyncio.ensure_future(client.attend("small", X)) for _ in range(2)]
+        await turns()
+        assert len(service.seen) == 2, "one hangs, the other waits to ask again"
+        await client.close()
+        for call in calls:
+            with pytest.raises(ConnectionFailed, match="closed"):
+                await call
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.attend("small", X)
+        await client.close()
+
+    run(main)
+    assert len(service.seen) == 2
+
+
+def test_an_asynchronous_client_says_that_it_belongs_to_another_loop():
+    client = AsyncClient(transport=Answering().transport)
+    asyncio.run(client.layers())
+    with pytest.raises(RuntimeError, match="one for each loop"):
+        asyncio.run(client.layers())
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="one for each loop"):
+        pool.submit(lambda: asyncio.run(client.layers())).result()
+
+
+def test_an_iterator_keeps_the_client_that_nobody_else_holds():
+    answers = Client(transport=Answering().transport).attend_many("small", iter([X] * 3), window=1)
+    gc.collect()
+    assert len(list(answers)) == 3
+
+
+def test_an_iterator_that_outlives_its_client_says_so():
+    with Client(transport=Answering().transport) as client:
+        answers = client.attend_many("small", [X] * 5, window=1)
+        next(answers)
+    with pytest.raises(RuntimeError, match="closed"):
+        next(answers)
+
+
+def test_a_client_that_is_forgotten_leaves_no_thread():
+    client = Client(transport=Answering().transport)
+    client.layers()
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "attention-client"]
+    del client
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_threads_share_a_client():
+    with Client(transport=Answering().transport) as client:
+        threads = [threading.Thread(target=client.attend, args=("small", X)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(thread.name == "attention-client" for thread in threading.enumerate()) == 1
+
+
+def test_an_interrupt_cancels_the_call(monkeypatch):
+    """Ctrl-C arrives where the caller waits; the call must not go on without a caller."""
+    hanging, cancelled = threading.Event(), threading.Event()
+
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        hanging.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    result = Future.result
+
+    def interrupted(future, timeout=None):
+        if threading.current_thread() is not threading.main_thread():
+            return result(future, timeout)  # the client's own loop may look at one, too
+        hanging.wait(20)
+        raise KeyboardInterrupt
+
+    with Client(transport=Answering(hang).transport) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures.Future.result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.attend("small", X)
+        assert cancelled.wait(20)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_goes_on_with_a_loop_of_its_own():
+    with Client(transport=Answering().transport) as client:
+        client.attend("small", X)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                status = 0 if client.attend("small", X).output.shape == (3, 2) else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert client.attend("small", X).output.shape == (3, 2)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("num_items", [3, 9], ids=["all are in flight", "more to come"])
+def test_an_iterator_that_was_begun_before_the_fork_says_so_in_the_child(num_items):
+    with Client(transport=Answering().transport) as client:
+        answers = client.attend_many("small", [X] * num_items, window=3)
+        next(answers)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    next(answers)
+                except RuntimeError as told:
+                    status = 0 if "fork" in str(told) else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(list(answers)) == num_items - 1
+
+
+def test_importing_the_client_imports_nothing_heavy():
+    script = "import sys, attention_client; print(*sorted({name.split('.')[0] for name in sys.modules}), *sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {
+        "torch",
+        "fastapi",
+        "starlette",
+        "pydantic",
+        "uvicorn",
+        "rich",
+        "ml_dtypes",
+        "structlog",
+        "prometheus_client",
+    }
+    assert not heavy & set(found)
+    assert "service" not in found
+
+
+def test_the_types_say_what_kind_comes_back():
+    """Checked by mypy; run, it is one more call."""
+    array: npt.NDArray[np.float32] = X
+    with Client(transport=Answering().transport) as client:
+        assert_type(client.attend("small", array), Answer[npt.NDArray[Any]])
+        assert_type(client.attend("small", torch.tensor(X)).output, torch.Tensor)
+        for answer in client.attend_many("small", [torch.tensor(X)]):
+            assert_type(answer, Answer[torch.Tensor])
+        for outcome in client.attend_many("small", [Request(array)], on_error="yield"):
+            assert_type(outcome, Answer[npt.NDArray[Any]] | ServiceError)
+
+
+def test_a_refused_connection_is_one_typed_error():
+    with (
+        Client("http://127.0.0.1:9", attempts=1) as client,
+        pytest.raises(ConnectionFailed, match="Is the service running"),
+    ):
+        client.attend("small", X)

@@ -1,0 +1,264 @@
+"""A call goes out, again if need be, within one deadline; what comes back is a reply or a typed error."""
+
+import asyncio
+import math
+from typing import Any
+
+import httpx2
+import pytest
+import stamina
+
+from attention_client import errors
+from attention_client.errors import BadAnswer, ConnectionFailed
+from attention_client.http_transport import HttpTransport
+from attention_client.options import ClientOptions
+from attention_client.problem import Reply
+from attention_client.request import layers_call
+from tests.doubles import ManualClock, run, turns
+from tests.unit.client.answering import Answering, problem_of
+
+URL = "http://service:8000"
+QUICK: dict[str, Any] = {"url": URL, "timeout_s": 30.0, "max_connections": 4, "attempts": 4, "api_key": None}
+
+
+def asked(service: Answering, *, clock: ManualClock | None = None, options=None, **kwargs) -> Reply:
+    line = HttpTransport(
+        ClientOptions(**{**QUICK, **(options or {})}),
+        service.transport,
+        clock=(clock or ManualClock()).now,
+        draw=lambda: 0,
+    )
+
+    async def main() -> Reply:
+        try:
+            return await line.ask(layers_call(), **kwargs)
+        finally:
+            await line.close()
+
+    return run(main)
+
+
+@pytest.fixture
+def no_waits():
+    """stamina's testing mode: as many attempts as asked for, no waits."""
+    with stamina.set_testing(True, attempts=99, cap=True):
+        yield
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Waits pass on a clock turned by hand and are written down."""
+    clock, slept, sleep = ManualClock(), [], asyncio.sleep
+
+    async def pass_time(seconds, result=None):
+        if seconds:
+            slept.append(seconds)
+            clock.advance(seconds)
+        return await sleep(0, result)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
+    return clock, slept
+
+
+TRANSIENT = [
+    httpx2.ConnectError("x"), httpx2.ConnectTimeout("x"), httpx2.ReadError("x"), httpx2.WriteError("x"),
+    httpx2.RemoteProtocolError("cut"), problem_of(429, "queue_full"), problem_of(429, "brand_new"),
+    problem_of(503, "draining"), problem_of(503, "not_ready"), problem_of(503, "engine_down"), httpx2.Response(503),
+    httpx2.Response(502, text="<html>"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("trouble", TRANSIENT, ids=repr)
+def test_trouble_that_passes_is_not_noticed(trouble):
+    service = Answering(trouble, trouble)
+    assert asked(service).status == 200
+    assert len(service.seen) == 3
+
+
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 501, 504])
+def test_what_will_not_change_is_asked_once(status):
+    service = Answering(problem_of(status, "brand_new"))
+    with pytest.raises(errors.ServiceError):
+        asked(service)
+    assert len(service.seen) == 1
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_trouble_that_stays_is_raised_after_the_last_attempt():
+    service = Answering(*[httpx2.ConnectError("refused")] * 9)
+    with pytest.raises(ConnectionFailed, match="no answer from http://service:8000: ConnectError") as told:
+        asked(service)
+    assert len(service.seen) == 4
+    assert told.value.request_id == service.seen[0].headers["x-request-id"]
+    with pytest.raises(ConnectionFailed):
+        asked(service, attempts=1)
+    assert len(service.seen) == 5
+
+
+def test_waits_grow_and_are_never_shorter_than_retry_after(waits):
+    clock, slept = waits
+    full = [problem_of(429, "queue_full", retry_after="3"), problem_of(429, "queue_full"), httpx2.ReadError("x")]
+    assert asked(Answering(*full), clock=clock).status == 200
+    assert slept == [3, 0.2, 0.4]
+
+
+def test_the_deadline_covers_all_attempts_and_no_wait_outlasts_it(waits):
+    clock, slept = waits
+    service = Answering(*[problem_of(429, "queue_full", retry_after="4")] * 9)
+    with pytest.raises(errors.QueueFull) as told:
+        asked(service, clock=clock, timeout_s=10.0)
+    assert slept == [4, 4], "a third wait would end after the deadline"
+    assert told.value.retry_after_s == 4
+    assert [request.headers["x-request-timeout-ms"] for request in service.seen] == ["10000", "6000", "2000"]
+
+
+async def for_ever(request):
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_a_service_that_is_silent_until_the_deadline_is_a_deadline():
+    with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as told:
+        asked(Answering(for_ever), timeout_s=0.001)
+    assert told.value.status is None
+    assert told.value.request_id
+
+
+@pytest.mark.parametrize("for_ever", [None, math.inf, 1e300])
+def test_without_a_deadline_none_is_told(for_ever):
+    service = Answering()
+    asked(service, options={"timeout_s": for_ever})
+    asked(service, options={"timeout_s": None}, timeout_s=for_ever)
+    assert all("x-request-timeout-ms" not in request.headers for request in service.seen)
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_all_attempts_have_one_request_id_and_the_answer_has_the_services():
+    service = Answering(httpx2.ReadError("x"), httpx2.Response(200, headers={"x-request-id": "theirs"}))
+    assert asked(service).request_id == "theirs"
+    assert len({request.headers["x-request-id"] for request in service.seen}) == 1
+    assert asked(Answering(), request_id="job/7").request_id == "job/7"
+    with pytest.raises(errors.InvalidInput):
+        asked(Answering(), request_id="two\r\nlines")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [httpx2.TooManyRedirects("x"), httpx2.UnsupportedProtocol("x"), httpx2.InvalidURL("x"), OSError("x"),
+     OverflowError("x"), ValueError("x"), UnicodeError("x"), RuntimeError("x"), TimeoutError("x"),
+     ExceptionGroup("x", [OSError("x"), OverflowError("x")])],
+    ids=repr,
+)  # fmt: skip
+def test_no_error_of_the_http_library_or_of_what_lies_below_it_gets_out(failure):
+    with pytest.raises(ConnectionFailed, match=type(failure).__name__) as told:
+        asked(Answering(failure), options={"attempts": 1})
+    assert told.value.request_id
+
+
+class Pieces(httpx2.AsyncByteStream):
+    """Counts what was taken of it."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.pieces = pieces
+        self.num_taken = 0
+        self.is_closed = False
+
+    async def __aiter__(self):
+        for piece in self.pieces:
+            self.num_taken += 1
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_an_answer_that_breaks_in_its_middle_is_a_broken_connection():
+    answer = httpx2.Response(200, stream=Pieces(b"{", ExceptionGroup("x", [OSError("x")])))
+    with pytest.raises(ConnectionFailed, match="ExceptionGroup"):
+        asked(Answering(answer), options={"attempts": 1})
+
+
+def test_an_answer_that_does_not_end_is_read_no_further_than_the_limit():
+    body = Pieces(*[b"x" * 10] * 1000)
+    with pytest.raises(BadAnswer, match="larger than 95 bytes") as told:
+        asked(Answering(httpx2.Response(200, stream=body)), options={"max_answer_bytes": 95})
+    assert (body.num_taken, body.is_closed) == (10, True)
+    assert told.value.status == 200
+    assert told.value.request_id
+
+
+def test_an_answer_as_large_as_the_limit_is_taken():
+    answer = httpx2.Response(200, stream=Pieces(*[b"x" * 10] * 9))
+    assert asked(Answering(answer), options={"max_answer_bytes": 90}).content == b"x" * 90
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_a_refusal_that_does_not_end_is_judged_by_its_status():
+    body = Pieces(*[b"x" * 2**14] * 1000)
+    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "503 is asked again"
+    assert (body.num_taken, body.is_closed) == (5, True)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip", "nonsense"])
+def test_an_answer_that_is_compressed_is_refused_unread(coding):
+    body = Pieces(b"a bomb")
+    with pytest.raises(BadAnswer, match="compressed"):
+        asked(Answering(httpx2.Response(200, headers={"content-encoding": coding}, stream=body)))
+    assert (body.num_taken, body.is_closed) == (0, True)
+
+
+def test_a_refusal_that_is_compressed_is_judged_by_its_status():
+    body = Pieces(b"a bomb")
+    with pytest.raises(errors.Rejected):
+        asked(Answering(httpx2.Response(413, headers={"content-encoding": "gzip"}, stream=body)))
+    assert body.num_taken == 0
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", ""])
+def test_an_answer_that_says_it_is_not_compressed_is_taken(coding):
+    answer = httpx2.Response(200, headers={"content-encoding": coding}, stream=Pieces(b"x"))
+    assert asked(Answering(answer)).content == b"x"
+
+
+def test_a_call_that_is_cancelled_is_cancelled_and_not_asked_again():
+    service = Answering(for_ever)
+
+    async def main() -> None:
+        line = HttpTransport(ClientOptions(**QUICK), service.transport)
+        task = asyncio.ensure_future(line.ask(layers_call()))
+        await turns()
+        assert service.seen
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await line.close()
+
+    run(main)
+    assert len(service.seen) == 1
+
+
+def test_the_key_is_sent_and_never_shown():
+    service = Answering()
+    asked(service, options={"api_key": "s3cret"})
+    assert service.seen[0].headers["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in repr(ClientOptions(**{**QUICK, "api_key": "s3cret"}))
+
+
+def test_a_password_in_the_address_is_used_and_never_shown():
+    address = "http://me:s3cret@service:8000"
+    service = Answering(httpx2.ConnectError("x"))
+    with pytest.raises(ConnectionFailed, match=r"no answer from http://service:8000: ConnectError") as told:
+        asked(service, options={"url": address, "attempts": 1})
+    assert service.seen[0].headers["authorization"].startswith("Basic ")
+    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in repr(ClientOptions(**{**QUICK, "url": address}))
+
+
+def test_an_address_with_a_path_keeps_it():
+    service = Answering()
+    asked(service, options={"url": "http://proxy/attention/"})
+    assert str(service.seen[0].url) == "http://proxy/attention/v1/layers"

@@ -1,0 +1,120 @@
+"""A list becomes the mask that it says, or an error of the service's kind; nothing is bent into something else."""
+
+import enum
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attention_client import errors, masks
+
+
+class Flag(enum.IntEnum):
+    NO = 0
+    YES = 1
+
+
+def listed_in_itself() -> list:
+    outer: list = []
+    outer.append(outer)
+    return outer
+
+
+def jagged_tensors() -> list:
+    return [torch.ones(2), torch.ones(3)]
+
+
+@pytest.mark.parametrize("values", [[True, False], [1, 0], [True, 0], [np.True_, np.int8(0)], (Flag.YES, Flag.NO),
+                                    [torch.tensor(1), torch.tensor(False)], range(1, -1, -1)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("kind", [masks.attend, masks.ignore])
+def test_flags_are_booleans_zeros_and_ones(kind, values):
+    assert kind(values).values.dtype == bool
+    assert kind(values).values.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0, -math.inf], [0.0, 1.0], ["False", "True"], [2, 0, 1], [-1], [math.nan], [None], None, "", "True", {1, 0},
+     [2**70], [1j], [b"1"], [np.float32(1)], {"values": [1]}, object, [object], 0.5],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [masks.attend, masks.ignore])
+def test_what_is_no_flag_is_a_bad_mask(kind, values):
+    with pytest.raises(errors.BadMask):
+        kind(values)
+
+
+@pytest.mark.parametrize("values", [3, [3, 0], [[1], [2]], [np.uint64(3)], [-(2**63)], np.int16(2)], ids=repr)
+def test_lengths_are_whole_numbers(values):
+    found = masks.lengths(values).values
+    assert found.tolist() == np.array(values).tolist()
+    assert found.dtype == (np.int16 if isinstance(values, np.generic) else np.int64)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        1.99,
+        [1.99],
+        [2.0],
+        "2",
+        ["2"],
+        [True],
+        [True, 2],
+        math.nan,
+        [math.inf],
+        None,
+        [None],
+        2**70,
+        [-(2**70)],
+        [2**63],
+        {2},
+    ],
+    ids=repr,
+)
+def test_what_is_no_whole_number_is_a_bad_dtype(values):
+    with pytest.raises(errors.BadDtype):
+        masks.lengths(values)
+
+
+def test_a_bias_is_numbers_and_minus_infinity_also_as_json_writes_it():
+    found = masks.bias([[0, 0.5], [-math.inf, "-inf"], [np.float64(2), 10**30]]).values
+    assert found.dtype == np.float32
+    assert found.tolist() == [[0, 0.5], [-math.inf, -math.inf], [2, float(np.float32(1e30))]]
+
+
+@pytest.mark.parametrize("values", [[True, 0.5], None, [None], "inf", ["0.5"], [1j], {0.5}], ids=repr)
+def test_what_is_no_number_is_no_bias(values):
+    with pytest.raises(errors.BadDtype):
+        masks.bias(values)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e39, -1e39, 10**400, -(10**400)])
+def test_no_number_becomes_minus_infinity_on_its_way(value):
+    with pytest.raises(errors.NonFinite):
+        masks.bias([0.0, value])
+
+
+@pytest.mark.parametrize("kind", [masks.attend, masks.ignore, masks.lengths, masks.bias])
+@pytest.mark.parametrize(
+    "values",
+    [[[1], [1, 1]], [1, [1]], [[[1]], [1]], [np.ones(2), np.ones(3)], jagged_tensors(), listed_in_itself(),
+     [torch.ones((), device="meta")]],
+    ids=["rows", "a number and a row", "depths", "arrays", "tensors", "itself", "no memory"],
+)  # fmt: skip
+def test_lists_of_unequal_length_are_a_bad_shape(kind, values):
+    with pytest.raises(errors.BadShape):
+        kind(values)
+
+
+@pytest.mark.parametrize("kind", [masks.attend, masks.ignore, masks.lengths, masks.bias])
+@pytest.mark.parametrize(("values", "shape"), [([], (0,)), ([[], []], (2, 0))])
+def test_an_empty_list_is_an_empty_array_which_the_service_judges(kind, values, shape):
+    assert kind(values).values.shape == shape
+    assert kind(values).values.dtype.name in ("bool", "int64", "float32")
+
+
+@pytest.mark.parametrize("values", [np.array([0.5]), torch.tensor([2]), np.array(["a"])], ids=repr)
+def test_what_has_a_dtype_is_left_to_the_service(values):
+    assert masks.attend(values).values is values
