@@ -29,15 +29,14 @@ from service.attention.call import Answer
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.errors import ServiceError
-from service.wire.answer import AnswerFacts
+from service.wire.answer import AnswerFacts, write_tensor
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.openinference.inference_answer import write_inference
 from service.wire.openinference.inference_request import WantedAnswer, WantedOutput, split_inference
 from service.wire.openinference.inference_request import read_inference as parse_inference
 from service.wire.request_template import RequestTemplates
-from service.wire.safetensors_answer import write_safetensors
-from service.wire.tensor_text import write_tensor
+from service.wire.safetensors_document import write_safetensors
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
 MAX_DEPTH = 32

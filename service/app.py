@@ -50,7 +50,7 @@ def build(
     """
     service = Service(settings, telemetry, status, leave, engine, tracer)
     app, access = _application(service), _access(settings, service)
-    attend, infer = Attend(service.reception), Infer(service.reception)
+    attend, infer = Attend(service.layer_requests), Infer(service.layer_requests)
     hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
     app.router.routes.extend(hot)
     telemetry.routes_known([route.path for route in hot])

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from service.api.auth.rate_limit import Rate
-from service.api.exchange import ExchangeLimits
 from service.api.hosts import Hosts
 from service.api.request_body import BodyLimits
+from service.api.request_context import RequestContextLimits
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
@@ -83,8 +83,8 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def exchange_limits(settings: Settings) -> ExchangeLimits:
-    return ExchangeLimits(
+def context_limits(settings: Settings) -> RequestContextLimits:
+    return RequestContextLimits(
         body=BodyLimits(settings.max_body_bytes, settings.body_timeout_s),
         request=RequestLimits(
             max_sequences=settings.max_sequences,

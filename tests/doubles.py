@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, TypeVar
 
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import CostLimit, EngineDown
 
 T = TypeVar("T")

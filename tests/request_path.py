@@ -77,7 +77,7 @@ def plant() -> None:
     """Profile every thread of a worker from here on, and its helper process."""
     from service.api import json_parser
 
-    json_parser.JsonParser.__init__.__defaults__ = ((sys.executable, "-m", "tests.request_path", "helper"),)  # type: ignore[misc]
+    json_parser.JsonParser.__init__.__defaults__ = ((sys.executable, "-m", "tests.request_path", "helper"),)
     _profile()
 
 

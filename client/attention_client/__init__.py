@@ -1,4 +1,4 @@
-"""The Python client: `Client` for plain code, `AsyncClient` for asyncio.
+"""Python client of the attention service: `Client` for synchronous code, `AsyncClient` for asyncio.
 
     from attention_client import Client, masks
 
@@ -6,7 +6,7 @@
         answer = client.attend("minilm-l3", x, masks=[masks.causal()], weights="heads")
         answer.output, answer.weights, answer.masked_rows
 
-Holds the names that a caller imports; every module but `http_transport.py` is pure.
+The names below are the public API. Only `http_transport.py` does network I/O.
 Invariant: the package imports neither torch nor the service.
 """
 

@@ -1,7 +1,7 @@
-"""Answer: what the service said, with arrays of the caller's kind.
+"""Answer: decodes a reply into the result of a call, with arrays of the same kind as the query.
 
-Laws: pure; an answer is taken only if its tensors have the shapes and the dtype that the request calls for, so that no later line
-of the caller's stumbles over them; anything else is BadAnswer. Fields that a newer service adds are passed over.
+Invariants: pure. A reply is accepted only if its tensors have the shapes and dtypes that the request calls for, so the caller
+need not check them; any other reply raises BadAnswer. Fields that a newer service adds are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int | None, ...]
 
 
 class Batch(NamedTuple):
-    """What shared the forward pass with this request, itself included."""
+    """Size of the forward pass that computed this request: all its requests, sequences and tokens, including this one's."""
 
     requests: int
     sequences: int
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Milliseconds in the service; `total` runs from the complete body to the encoded answer."""
+    """Milliseconds in the service, by phase; `total` runs from the complete request body to the encoded answer."""
 
     decode: float
     queue: float
@@ -40,7 +40,10 @@ class Timing(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TopK(Generic[Array]):
-    """values and indices `[H, L, k]`, rest `[H, L]` (the mass not returned); with `B` in front for a batch."""
+    """The k largest weights of each row: values and indices `[H, L, k]`, rest `[H, L]`; a batch has `B` in front.
+
+    `rest` is the sum of the weights of a row that are not returned.
+    """
 
     values: Array
     indices: Array
@@ -49,9 +52,10 @@ class TopK(Generic[Array]):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Answer(Generic[Array]):
-    """The output has the rank and dtype of the query, and as many rows.
+    """Result of one call. `output` has the rank, the dtype and the number of rows of the query.
 
-    Weights are `[H, L, S]`, for the mean `[L, S]`, with `B` in front for a batch; None where none were asked for.
+    `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch. It is a TopK for the
+    form `top_k`, and None if the request asks for no weights. `masked_rows` counts query rows that may attend to nothing.
     """
 
     output: Array
@@ -66,7 +70,7 @@ class Answer(Generic[Array]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that is served; widths in features, `limits` of one request. `facts` is all the service tells of it."""
+    """A layer that is served: widths in features, `limits` of one request. `facts` is the service's whole JSON object."""
 
     name: str
     digest: str
@@ -80,7 +84,7 @@ class Layer:
 
 
 def read_answer(reply: Reply, request: Request[Array]) -> Answer[Array]:
-    """Raises BadAnswer."""
+    """Decode the reply to an attend call. Raises BadAnswer if it does not match the request."""
     if _media_type(reply) != MEDIA_TYPE:
         raise _bad("the answer is no safetensors body; is the address that of an attention service?", reply)
     try:
@@ -104,7 +108,7 @@ def read_answer(reply: Reply, request: Request[Array]) -> Answer[Array]:
 
 
 def read_json(reply: Reply) -> dict[str, Any]:
-    """Raises BadAnswer for anything but a JSON object."""
+    """Decode a JSON object. Raises BadAnswer for anything else."""
     try:
         found = orjson.loads(reply.content)
     except orjson.JSONDecodeError:
@@ -136,7 +140,7 @@ def _layer(facts: Any, reply: Reply) -> Layer:
 
 
 def _output(tensors: Mapping[str, Entry], request: Request[Any]) -> Entry:
-    """As many rows as the query has, in its dtype; the width is the layer's."""
+    """Return the output if it has the rows and the dtype of the query; its width is the layer's, so any width is accepted."""
     entry = _checked(tensors["output"], (*shape_of(request.query, "/query")[:-1], None))
     if entry.dtype != dtype_of(request.query):
         raise ValueError("the output has another dtype than the query")
@@ -164,7 +168,7 @@ def _weights(tensors: Mapping[str, Entry], request: Request[Array]) -> Array | T
 
 
 def _checked(entry: Entry, shape: Shape) -> Entry:
-    """The entry, if it has this shape; None stands for any size above 0."""
+    """Return the entry if it has this shape, where None is any size above 0. Raises ValueError otherwise."""
     fits = len(entry.shape) == len(shape) and all(
         size > 0 and wanted in (None, size) for size, wanted in zip(entry.shape, shape, strict=True)
     )
@@ -174,7 +178,7 @@ def _checked(entry: Entry, shape: Shape) -> Entry:
 
 
 def _floats(entry: Entry) -> Entry:
-    # bfloat16 is no dtype of weights, and NumPy could not always hold it.
+    # The service never returns weights as bfloat16, and NumPy has that dtype only with ml_dtypes.
     if entry.dtype not in FLOATS - {"bfloat16"}:
         raise ValueError("the weights are no floating-point numbers")
     return entry

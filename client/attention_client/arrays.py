@@ -1,9 +1,9 @@
-"""Arrays: NumPy arrays and torch tensors as the bytes they are, and back.
+"""Arrays: converts NumPy arrays and torch tensors to raw bytes and back.
 
-Laws: torch is never imported here, only recognised where the caller has it already; the bytes of an array that is
-contiguous, little-endian and on the CPU are not copied; what a subclass says of itself is not asked, only what its memory is, and
-no address is read that torch does not vouch for; what was given as one kind comes back as that kind, on the device of the
-query. Little-endian hosts only, like every machine torch ships wheels for.
+Invariants: this module never imports torch; it uses the module that the caller has imported. A contiguous, little-endian array
+on the CPU is not copied. A subclass is viewed as its base class, so its own shape and dtype are not trusted. An address is read
+only if torch's storage covers it. Results have the kind of the query, NumPy or torch, and its device. Little-endian hosts only,
+like every machine torch ships wheels for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 VALUES = FLOATS | {"bool", "int32", "int64"}
-# What the wire does not know but holds without loss: 0/1 masks are often uint8.
+# Dtypes that the wire format lacks, and the one that holds them without loss: 0/1 masks are often uint8.
 _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64")
 DTYPES = {
     "F16": "float16",
@@ -39,7 +39,7 @@ DTYPES = {
 
 
 class Raw(NamedTuple):
-    """Bytes where they lie: `num_bytes` from `address` on, alive as long as `owner` is."""
+    """An array's memory, not copied: `num_bytes` bytes from `address`, valid as long as `owner` is alive."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Raw(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One tensor of a safetensors body, in memory of its own; `dtype` is one of `DTYPES`' values."""
+    """One tensor of a safetensors body, with its own copy of the data; `dtype` is one of the values of `DTYPES`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,18 +57,18 @@ class Entry(NamedTuple):
 
 
 def shape_of(array: object, param: str) -> tuple[int, ...]:
-    """Raises InvalidInput for what is neither a NumPy array nor a torch tensor, or has no plain bytes."""
+    """Return the shape. Raises InvalidInput unless it is a NumPy array or a torch tensor with plain bytes."""
     return tuple(_plain(array, param).shape)
 
 
 def dtype_of(array: Any) -> str:
-    """Of an array that `raw` takes: float16, bfloat16, int64 …: the names of NumPy and torch are the same ones."""
+    """Return the dtype's name (float16, bfloat16, int64 …), which is the same in NumPy and torch."""
     plain = _plain(array, "/query")
     return str(plain.dtype).removeprefix("torch.") if _is_tensor(plain) else str(plain.dtype.name)
 
 
 def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
-    """The array's bytes; raises BadDtype, or InvalidInput for what is no array or has no plain bytes (sparse, masked)."""
+    """Return the array's bytes. Raises BadDtype, or InvalidInput unless it is an array with plain bytes (not sparse, masked)."""
     plain = _plain(array, param)
     held = _of_tensor(plain, param) if _is_tensor(plain) else _of_numpy(plain)
     dtype = dtype_of(held)
@@ -79,7 +79,7 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
 
 
 def maker(like: Array) -> Callable[[Entry], Array]:
-    """What turns the tensors of an answer into arrays of the kind of `like`; they are writable and share no memory."""
+    """Return a function that makes arrays of the kind of `like` from entries; they are writable and share no memory."""
     if _is_tensor(like):
         torch, device = sys.modules["torch"], _plain(like, "/query").device
 
@@ -101,7 +101,7 @@ def _is_tensor(array: object) -> bool:
 
 
 def _plain(array: object, param: str) -> Any:
-    """The same memory as exactly an ndarray or a Tensor, whose shape and dtype no subclass has a say in."""
+    """View the same memory as exactly an ndarray or a Tensor, because a subclass may misreport its shape and dtype."""
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidInput(f"{_name(param)} is a masked array: pass its data, and its mask as a mask", param=param)
     if isinstance(array, np.ndarray):
@@ -118,11 +118,11 @@ def _plain(array: object, param: str) -> Any:
 
 
 def _of_tensor(tensor: Any, param: str) -> Any:
-    """On the CPU, one value after the other; raises InvalidInput for what has no memory, or less than its shape needs."""
+    """Return it contiguous on the CPU. Raises InvalidInput if it has no memory, or less than its shape needs."""
     torch, widened = sys.modules["torch"], _WIDENED.get(dtype_of(tensor))
     with _torch_may_refuse(param):
         found = tensor.detach().cpu()
-        # Before anything copies it: torch reads beyond a storage that was made smaller.
+        # Check before anything copies it: torch reads beyond the end of a storage that was made smaller.
         if not _is_in_memory(found):
             raise _no_memory(param)
         found = found.resolve_conj().resolve_neg()
@@ -133,7 +133,7 @@ def _of_tensor(tensor: Any, param: str) -> Any:
 
 
 def _is_in_memory(tensor: Any) -> bool:
-    """Whether all its values lie in its storage; a tensor that only stands for others (fake, wrapped, freed) has none."""
+    """Whether all its values lie in its storage; a fake, wrapped or freed tensor has no storage."""
     if type(tensor) is not sys.modules["torch"].Tensor:
         return False
     if tensor.numel() == 0:
@@ -145,7 +145,7 @@ def _is_in_memory(tensor: Any) -> bool:
 
 @contextlib.contextmanager
 def _torch_may_refuse(param: str) -> Iterator[None]:
-    """Within a transform (vmap) or a mode, and for a subclass with ideas of its own, torch may raise anything."""
+    """Raise any error as InvalidInput: in a transform (vmap) or a mode, or for some subclasses, torch may raise anything."""
     try:
         yield
     except InvalidInput:
@@ -168,7 +168,7 @@ def _of_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name != "bfloat16":
         return np.dtype(name)
-    # Optional, and importable wherever a NumPy array of bfloat16 exists: it is what defines the dtype.
+    # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
     import ml_dtypes  # noqa: PLC0415
 
     return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]  # it may not be installed

@@ -1,6 +1,6 @@
-"""AsyncClient: the client for asyncio.
+"""AsyncClient: calls the attention service from asyncio.
 
-Laws: every failure is a ServiceError, of the class that the service raised; it has no thread and no lock.
+Invariants: a call that fails raises a ServiceError, of the class that the service raised. The client starts no thread.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ from attention_client.request import (
 
 
 class AsyncClient:
-    """Calls a service from asyncio; one pool of connections, which belongs to the event loop that uses it first.
+    """Calls a service from asyncio through one connection pool; it belongs to the event loop that uses it first.
 
-    `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
-    asked at most `attempts` times. An answer of more than `max_answer_bytes` is BadAnswer. `transport` replaces the
-    network (tests, a proxy, certificates of your own).
+    `timeout_s` (default 30) limits a call with all its attempts, in seconds; None means no limit, and a call may set its own.
+    A call makes at most `attempts` attempts. An answer of more than `max_answer_bytes` (512 MiB) raises BadAnswer. `api_key`
+    is sent as a bearer token. `transport` replaces the network (tests, a proxy, your own certificates).
+    The constructor raises InvalidInput for an option that is not valid.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> Answer[Array]:
-        """One sequence, query `[L, d]` with key `[S, d]` and value `[S, dv]`, or a batch with `B` in front of each.
+        """Attend from query `[L, d]` to key `[S, d]` and value `[S, dv]`; for a batch, each has `B` in front.
 
-        Arrays are float16, bfloat16, float32 or float64; key defaults to the query, value to the key.
-        Raises the error that the service told, DeadlineExceeded, ConnectionFailed or BadAnswer.
+        Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
+        to the client's. A row that may attend to nothing gives zeros from the heads; `masked_rows="error"` raises MaskedRow.
+        Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed
+        or BadAnswer; RuntimeError if the client is closed.
         """
         request = Request(query, key, value, masks, weights, masked_rows)
         call = attend_call(layer, request)
@@ -124,9 +127,9 @@ class AsyncClient:
         progress: bool = False,
         on_error: OnError = "raise",
     ) -> AsyncGenerator[Answer[Array] | ServiceError]:
-        """`Client.attend_many`, whose items may also come from an async iterator.
+        """Works like `Client.attend_many`; `items` may also be an async iterable.
 
-        To leave the loop early and have everything cancelled at once, wrap it in `contextlib.aclosing`.
+        Wrap it in `contextlib.aclosing` so that leaving the loop early cancels the calls in flight at once.
         """
         if not isinstance(items, AsyncIterable):
             check_items(items)
@@ -149,23 +152,24 @@ class AsyncClient:
     async def attend_json(
         self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
     ) -> dict[str, Any]:
-        """A request in the contract's JSON form as it stands, and the JSON of its answer."""
+        """Send `body`, a request in JSON form, unchanged, and return the JSON object of the answer. Raises as `attend` does."""
         call = attend_json_call(layer, body)
         return read_json(await self._http.ask(call, timeout_s=timeout_s, request_id=request_id))
 
     async def layers(self) -> list[Layer]:
+        """Return the layers that the service serves."""
         return read_layers(await self._http.ask(layers_call()))
 
     async def layer(self, name: str) -> Layer:
-        """Raises LayerNotFound."""
+        """Return the layer of this name. Raises LayerNotFound."""
         return read_layer(await self._http.ask(layer_call(name)))
 
     async def is_ready(self) -> bool:
-        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
+        """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
         return await self._http.is_ready()
 
     async def close(self) -> None:
-        """What is in flight ends as ConnectionFailed; a closed client cannot be used again."""
+        """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
         await self._http.close()
 
     async def __aenter__(self) -> Self:

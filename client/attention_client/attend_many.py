@@ -1,9 +1,9 @@
-"""attend_many: many calls, a few at a time, answers in the order of the items; shared by both clients.
+"""attend_many: makes many calls, a few at a time, and yields answers in item order; shared by both clients.
 
-Invariants: at most `window` items are started and not yet handed out, so neither memory nor the service's queue grows with their
-number; an item is taken from its iterator only when there is room for it; a consumer that stops early cancels everything
-in flight; a ready answer is handed out, where items come asynchronously even while the next one is awaited; rich is imported
-only for a progress bar, which goes to stderr.
+Invariants: at most `window` items are started and not yet yielded, so neither memory nor the service's queue grows with the
+number of items. An item is taken from its iterator only when the window has room. A consumer that stops early cancels
+everything in flight. With an async iterable, a ready answer is yielded even while the next item is awaited. rich is imported only
+for a progress bar, which goes to stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_items(items: object) -> None:
 
 
 def check_many(window: int, timeout_s: float | None, on_error: OnError) -> None:
-    """At the call, not at the first answer."""
+    """Check the arguments when attend_many is called, not at the first answer. Raises InvalidInput."""
     check_count(window, "window")
     checked_timeout(timeout_s)
     if on_error not in get_args(OnError):
@@ -43,7 +43,7 @@ def check_many(window: int, timeout_s: float | None, on_error: OnError) -> None:
 
 
 def built(layer: str, item: Array | Request[Array]) -> Built[Array]:
-    """The item's bytes, taken at once: the caller may fill the same array anew for the next item."""
+    """Copy the item's bytes into a call at once, because the caller may reuse the array for the next item."""
     request = item if isinstance(item, Request) else Request(item)
     try:
         return request, attend_call(layer, request)
@@ -75,7 +75,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Pending(Protocol[Result_co]):
-    """The part of a future that is needed here."""
+    """The methods of a future that `in_order` uses."""
 
     def done(self) -> bool: ...
     def result(self) -> Result_co: ...
@@ -83,7 +83,7 @@ class Pending(Protocol[Result_co]):
 
 
 def in_order(items: Iterable[Item], start: Callable[[Item], Pending[Result]], window: int) -> Generator[Result]:
-    """`start` begins the work on one item; what a future raises is raised at its place."""
+    """Yield results in item order. `start` begins the work on one item; an error of a future is raised in its position."""
     pending: deque[Pending[Result]] = deque()
     try:
         for item in items:
@@ -104,7 +104,7 @@ async def in_order_async(
     start: Callable[[Item], Coroutine[Any, Any, Result]],
     window: int,
 ) -> AsyncGenerator[Result]:
-    """The same with tasks; what is cancelled has ended when the generator has."""
+    """Work like `in_order`, with tasks; the generator ends only after the tasks that it cancels have ended."""
     room = asyncio.Semaphore(window)
     pending: deque[asyncio.Task[Result]] = deque()
     news = asyncio.Event()
@@ -117,7 +117,7 @@ async def in_order_async(
                 news.set()
                 await room.acquire()
 
-    # A task of its own, so that an item that is long in coming, or never comes, withholds no answer.
+    # A separate task, so that a late or missing item does not delay the answers that are ready.
     feeding = asyncio.ensure_future(feed())
     feeding.add_done_callback(lambda _: news.set())
     try:
@@ -147,7 +147,7 @@ async def _each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[I
 
 @contextlib.contextmanager
 def progress_bar(layer: str, items: Any, *, is_wanted: bool) -> Iterator[Callable[[], None]]:
-    """Gives what to call for each item that is done; the total is the length of `items` where it has one."""
+    """Yield a function to call after each finished item; the bar's total is the length of `items` if it has one."""
     if not is_wanted:
         yield lambda: None
         return

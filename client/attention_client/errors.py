@@ -1,7 +1,7 @@
-"""Errors: every way a call can fail, as the tree of classes that the service has too.
+"""Errors: the exception tree of the client, which mirrors that of the service.
 
-Invariants: a problem's `code` names the class; the classes, their codes and their parents are those of `service/errors.py`
-(tests/contract/test_client_errors.py compares them); `ClientError` holds what only this side can notice.
+Invariants: the `code` of an error response names the class. The classes, their codes and their parents are those of
+`service/errors.py` (tests/contract/test_client_errors.py compares them). `ClientError` holds errors that only the client detects.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import ClassVar
 
 
 class ServiceError(Exception):
-    """The root: a stable `code`, a message, and a JSON pointer to the field (`param`) where there is one.
+    """Base class: a stable `code`, a message, and `param`, a JSON pointer to the field, or None.
 
-    `status`, `request_id` and `retry_after_s` (seconds) are those of the answer; None where there was none.
+    `status`, `request_id` and `retry_after_s` (seconds) come from the answer; each is None if it is not known.
     """
 
     code: ClassVar[str]
@@ -27,13 +27,13 @@ class ServiceError(Exception):
 
 
 class Rejected(ServiceError):
-    """The request cannot be served as it stands; a repetition changes nothing."""
+    """The request is wrong; sending it again unchanged fails again."""
 
     code = "rejected"
 
 
 class Malformed(Rejected):
-    """The bytes do not parse."""
+    """The request does not parse."""
 
     code = "malformed"
 
@@ -63,7 +63,7 @@ class BadBinary(Malformed):
 
 
 class InvalidInput(Rejected):
-    """The fields parse and are wrong."""
+    """The request parses, but a field has a value that is not valid."""
 
     code = "invalid"
 
@@ -127,7 +127,7 @@ class HeadersTooLarge(TooLarge):
 
 
 class NotServed(Rejected):
-    """Nothing answers at that path, or not in that form."""
+    """The service has nothing at this path, or not for this method or media type."""
 
     code = "not_served"
 
@@ -158,7 +158,7 @@ class UnsupportedContentEncoding(NotServed):
 
 
 class Denied(Rejected):
-    """The key is missing, unknown, or lacks the role."""
+    """The API key is missing, unknown, or lacks the role."""
 
     code = "denied"
 
@@ -176,7 +176,7 @@ class ClientTimeout(Rejected):
 
 
 class Refused(ServiceError):
-    """The request is not accepted now; `retry_after_s` says when to send it again."""
+    """The service does not accept the request now; send it again after `retry_after_s` seconds."""
 
     code = "refused"
 
@@ -190,7 +190,7 @@ class RateLimited(Refused):
 
 
 class LayerChanged(Refused):
-    """The file of a layer changed while the processes loaded it."""
+    """The file of a layer changed while the worker processes loaded it."""
 
     code = "layer_changed"
 
@@ -204,7 +204,7 @@ class Draining(Refused):
 
 
 class Failed(ServiceError):
-    """The request was accepted and not answered."""
+    """The service accepted the request but could not answer it."""
 
     code = "failed"
 
@@ -222,7 +222,7 @@ class EngineDown(Failed):
 
 
 class LayerError(ServiceError):
-    """A checkpoint or a stored layer is not what it must be."""
+    """A checkpoint or a stored layer is not valid."""
 
     code = "layer_error"
 
@@ -236,18 +236,18 @@ class LayerNotLoaded(LayerError):
 
 
 class ClientError(ServiceError):
-    """A failure that only the client can notice."""
+    """A failure that only the client detects."""
 
     code = "client_error"
 
 
 class ConnectionFailed(ClientError):
-    """No answer: refused, cut off, no such host, or a proxy that could not reach the service (`status` 502)."""
+    """No answer: connection refused or cut, unknown host, or a proxy that cannot reach the service (`status` 502)."""
 
     code = "connection_failed"
 
 
 class BadAnswer(ClientError):
-    """An answer that is damaged, or not of this service."""
+    """The answer is damaged, too large, or does not come from an attention service."""
 
     code = "bad_answer"

@@ -1,8 +1,8 @@
-"""HTTP transport: sends a call, repeats it where that is safe, returns a reply or raises a typed error; all I/O of the client.
+"""HTTP transport: sends a call, retries it where that is safe, and returns a reply or raises a typed error.
 
-Laws: one pool of connections for all calls; one deadline over all attempts, told to the service in each; errors of the HTTP
-library and of what lies below it end here; no more of an answer is held than its limit; a call that is cancelled closes its
-connection, so that the service frees its place in the queue.
+Invariants: all calls share one connection pool. One deadline covers all attempts, and each attempt sends the time left to the
+service. Errors of the HTTP library and below are converted here. No more of an answer is kept than its limit (max_answer_bytes,
+MAX_PROBLEM_BYTES for an error). A cancelled call closes its connection, so the service drops it from its queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OK = 200
 
 
 class HttpTransport:
-    """Use it within one event loop; `clock` gives monotonic seconds, `draw` numbers from 0 to 1."""
+    """All I/O of the client, within one event loop; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class HttpTransport:
         self._clock = clock
         self._draw = draw
         self._calls = InFlight()
-        # Arrays of floats hardly shrink, so compression is not asked for.
+        # Arrays of floats hardly compress, so the client asks for none.
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
             headers["authorization"] = f"Bearer {options.api_key}"
-        # What errors say: without the name and the password that a URL may hold.
+        # For error messages: without the user name and password that a URL may hold.
         self._address = str(httpx2.URL(options.url).copy_with(userinfo=b""))
         self._http = httpx2.AsyncClient(
             base_url=options.url.rstrip("/"),
             headers=headers,
-            # The deadline is one clock around the whole attempt; only a host that swallows packets is given up earlier.
+            # The deadline covers the whole attempt; the connect timeout only gives up earlier on a host that drops packets.
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(
                 max_connections=options.max_connections, max_keepalive_connections=options.max_connections
@@ -62,10 +62,10 @@ class HttpTransport:
     async def ask(
         self, call: Call, *, timeout_s: float | None = None, request_id: str | None = None, attempts: int | None = None
     ) -> Reply:
-        """The reply to the call if it is a 200; raises what the service told, DeadlineExceeded, ConnectionFailed, BadAnswer.
+        """Return the reply if it is a 200. Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer.
 
-        None stands for what the options say. All attempts have the same request id. RuntimeError once it is closed, and in
-        another event loop.
+        None takes the value from the options; the request id is then random. All attempts have the same request id.
+        Raises InvalidInput for a timeout or id that is not valid, RuntimeError once closed or in another event loop.
         """
         request_id = checked_request_id(request_id) or secrets.token_hex(12)
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
@@ -87,14 +87,14 @@ class HttpTransport:
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
 
     async def is_ready(self) -> bool:
-        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
+        """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
         try:
             return read_json(await self.ask(ready_call(), attempts=1)).get("status") == "ready"
         except ServiceError:
             return False
 
     async def close(self) -> None:
-        """What is in flight ends as ConnectionFailed."""
+        """Close the pool; calls in flight raise ConnectionFailed."""
         await self._calls.end()
         await self._http.aclose()
 
@@ -110,20 +110,20 @@ class HttpTransport:
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
             raise self._no_answer(failure) from None
         except Exception as failure:
-            # Of the library below, of sockets, or of a transport of the caller's own; told, in case it is a bug there.
+            # From the library below, a socket or the caller's transport; chained, because it may be a bug there.
             raise self._no_answer(failure) from failure
         answered_as = got.headers.get("x-request-id", request_id)
         return Reply(got.status_code, dict(got.headers), content, answered_as)
 
     async def _content(self, got: httpx2.Response) -> bytes:
-        """The body as it was sent; of a refusal nothing where it is too long or coded, because its status says enough."""
+        """Return the body as sent, or b"" for an error response that is too long or compressed: its status is enough."""
         is_ok = got.status_code == _OK
         max_bytes = self._options.max_answer_bytes if is_ok else MAX_PROBLEM_BYTES
         if got.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             return self._unread("is compressed, though that was not asked for", is_ok=is_ok)
         assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
         pieces, num_bytes = [], 0
-        # Not `aiter_raw`, which does not give what a double of the transport has read already.
+        # Not `aiter_raw`: it omits the content that a test transport has read already.
         async for piece in got.stream:
             num_bytes += len(piece)
             if num_bytes > max_bytes:

@@ -1,8 +1,8 @@
-"""InFlight: the calls that wait for their answers, on the one event loop that they belong to.
+"""InFlight: tracks the calls that wait for an answer, limits their time and ends them on close.
 
-Laws: a call is within its limit with all its attempts and waits; ending ends each of them as ConnectionFailed and returns when
-none is left, so that the pool can be closed under nobody; another loop than that of the first call is refused, because
-its sockets would wake nobody there.
+Invariants: the limit of a call covers all its attempts and waits. `end` ends every call with ConnectionFailed and returns when
+none is left, so no call uses the pool while it is closed. A call on another event loop than the first call's is refused, because
+the pool's sockets wake only the loop that opened them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attention_client.errors import ConnectionFailed
 
 
 class InFlight:
-    """Any thread may ask; all but those of the first loop are told so."""
+    """Any thread may call it; on another event loop than the first one it raises RuntimeError."""
 
     def __init__(self) -> None:
         self._claiming = threading.Lock()
@@ -27,7 +27,10 @@ class InFlight:
 
     @contextlib.asynccontextmanager
     async def within(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Raises TimeoutError, ConnectionFailed when all are ended meanwhile, RuntimeError when they were before."""
+        """Limit the block to `timeout_s`.
+
+        Raises TimeoutError, ConnectionFailed if `end` runs meanwhile, RuntimeError if it ran before.
+        """
         self._claim()
         if self._is_ended:
             raise RuntimeError("the client is closed")
@@ -45,7 +48,7 @@ class InFlight:
             self._one_left.set()
 
     async def end(self) -> None:
-        """Twice is fine."""
+        """End all calls and wait until none is left; a second call does nothing."""
         if self._is_ended and not self._limits:
             return
         self._claim()

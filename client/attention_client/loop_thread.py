@@ -1,7 +1,7 @@
-"""LoopThread: an event loop on a thread of its own, for callers who have none.
+"""LoopThread: runs an event loop on its own thread, for synchronous callers.
 
-Laws: what is submitted can be cancelled, which a thread that waits on a socket cannot; the thread never keeps the interpreter
-alive; it belongs to the process that started it (a fork has the object but not the thread, and must not touch its loop).
+Invariants: submitted work can be cancelled, unlike a thread that blocks on a socket. The thread never keeps the interpreter
+alive. It belongs to the process that started it: a fork copies the object but not the thread, and must not touch the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Work(Generic[Result]):
-    """What was submitted; in a forked process it is nobody's, so that nothing there waits for an answer that cannot come."""
+    """A submitted coroutine's future; in a forked process `result` raises, because its answer never arrives there."""
 
     def __init__(self, thread: LoopThread, future: Future[Result]) -> None:
         self._thread = thread
@@ -38,7 +38,7 @@ class Work(Generic[Result]):
 
 
 class LoopThread:
-    """Starts at once; `farewell` runs on the loop as its last act."""
+    """The constructor starts the thread; `farewell` runs on the loop last, after all work has ended."""
 
     def __init__(self, farewell: Callable[[], Awaitable[None]]) -> None:
         self._farewell = farewell
@@ -46,7 +46,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._started = threading.Event()
-        self._closing = threading.Lock()  # between a submit and the end: what is taken is a task before the end
+        self._closing = threading.Lock()  # between submit and stop: accepted work becomes a task before the loop stops
         self._is_closed = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="attention-client", daemon=True)
         self._thread.start()
@@ -54,16 +54,16 @@ class LoopThread:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process is the one that the thread runs in."""
+        """Whether the thread runs in this process, not in the parent of a fork."""
         return self._pid == os.getpid()
 
     def check_ours(self) -> None:
-        """Raises RuntimeError in a process that was forked since."""
+        """Raise RuntimeError in a process forked after the start."""
         if not self.is_ours:
             raise RuntimeError("this was begun before the process was forked; begin it anew in this process")
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Work[Result]:
-        """Cancelling the work cancels the coroutine; a stop in the middle of it is ConnectionFailed."""
+        """Run the coroutine on the loop. A cancel of the work cancels it; a stop makes it raise ConnectionFailed."""
         assert self._loop is not None, "the thread has started. This is a bug."
         if not self.is_ours:
             coroutine.close()
@@ -75,7 +75,7 @@ class LoopThread:
         raise RuntimeError("the client is closed")
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Waits for the result; an interrupt (Ctrl-C) cancels the coroutine."""
+        """Wait for the coroutine's result; an interrupt (Ctrl-C) cancels the coroutine."""
         submitted = self.submit(coroutine)
         try:
             return submitted.result()
@@ -83,7 +83,7 @@ class LoopThread:
             submitted.cancel()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Cancels what still runs; twice is fine."""
+        """Cancel the work that still runs and end the thread; a second call does nothing."""
         if not self.is_ours or not self._thread.is_alive():
             return
         assert self._loop is not None, "the thread has started. This is a bug."
@@ -91,7 +91,7 @@ class LoopThread:
         try:
             self._loop.call_soon_threadsafe(self._stopping.set)
         except RuntimeError:
-            return  # it stopped by itself meanwhile
+            return  # the loop has closed meanwhile
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -101,9 +101,9 @@ class LoopThread:
         await self._stopping.wait()
         with self._closing:
             self._is_closed = True
-        for _ in range(2):  # what was submitted until now becomes a task in one turn of the loop and begins in the next
+        for _ in range(2):  # submitted work becomes a task in one iteration of the loop and starts in the next
             await asyncio.sleep(0)
-        # Before the farewell: what still runs would otherwise see its connection vanish and ask again.
+        # Cancel before `farewell`: otherwise a call would see its connection vanish and retry.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

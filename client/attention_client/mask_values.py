@@ -1,8 +1,8 @@
-"""MaskValues: the lists and numbers of a mask as an array of the kind's own dtype.
+"""MaskValues: converts the lists and numbers of a mask to an array of the dtype of its kind.
 
-Laws: what has a dtype keeps it, and the service judges it; of a list each value must be what the service takes for that kind of
-mask, with the service's error for anything else, because NumPy would turn nearly all into something (0.5 into True, "False" into
-True, 1.99 into 1). Of any shape, the empty one too: shapes are the service's to judge.
+Invariants: an array keeps its dtype, and the service checks it. In a list, each value must be one that the service accepts for
+the kind of mask; others raise the service's error, because NumPy would convert nearly anything (0.5 to True, "False" to True,
+1.99 to 1). Any shape is accepted, even an empty one: the service checks shapes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MINUS_INF = "-inf"
 
 
 class MaskValues(enum.Enum):
-    """What the values of a kind may be, in the service's words."""
+    """Values that a kind of mask accepts; each member's value is the service's wording, for error messages."""
 
     FLAGS = "true, false, 0 or 1"
     WHOLES = "whole numbers"
     NUMBERS = 'numbers or "-inf"'
 
     def array(self, values: Any) -> Any:
-        """Raises BadShape for lists of unequal length, BadMask or BadDtype for a value of another kind, NonFinite."""
+        """Return an array. Raises BadShape (lists of unequal length), BadMask or BadDtype (wrong kind of value), NonFinite."""
         if hasattr(values, "dtype"):
             return np.asarray(values) if isinstance(values, np.generic) else values
         shape, found = _flat(values)
@@ -37,13 +37,13 @@ class MaskValues(enum.Enum):
 
 
 def _flat(values: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape, and each value as the Python object it is."""
+    """Return the shape and a flat list of the values as Python objects."""
     try:
         objects = np.asarray(values, dtype=object)
         found = objects.ravel().tolist()
         if not _PLAIN.issuperset(map(type, found)):
             found = [value.item() if hasattr(value, "item") else value for value in found]
-    except Exception as error:  # a list may hold arrays, tensors and objects with ideas of their own
+    except Exception as error:  # a list may hold arrays, tensors or objects whose methods raise anything
         raise _ragged() from error
     if any(isinstance(value, list | tuple) for value in found):
         raise _ragged()
@@ -66,7 +66,7 @@ def _wholes(found: list[Any]) -> npt.NDArray[np.int64]:
 
 
 def _numbers(found: list[Any]) -> npt.NDArray[np.float32]:
-    """Minus infinity blocks, so no other number may become it."""
+    """Return float32. Minus infinity blocks a key, so a number that overflows to it raises NonFinite."""
     found = [-np.inf if value == _MINUS_INF else value for value in found] if str in map(type, found) else found
     if not _are(found, int, float):
         raise _wrong(BadDtype, MaskValues.NUMBERS)
@@ -82,7 +82,7 @@ def _numbers(found: list[Any]) -> npt.NDArray[np.float32]:
 
 
 def _are(found: list[Any], *kinds: type) -> bool:
-    """A subclass will do (IntEnum), but a boolean is no number."""
+    """Whether all values are of these kinds; a subclass is accepted (IntEnum), but a boolean does not count as a number."""
     return all(issubclass(kind, kinds) and (kind is not bool or bool in kinds) for kind in set(map(type, found)))
 
 

@@ -1,8 +1,9 @@
-"""Masks: which keys a query may see, said by the name of what the values mean.
+"""Masks: constructors for the kinds of mask, each named by the meaning of its values.
 
-Laws: a mask always says what its values mean, because the field's two boolean conventions contradict each other; nothing is
-computed here, the service checks shapes and values, and `mask_list.py` what NumPy would bend. Shapes are those of the HTTP
+Invariants: a mask always states the meaning of its values, because the field's two boolean conventions contradict each other.
+The service checks shapes and values; `mask_values.py` checks only what NumPy would convert. Shapes are those of the HTTP
 contract: `[S]`, `[L, S]` or `[H, L, S]` for one sequence, with `B` in front for a batch; axes of size 1 broadcast.
+Functions that take `values` raise BadShape, BadMask, BadDtype or NonFinite for lists that are not valid.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Align = Literal["top_left", "bottom_right"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """One mask: its kind, its values where the kind has any, its other fields; made by the functions of this module."""
+    """One mask: its kind, its values if the kind has any, and its other fields; made by the functions of this module."""
 
     kind: str
     values: Any = None
@@ -26,29 +27,29 @@ class Mask:
 
 
 def attend(values: Any) -> Mask:
-    """True = may attend: torch `scaled_dot_product_attention`, ONNX, Keras, JAX. An array, a tensor or nested lists."""
+    """Mask in which true = may attend (torch `scaled_dot_product_attention`, ONNX, Keras, JAX); array, tensor or nested lists."""
     return Mask("attend", MaskValues.FLAGS.array(values))
 
 
 def ignore(values: Any) -> Mask:
-    """True = blocked: torch `nn.MultiheadAttention` (`attn_mask`, `key_padding_mask`). An array, a tensor or nested lists."""
+    """Mask in which true = blocked (torch `nn.MultiheadAttention`: `attn_mask`, `key_padding_mask`); values as in `attend`."""
     return Mask("ignore", MaskValues.FLAGS.array(values))
 
 
 def lengths(values: Any) -> Mask:
-    """Only the first n keys: a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
+    """Allow only the first n keys; n is a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
     return Mask("lengths", MaskValues.WHOLES.array(values))
 
 
 def bias(values: Any) -> Mask:
-    """Added to the scaled scores, `-inf` blocks: ALiBi, relative position bias. An array, a tensor or nested lists."""
+    """Add the values to the scaled scores (ALiBi, relative position bias); `-inf` blocks a key. Values as in `attend`."""
     return Mask("bias", MaskValues.NUMBERS.array(values))
 
 
 def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
-    """No looking ahead: query i sees keys up to i + offset.
+    """Allow query i the keys up to i + offset.
 
-    `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention); neither is needed where L = S.
+    `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention). Where L = S, neither is needed.
     """
     return Mask("causal", fields=_given(align=align, offset=offset))
 
@@ -56,7 +57,7 @@ def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
 def window(
     left: int | None = None, right: int | None = None, *, align: Align | None = None, offset: int | None = None
 ) -> Mask:
-    """Keys from i + offset − left to i + offset + right; None is open. `align` and `offset` as in `causal`."""
+    """Allow query i keys from i + offset − left to i + offset + right; None is unbounded. `align`, `offset` as in `causal`."""
     return Mask("window", fields=_given(left=left, right=right, align=align, offset=offset))
 
 

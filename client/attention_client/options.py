@@ -1,7 +1,7 @@
-"""ClientOptions: where and how patiently to ask, and how much to take; and the same checks for what one call says of it.
+"""ClientOptions: address, timeouts and limits of a client, and the checks of options that a call may set.
 
-Laws: what cannot be is refused here, in words of our own, before anything is sent; a number is a number and a name a string,
-whatever else would happen to compare with one.
+Invariants: a value that is not valid raises InvalidInput before anything is sent. Types are checked too: a boolean is not a
+number, even though Python compares it as one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attention_client.errors import InvalidInput
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 30.0
 FOR_EVER_S = 1e9
-"""From here on a timeout is none: some thirty years, and the largest number that timers take."""
+"""A timeout from this value on, about thirty years, counts as no timeout; timers take no larger number."""
 MAX_ANSWER_BYTES = 512 * 2**20
-"""Holds the most weights that a service returns by default (64 MiB), even written as JSON, with the output beside them."""
+"""Room for the most weights that a service returns by default (64 MiB), even as JSON, together with the output."""
 MAX_PORT = 65535
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _API_KEY = re.compile(r"[\x21-\x7e]+")
@@ -29,7 +29,7 @@ _API_KEY = re.compile(r"[\x21-\x7e]+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """`timeout_s` None waits for ever; `max_answer_bytes` holds for an answer that is a 200. Raises InvalidInput."""
+    """Options of a client. `timeout_s` None is no limit; `max_answer_bytes` limits 200 answers. Raises InvalidInput."""
 
     url: str = dataclasses.field(repr=False)
     timeout_s: float | None
@@ -48,7 +48,7 @@ class ClientOptions:
 
 
 def checked_timeout(timeout_s: Any) -> float | None:
-    """None for what is as good as for ever; raises InvalidInput for what is no time to come."""
+    """Return the timeout, or None if it is at least FOR_EVER_S. Raises InvalidInput unless it is a number above 0."""
     if timeout_s is None:
         return None
     is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
@@ -64,7 +64,7 @@ def checked_request_id(request_id: str | None) -> str | None:
 
 
 def check_count(count: object, name: str) -> None:
-    """Raises InvalidInput for anything but a whole number from 1 on; NumPy's will do."""
+    """Raise InvalidInput unless it is a whole number of at least 1; integers of NumPy are accepted."""
     try:
         is_count = not isinstance(count, bool) and operator.index(count) >= 1  # type: ignore[arg-type]  # a TypeError
     except TypeError:
@@ -74,7 +74,7 @@ def check_count(count: object, name: str) -> None:
 
 
 def check_transport(transport: object) -> None:
-    """The two kinds of transport are easily taken for each other."""
+    """Raise InvalidInput for a synchronous transport, which is easily mistaken for an asynchronous one."""
     if transport is not None and not isinstance(transport, httpx2.AsyncBaseTransport):
         raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
 

@@ -1,8 +1,8 @@
-"""Problems: an answer that is a refusal, as the very class of `errors.py` that the service raised.
+"""Problems: converts an error response to the class of `errors.py` that the service raised.
 
-Laws: the `code` decides the class, and where this client does not know it (or a proxy answered instead of the service) the status
-decides the branch, so that `except Refused` also catches what a newer service invents; an error of a library is never
-what the caller sees.
+Invariants: the `code` decides the class. If the client does not know the code, or a proxy answered instead of the service, the
+status decides the base class, so `except Refused` also catches the new errors of a newer service. A library's error never
+reaches the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OK = 200
 
 
 class Reply(NamedTuple):
-    """A complete answer; the names of `headers` are in lower case."""
+    """A complete HTTP response; the names of `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 def check(reply: Reply) -> Reply:
-    """The reply if it is a 200; else raises the error that it tells."""
+    """Return the reply if it is a 200; otherwise raise the error that it reports."""
     if reply.status == _OK:
         return reply
     error = _told(reply) or _guessed(reply)
@@ -43,14 +43,14 @@ def check(reply: Reply) -> Reply:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from either form of Retry-After (RFC 9110, 10.2.3); None where it is absent or nonsense."""
+    """Return seconds to wait, from either form of Retry-After (RFC 9110, 10.2.3); None if it is absent or malformed."""
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
     until = _http_date(value)
     if until is None:
         return None
-    # The other end's own clock, if it tells it: ours may differ by more than the wait.
+    # Use the service's clock from the Date header if present: the local one may differ by more than the wait.
     return max(0.0, until - (_http_date(headers.get("date", "")) or time.time()))
 
 
@@ -62,7 +62,7 @@ def _http_date(text: str) -> float | None:
 
 
 def _told(reply: Reply) -> ServiceError | None:
-    """The error of a problem body (RFC 9457); None where the body is no problem of ours."""
+    """Return the error of a problem body (RFC 9457), or None if the body lacks the service's fields."""
     fields = _fields(reply)
     code, detail, param = fields.get("code"), fields.get("detail"), fields.get("param")
     if not isinstance(code, str) or not isinstance(detail, str):
@@ -84,7 +84,7 @@ def _fields(reply: Reply) -> dict[str, Any]:
 
 
 def _guessed(reply: Reply) -> ServiceError:
-    """By the status alone, which is all there is."""
+    """Return an error by the status alone, because the body has no usable code."""
     kind = _branch(reply.status)
     if kind is ConnectionFailed:
         return kind("a proxy answered 502: it could not reach the service")
@@ -101,7 +101,7 @@ def _branch(status: int) -> type[ServiceError]:
 
 
 def _kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
-    """The service's part of the tree in `errors.py`, without classes that a caller derives from it."""
+    """Yield the service's classes of the tree in `errors.py`, without subclasses that a caller defines."""
     for child in kind.__subclasses__():
         if child.__module__ == errors.__name__ and child is not ClientError:
             yield child

@@ -1,7 +1,7 @@
-"""Request: what is asked of a layer, and the HTTP call that asks it.
+"""Request: the inputs of an attend call, and the encoding of calls as HTTP requests.
 
-Laws: pure: nothing is sent here; only what the bytes need is checked (kinds, dtypes, names), with the same errors that the
-service would answer; everything else is the service's to judge, so that a newer one may allow more.
+Invariants: pure, nothing is sent here. Only what the encoding needs is checked (kinds, dtypes, names), with the same errors that
+the service would answer. The service checks everything else, so a newer one may allow more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RANKS = (2, 3)
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Which attention weights to return: of `heads` and `queries` (default: all), for `top_k` the `k` largest of each row."""
+    """Attention weights to return: those of `heads` and `queries` (default: all); for `top_k` the `k` largest of each row."""
 
     form: WeightsForm = "heads"
     heads: Indices | None = None
@@ -51,9 +51,10 @@ WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Request(Generic[Array]):
-    """One sequence `[L, d]`, or a batch of sequences of one length `[B, L, d]`, with its masks and wishes.
+    """One sequence `[L, d]`, or a batch of sequences of equal length `[B, L, d]`, with its masks and options.
 
-    `key` defaults to `query` and `value` to `key`. `weights` may be a `Weights`, the name of a form, or the contract's object.
+    `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the contract's object, or None for none.
+    `masked_rows` "error" refuses a request with a query row that may attend to nothing; "zero" gives zeros from the heads.
     """
 
     query: Array
@@ -65,7 +66,7 @@ class Request(Generic[Array]):
 
 
 class Call(NamedTuple):
-    """One HTTP request but for its address: `path` begins with a slash, `content` is None for a GET."""
+    """One HTTP request without its address: `path` begins with a slash, `content` is None for a GET."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -74,7 +75,7 @@ class Call(NamedTuple):
 
 
 def attend_call(layer: str, request: Request[Any]) -> Call:
-    """Raises InvalidInput, BadShape, BadDtype, MaskKindRequired or LayerNotFound for what no service could take."""
+    """Encode an attend call. Raises InvalidInput, BadShape, BadDtype, MaskKindRequired or LayerNotFound."""
     if len(shape_of(request.query, "/query")) not in _RANKS:
         raise BadShape("query must be [L, d] for one sequence or [B, L, d] for a batch", param="/query")
     tensors = {
@@ -117,7 +118,7 @@ def weights_fields(wanted: WeightsWanted) -> Mapping[str, Any] | None:
 
 
 def _listed(masks: object) -> list[object]:
-    """Whatever gives masks one by one; an array in the place of the list is a mask that does not say its kind."""
+    """Return any iterable of masks as a list. An array in place of the list is a mask without a kind, so it raises."""
     if masks is None:
         return []
     if hasattr(masks, "dtype"):
@@ -128,7 +129,7 @@ def _listed(masks: object) -> list[object]:
 
 
 def _mask_fields(mask: object, i: int, tensors: dict[str, Raw]) -> dict[str, object]:
-    """The mask without its values, which join `tensors`."""
+    """Return the mask's fields without its values, and add the values to `tensors`."""
     if not isinstance(mask, Mask):
         raise _kind_required(f"/masks/{i}")
     if not isinstance(mask.fields, Mapping):
@@ -147,7 +148,7 @@ def _kind_required(param: str) -> MaskKindRequired:
 
 
 def _path(layer: object) -> str:
-    # A name that is none would reach another route ("..", ""), which answers something else.
+    # A malformed name ("..", "") would reach another route, which answers something else.
     if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
     return f"/v1/layers/{quote(layer, safe='')}"
@@ -168,8 +169,8 @@ def _json(fields: Mapping[str, object]) -> bytes:
         content = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:
         raise InvalidInput("masks and weights must be numbers, strings and lists of them") from None
-    # orjson writes null where a number is not finite: the service would take it for an open window, or speak of a null
-    # that nobody wrote.
+    # orjson writes null for a number that is not finite: the service would read it as an unbounded window, or report a
+    # null that the caller never wrote.
     if b"null" in content and not _is_finite(fields):
         raise InvalidInput('numbers must be finite; a bias in JSON writes minus infinity as "-inf"')
     return content

@@ -1,9 +1,9 @@
-"""RetryPolicy: whether to ask again, how long to wait before, and when to stop.
+"""RetryPolicy: decides whether to retry a call, how long to wait first, and when to stop.
 
-Laws: only what is safe and useful is asked again (calls are pure, so a broken connection is safe too): nobody answered, or a
-refusal that says "later"; never a request that is wrong, a fault, or a deadline; a wait is never shorter than Retry-After, is
-spread so that callers do not come back in step, and is not begun if the deadline would pass in it. No clock and no
-dice of its own.
+Invariants: a call is retried only if there was no answer, the service refused it for now, or its engine is down; never after a
+wrong request, a failure or a deadline. Calls are pure, so a retry after a broken connection is safe too. A wait is never shorter
+than Retry-After, has jitter so that clients do not retry in step, and is not begun if the deadline would pass in it. The clock
+and the random numbers are passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
 
 
 class Deadline:
-    """`timeout_s` seconds from now, for all attempts together; None is never."""
+    """`timeout_s` seconds from now, for all attempts together; None is no deadline."""
 
     def __init__(self, timeout_s: float | None, now: Callable[[], float]) -> None:
         self.timeout_s = timeout_s
@@ -28,16 +28,16 @@ class Deadline:
         self._end = math.inf if timeout_s is None else now() + timeout_s
 
     def left_s(self) -> float:
-        """Seconds; infinite without a deadline, negative after it."""
+        """Return the seconds left: infinite without a deadline, negative after it."""
         return self._end - self._now()
 
     def left_ms(self) -> int | None:
-        """Whole milliseconds, at least 1; None without a deadline."""
+        """Return the whole milliseconds left, at least 1; None without a deadline."""
         return None if self.timeout_s is None else max(1, int(self.left_s() * 1000))
 
 
 class RetryPolicy:
-    """The backoff hook that stamina asks after each failed attempt of one call; `draw` gives numbers from 0 to 1."""
+    """Backoff hook of one call, which stamina calls after each failed attempt; `draw` returns numbers from 0 to 1."""
 
     def __init__(self, deadline: Deadline, draw: Callable[[], float]) -> None:
         self._deadline = deadline
@@ -45,7 +45,7 @@ class RetryPolicy:
         self._num_failures = 0
 
     def __call__(self, error: BaseException) -> bool | float:
-        """Seconds to wait, or False: the error goes to the caller."""
+        """Return the seconds to wait before the next attempt, or False to raise the error."""
         if not isinstance(error, _TRANSIENT):
             return False
         wait_s = self._wait_s(error)

@@ -1,8 +1,8 @@
-"""The safetensors body: named tensors and one JSON object, as one run of bytes.
+"""Safetensors body: encodes and decodes named tensors and their metadata.
 
-Laws: bytes are written and read by the `safetensors` library, which checks every length and offset and copies each tensor once;
-only the metadata, which the library does not give back from bytes, is read here, after the library took the header. What
-is no such body is a ValueError in our own words.
+Invariants: the `safetensors` library writes and reads the bytes; it checks every length and offset and copies each tensor once.
+Only the metadata is parsed here, after the library accepted the header, because the library does not return it from bytes. A
+malformed body raises ValueError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH_BYTES = 8
 
 
 def write(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
-    # The pointers are good until `serialize` returns: each Raw holds the owner of its memory.
+    # The pointers stay valid until `serialize` returns, because each Raw holds the owner of its memory.
     specs = {
         name: TensorSpec(dtype=raw.dtype, shape=raw.shape, data_ptr=raw.address, data_len=raw.num_bytes)
         for name, raw in tensors.items()
@@ -29,7 +29,7 @@ def write(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
 
 
 def read(body: bytes) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """The tensors by name, and the metadata; raises ValueError."""
+    """Return the tensors by name, and the metadata. Raises ValueError."""
     try:
         found = deserialize(body)  # type: ignore[no-untyped-call]
     except SafetensorError:

@@ -1,7 +1,7 @@
-"""Client: the client for plain code, the same line on an event loop of its own.
+"""Client: calls the attention service from synchronous code, through an event loop on its own thread.
 
-Laws: deadlines are exact and what is in flight can be cancelled, for it runs on a loop; threads may share one client, and a
-forked process gets a loop of its own; every failure is a ServiceError, of the class that the service raised.
+Invariants: calls run on an event loop, so deadlines are exact and calls in flight can be cancelled. Threads may share one
+client; a forked process gets its own loop. A call that fails raises a ServiceError, of the class that the service raised.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ from attention_client.request import (
 class Client:
     """Calls a service; use it as a context manager. Threads may share one, and a forked process may go on using it.
 
-    `timeout_s` is the deadline of a call with all its attempts (None: wait for ever); a call may have its own. A call is
-    asked at most `attempts` times. An answer of more than `max_answer_bytes` is BadAnswer. `transport` replaces the
-    network (tests, a proxy, certificates of your own); it is asynchronous here too.
+    `timeout_s` (default 30) limits a call with all its attempts, in seconds; None means no limit, and a call may set its own.
+    A call makes at most `attempts` attempts. An answer of more than `max_answer_bytes` (512 MiB) raises BadAnswer. `api_key`
+    is sent as a bearer token. `transport`, asynchronous here too, replaces the network (tests, a proxy, your own
+    certificates). The constructor raises InvalidInput for an option that is not valid.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Client:
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> Answer[Array]:
-        """One sequence, query `[L, d]` with key `[S, d]` and value `[S, dv]`, or a batch with `B` in front of each.
+        """Attend from query `[L, d]` to key `[S, d]` and value `[S, dv]`; for a batch, each has `B` in front.
 
-        Arrays are float16, bfloat16, float32 or float64; key defaults to the query, value to the key.
-        Raises the error that the service told, DeadlineExceeded, ConnectionFailed or BadAnswer.
+        Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
+        to the client's. A row that may attend to nothing gives zeros from the heads; `masked_rows="error"` raises MaskedRow.
+        Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed
+        or BadAnswer; RuntimeError if the client is closed.
         """
         request = Request(query, key, value, masks, weights, masked_rows)
         call = attend_call(layer, request)
@@ -132,19 +135,19 @@ class Client:
         progress: bool = False,
         on_error: OnError = "raise",
     ) -> Generator[Answer[Array] | ServiceError]:
-        """Answers in the order of the items, which are queries or Requests, with at most `window` in flight.
+        """Yield answers in the order of the items, which are queries or Requests, with at most `window` (8) in flight.
 
-        Items are taken one by one as there is room, so the iterator may be endless. `timeout_s` holds for each item.
-        An item that fails raises at its place in the order, with a note that says which one, and cancels what is
-        in flight; with `on_error="yield"` its error comes in place of its answer, and the others go on. Leaving the
-        loop early cancels what is in flight. `progress` shows a bar on stderr.
+        Items are taken one by one as the window has room, so the iterator may be endless. `timeout_s` (seconds) limits each
+        item. An item that fails raises in its position, with a note of its number, and cancels the calls in flight; with
+        `on_error="yield"` its error is yielded instead of its answer, and the others go on. Leaving the loop early cancels
+        the calls in flight. `progress` shows a bar on stderr. Raises InvalidInput for arguments that are not valid.
         """
         check_items(items)
         check_many(window, timeout_s, on_error)
         thread, http = self._started()
 
         def begin(item: Array | Request[Array]) -> Work[Answer[Array] | ServiceError]:
-            # `self`, so that the client lives as long as its answers are waited for, whoever else has let it go.
+            # This use of `self` keeps the client alive while its answers are awaited, even if the caller drops it.
             self._check_open()
             return thread.submit(answered(http, built(layer, item), timeout_s))
 
@@ -163,27 +166,28 @@ class Client:
     def attend_json(
         self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
     ) -> dict[str, Any]:
-        """A request in the contract's JSON form as it stands, and the JSON of its answer."""
+        """Send `body`, a request in JSON form, unchanged, and return the JSON object of the answer. Raises as `attend` does."""
         call = attend_json_call(layer, body)
         thread, http = self._started()
         return read_json(thread.run(http.ask(call, timeout_s=timeout_s, request_id=request_id)))
 
     def layers(self) -> list[Layer]:
+        """Return the layers that the service serves."""
         thread, http = self._started()
         return read_layers(thread.run(http.ask(layers_call())))
 
     def layer(self, name: str) -> Layer:
-        """Raises LayerNotFound."""
+        """Return the layer of this name. Raises LayerNotFound."""
         thread, http = self._started()
         return read_layer(thread.run(http.ask(layer_call(name))))
 
     def is_ready(self) -> bool:
-        """Whether the service says so, asked once; False also where nobody answers, or something else does."""
+        """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
         thread, http = self._started()
         return thread.run(http.is_ready())
 
     def close(self) -> None:
-        """Cancels what is in flight; a closed client cannot be used again."""
+        """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
         with self._starting:
             self._is_closed = True
             if self._running is not None:
@@ -203,7 +207,7 @@ class Client:
             raise RuntimeError("the client is closed")
 
     def _started(self) -> tuple[LoopThread, HttpTransport]:
-        """The loop and the pool of this process, made at the first call and made anew after a fork."""
+        """Return the loop and the pool of this process, created at the first call and again after a fork."""
         with self._starting:
             self._check_open()
             if self._running is None or not self._running[0].is_ours:

@@ -2,15 +2,19 @@
 
 Invariants: our own transport reports both through the scope (`CALLER`), without a task or a timer. Any other ASGI server reports
 them through `receive`, at the cost of a task. A disconnect is reported once, on the event loop.
+
+CancelOnDisconnect: cancels the task that serves a caller when the caller disconnects, and raises ClientGone.
+Invariant: it ends only its own cancellation; one from outside (shutdown) goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import TracebackType
 from typing import Protocol
 
-from service.http.asgi import CALLER, Message, Receive, Scope
+from service.http.asgi import CALLER, ClientGone, Message, Receive, Scope
 
 Part = bytes | bytearray | memoryview
 
@@ -69,3 +73,32 @@ class _Heard:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         tell()
+
+
+class CancelOnDisconnect:
+    """A context manager for the task that serves the caller."""
+
+    __slots__ = ("_caller", "_is_gone", "_serving")
+
+    def __init__(self, caller: Caller) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None, "an endpoint runs in a task. This is a bug."
+        self._serving = serving
+        self._caller = caller
+        self._is_gone = False
+
+    def __enter__(self) -> None:
+        self._caller.when_gone(self._leave)
+
+    def _leave(self) -> None:
+        self._is_gone = True
+        self._serving.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller.when_gone(None)
+        if self._is_gone and isinstance(error, asyncio.CancelledError):
+            # This cancellation is our own and ends here; one from outside (shutdown) goes on.
+            self._serving.uncancel()
+            raise ClientGone from None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from service.errors import BadRequest
 from service.http.asgi import Scope, fields_of
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
 

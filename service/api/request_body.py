@@ -25,7 +25,7 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import ClientGone
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 R = TypeVar("R")
 PIECE = 2**20

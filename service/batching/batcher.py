@@ -15,12 +15,18 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Generic
 
-from service.batching.admission import Queue, QueueLimits, check_cost, check_room, check_standing, check_time
+from service.batching.admission import (
+    Congestion,
+    Queue,
+    QueueLimits,
+    check_cost,
+    check_room,
+    check_standing,
+    check_time,
+)
 from service.batching.clock import Clock
-from service.batching.congestion import Congestion
-from service.batching.engine_protocol import Engine
+from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.observer import CancelEvent, DeathEvent, Observer
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
 from service.batching.runner import Runner, let_come_in
 from service.batching.speed import Speed

@@ -15,8 +15,8 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator
 
+from service.batching.admission import Congestion
 from service.batching.clock import Clock
-from service.batching.congestion import Congestion
 from service.batching.speed import LONGEST_RETRY_S, WINDOW
 from service.errors import DeadlineExceeded, QueueFull
 

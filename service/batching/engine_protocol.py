@@ -4,6 +4,10 @@ Holds the one Protocol between batching and the engine, the wait for its future,
 Independent of jobs, queues, tensors and the engine's thread.
 Invariants: Whatever the engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An
 engine that does not answer is down. A foreign exception is translated once, here; its text never reaches a caller.
+
+Observer: the interface through which the batcher reports its events, and their frozen values.
+Independent of its listeners (metrics, a test) and of metrics.
+Invariants: An event is reported once, after the state has changed, on the loop. A listener returns at once and raises nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from service.batching.clock import Clock
-from service.batching.job import P, R
+from service.batching.job import BatchInfo, Cost, P, R, Stage
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 
 STUCK = "the engine is stuck: a batch has not ended in the longest time that any may take"
@@ -134,3 +138,70 @@ def _failed(error: BaseException) -> Future[Sequence[R] | Any]:
     future: Future[Sequence[R] | Any] = Future()
     future.set_exception(error)
     return future
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent:
+    """The engine answered a batch; `requests` includes those whose caller has left, `notes` are the batch's."""
+
+    lane: Hashable
+    requests: int
+    sequences: int
+    tokens: int
+    weights_bytes: int
+    compute_s: float
+    notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, lane: Hashable, batch: BatchInfo, costs: Sequence[Cost], compute_s: float) -> BatchEvent:
+        weights_bytes = sum([cost.weights_bytes for cost in costs])
+        return cls(lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, compute_s, batch.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryEvent:
+    """A batch failed, and `num_jobs` of it are retried one by one; `reason` is the name of the exception's type."""
+
+    lane: Hashable
+    num_jobs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEvent:
+    """A batch ran out of memory, and `num_jobs` of it are retried in two halves."""
+
+    lane: Hashable
+    num_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelEvent:
+    """A caller left; `stage` is the stage that its job had reached."""
+
+    lane: Hashable
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class DeathEvent:
+    """The batcher's loop ended and `num_jobs` failed; `error` is None if it was cancelled from outside."""
+
+    num_jobs: int
+    error: BaseException | None
+
+
+class Observer(Protocol):
+    """One method per event."""
+
+    def queue_changed(self, num_jobs: int, num_bytes: int) -> None: ...
+
+    def batch_done(self, event: BatchEvent) -> None: ...
+
+    def retried_apart(self, event: RetryEvent) -> None: ...
+
+    def batch_split(self, event: SplitEvent) -> None: ...
+
+    def job_cancelled(self, event: CancelEvent) -> None: ...
+
+    def died(self, event: DeathEvent) -> None: ...

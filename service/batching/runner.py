@@ -15,8 +15,12 @@ from typing import Any, Generic, NamedTuple
 
 from service.batching.clock import Clock
 from service.batching.engine_protocol import (
+    BatchEvent,
     ComputeLimits,
     Engine,
+    Observer,
+    RetryEvent,
+    SplitEvent,
     failure_of,
     hand_over,
     is_out_of_memory,
@@ -24,10 +28,8 @@ from service.batching.engine_protocol import (
     told,
     wait_for,
 )
-from service.batching.inline_policy import InlinePolicy
 from service.batching.job import BatchInfo, Cost, Job, P, R
-from service.batching.observer import BatchEvent, Observer, RetryEvent, SplitEvent
-from service.batching.speed import Speed, Work
+from service.batching.speed import InlinePolicy, Speed, Work
 from service.errors import EngineDown
 
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.

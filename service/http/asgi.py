@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from service.http.header_fields import HeaderFields
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.http.head import HeaderFields, RequestLine
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -35,3 +37,45 @@ def fields_of(scope: Scope) -> HeaderFields:
     if found is None:
         found = scope[FIELDS] = HeaderFields(scope["headers"])
     return found
+
+
+Fields = list[tuple[bytes, bytes]]
+
+
+def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
+    """Return the part that all requests of a connection share."""
+    return {
+        "type": "http",
+        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
+        "scheme": connection.scheme,
+        "root_path": connection.root_path,
+        "server": connection.server,
+        "client": connection.client,
+    }
+
+
+def request_scope(
+    common: dict[str, Any],
+    line: RequestLine,
+    fields: Fields,
+    named: HeaderFields,
+    state: dict[str, Any],
+    authority: bytes = b"",
+) -> dict[str, Any]:
+    """Return a request's scope. `fields` are copied, because an application may change its scope; only this service reads
+    `named`. An `authority` replaces Host.
+    """
+    if authority:
+        fields = [*(field for field in fields if field[0] != b"host"), (b"host", authority)]
+        named = HeaderFields(fields)
+    return {
+        **common,
+        "http_version": line.version,
+        "method": line.method,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "headers": fields.copy(),
+        FIELDS: named,
+        "state": state.copy(),
+    }

@@ -5,11 +5,18 @@ the error in its scope (`REFUSED`), so it is answered, counted and logged like a
 Invariants: A connection serves one request at a time; early bytes wait, at most one or two reads of them. Every stage has a
 deadline, and no connection has a task. After a response that precedes the end of its request, the client has LINGER_S to stop
 sending and read it. A client that half-closes gets a response only if its last whole request says that it is the last.
+
+Deadline: calls back at a time that every request of a connection may move, and rarely costs a timer.
+Invariants: The loop has at most one timer for a deadline; a timer that fires too early is set again. `passed` is called once for
+each `set` that is neither cleared nor set again in time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import math
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
@@ -17,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
-from service.http.asgi import CROWDED, REFUSED
+from service.http.asgi import CROWDED, REFUSED, common_scope, request_scope
 from service.http.body_framing import Bytes, ChunkedBody, CountedBody, WireBody
 from service.http.connection_limits import (
     LINGER_S,
@@ -28,14 +35,61 @@ from service.http.connection_limits import (
     RESET_CHECK_S,
     ConnectionLimits,
 )
-from service.http.cycle import CoalescingTransport, Cycle, Flow
-from service.http.deadline import Deadline
-from service.http.head import CRLF, END, Head, check_begun, glimpse, read_head
-from service.http.header_fields import HeaderFields
+from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer
+from service.http.head import CRLF, END, Head, HeaderFields, check_begun, glimpse, read_head
 from service.http.listener import ConnectionSlot
-from service.http.scope import common_scope, request_scope
-from service.http.stage import Stage
-from service.http.write_coalescing import WriteCoalescer
+
+
+class Stage(enum.Enum):
+    """What the next bytes are."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    EARLY = enum.auto()
+    """The next request's: this one is complete, its response is not."""
+    DROP = enum.auto()
+    """Dropped: the last response is under way, or the client has a moment to read it."""
+
+
+class Deadline:
+    def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._passed = passed
+        self._due = math.inf
+        self._rings_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """Move the deadline to `seconds` from now, whatever it was before."""
+        self._due = self._loop.time() + seconds
+        if self._due < self._rings_at:
+            self._arm()
+
+    def clear(self) -> None:
+        self._due = math.inf
+
+    def stop(self) -> None:
+        """Cancel the timer, at the end of the connection."""
+        self._due = self._rings_at = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = self._due
+        self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._rings_at = None, math.inf
+        if self._due == math.inf:
+            return
+        if self._loop.time() < self._due:
+            self._arm()
+            return
+        self._due = math.inf
+        self._passed()
 
 
 class Connection(HttpToolsProtocol):

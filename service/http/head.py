@@ -3,6 +3,11 @@
 Must not know: sockets, ASGI, time.
 Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as
 this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong.
+
+HeaderFields: header fields of one request by name, and a cache of what readers parse from them.
+Invariants: Names are lower-case bytes. Blanks around a value are removed (RFC 9110, section 5.5). No value is trusted.
+Clients repeat their heads, and the transport caches them (`http/head.py`). So a value that depends only on the fields is cached
+as well.
 """
 
 from __future__ import annotations
@@ -10,12 +15,41 @@ from __future__ import annotations
 import functools
 import re
 import urllib.parse
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
 from service.http.connection_limits import ConnectionLimits
-from service.http.header_fields import BLANKS, HeaderFields
+
+T = TypeVar("T")
+Options = TypeVarTuple("Options")
+
+BLANKS = b" \t"
+
+
+class HeaderFields(dict[bytes, tuple[bytes, ...]]):
+    """All values of a name, in order; an empty tuple for a missing name. Requests may share an instance: never change it."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__()
+        self._made: dict[object, Any] = {}
+        for name, value in fields:
+            self[name] = (*self[name], value.strip(BLANKS))
+
+    def __missing__(self, name: bytes) -> tuple[bytes, ...]:
+        return ()
+
+    def make(self, reader: Callable[[HeaderFields, *Options], T], *options: *Options) -> T:
+        """Return the cached result of `reader`, which uses only these fields and `options`. Its errors are raised every time."""
+        key = (reader, options)
+        try:
+            found: T = self._made[key]
+        except KeyError:
+            found = self._made[key] = reader(self, *options)
+        return found
+
 
 CRLF = b"\r\n"
 END = b"\r\n\r\n"

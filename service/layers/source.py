@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from service.errors import LayerError
-from service.layers.json_object import parse_object
+from service.layers.safetensors_header import parse_object
 from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
 from service.layers.wording import about, listed, quoted
 

@@ -5,18 +5,33 @@ and of its readers.
 Invariants: The stream does not block (`processes.unblock`). A line that finds no room waits in memory and is written before any
 later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited. A line
 written in part (a full disk) is finished before the next one.
+
+Timestamp: formats the time of a log line as ISO 8601 in UTC to the microsecond.
+A module of its own because the supervisor must not load what `logs.py` imports. `datetime` takes three times as long.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import select
 import threading
 import time
 
 from service import __version__
-from service.observability.timestamp import timestamp
+
+
+def timestamp(at_ns: int) -> str:
+    """Return the text for a time in nanoseconds since the epoch."""
+    second, micros = divmod(at_ns // 1000, 10**6)
+    return f"{_second(second)}.{micros:06d}Z"
+
+
+@functools.lru_cache(2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
 
 MAX_WAITING_BYTES = 2**16
 # How long a process waits at its end for a slow reader.

@@ -22,8 +22,7 @@ import orjson
 
 from service import __version__
 from service.loop_tick import LoopTick
-from service.observability.line_writer import LineWriter
-from service.observability.timestamp import timestamp
+from service.observability.line_writer import LineWriter, timestamp
 
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.
 _hides_rich = "rich" not in sys.modules

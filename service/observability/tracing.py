@@ -18,8 +18,8 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from opentelemetry.util.types import AttributeValue
 
 from service.api.request_record import RequestRecord, record_of
+from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
 from service.observability.metrics import is_counted
 from service.observability.telemetry import is_probe, layer_of

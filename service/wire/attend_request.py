@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 
 from service.attention.call import Call, WeightsWanted
-from service.attention.masked_rows import masked_rows
-from service.attention.masks import CombinedMask, Sizes
+from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
 from service.attention.work import flops, table_bytes
 from service.batching.job import Cost

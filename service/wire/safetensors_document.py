@@ -4,18 +4,27 @@ The body is one safetensors file. Its tensors are `query`, `key`, `value` and `m
 `request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
 read. Nothing is copied here: a tensor is a view of the body. From here on both forms of a request take the same path, so they
 give the same bits and the same errors.
+
+Safetensors answer: writes a header with the other fields in its metadata, then the tensors' bytes.
+Invariants: No tensor is copied: a piece is a view of its memory. Tensors of wider dtypes come first, so that each one is aligned
+for a reader that maps the bytes. The bits arrive unchanged, whatever the values are.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
+import orjson
+
+from service.attention.call import Answer
 from service.errors import BadBinary, Malformed, UnknownField
 from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
-from service.wire.dtypes import BY_SAFETENSORS
+from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.dtypes import BY_SAFETENSORS, BY_TORCH
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.tensors import RawTensor
+from service.wire.tensors import RawTensor, bytes_of
 
 MAX_HEADER_BYTES = 256 * 1024
 # Callers send the same few shapes repeatedly, and reading a header costs ten times as much as a cache lookup.
@@ -104,3 +113,27 @@ def _put(document: dict[str, object], name: str, tensor: RawTensor) -> None:
     if not isinstance(mask, dict):
         raise UnknownField(f'"{name}" belongs to no entry of masks', param="/masks")
     mask["values"] = tensor
+
+
+_ALIGNMENT = 8
+
+
+def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> list[bytes | memoryview]:
+    """Return the parts of the body: length and header, then each tensor's bytes."""
+    tensors = named_tensors(answer)
+    header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
+    parts, offset = [], 0
+    if len(tensors) > 1:
+        tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    for name, tensor in tensors.items():
+        data = bytes_of(tensor)
+        header[name] = {
+            "dtype": BY_TORCH[tensor.dtype].safetensors,
+            "shape": list(tensor.shape if is_batch else tensor.shape[1:]),
+            "data_offsets": [offset, offset + len(data)],
+        }
+        parts.append(data)
+        offset += len(data)
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return [len(text).to_bytes(8, "little") + text, *parts]

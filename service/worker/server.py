@@ -27,8 +27,8 @@ from uvicorn.config import STARTUP_FAILURE
 
 from service.http.connection import Connection
 from service.http.connection_limits import ConnectionLimits
+from service.http.cycle import WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlot, ConnectionSlots, Listener
-from service.http.write_coalescing import WriteCoalescer
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, has_all
 

@@ -21,7 +21,7 @@ import torch
 from opentelemetry.trace import Tracer
 
 from service.api.auth.key_file import KeyFile
-from service.api.reception import Reception
+from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
@@ -37,7 +37,7 @@ from service.errors import InvalidInput, NotReady, ServiceError
 from service.events import Capacity, LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
-from service.limits import STEP_S, batch_limits, exchange_limits, queue_limits
+from service.limits import STEP_S, batch_limits, context_limits, queue_limits
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import BatchSpans
 from service.settings import Settings
@@ -82,8 +82,8 @@ class Service:
             self.engine, batch_limits(settings), limits, LoopClock(), observer
         )
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
-        self.reception = Reception(
-            lambda: self.catalog, self.batcher, bodies, exchange_limits(settings), time.monotonic
+        self.layer_requests = LayerRequests(
+            lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(device, dtype, settings.compute_threads)
@@ -153,12 +153,12 @@ class Service:
 
     def stop_admitting(self) -> None:
         """Refuse new requests, because the listener closes; accepted requests are still answered."""
-        self.reception.close()
+        self.layer_requests.close()
 
     def settle(self) -> None:
         """Refuse every request that still waits, because the grace is over."""
         self.batcher.give_up()
-        self.reception.settle()
+        self.layer_requests.settle()
 
     async def stop(self) -> None:
         """End the tasks and the compute thread; refuse every request that still waits."""
@@ -172,7 +172,7 @@ class Service:
         self._telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self._registry.close()
         self.rendering.shutdown(wait=False)
-        await self.reception.end()
+        await self.layer_requests.end()
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:
@@ -243,7 +243,7 @@ class Service:
             if self._registry.catalog is not None:
                 await self._probes.ask(self._registry.catalog)
             self._beat()
-            is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.reception.intake.num_bytes)
+            is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
             self.look()
             await self.batcher.ended_within(self._settings.heartbeat_s)

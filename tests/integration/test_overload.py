@@ -292,7 +292,7 @@ def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
     most = 4096
 
     async def story(service):
-        intake = service.service.reception.intake
+        intake = service.service.layer_requests.intake
         assert intake.max_bytes == 4 * most
         going_on = asyncio.Event()
 
@@ -320,7 +320,7 @@ def test_answers_that_are_waited_for_are_bounded_over_all_requests(served):
     wants = {"query": X * 12, "weights": {"form": "heads"}}
 
     async def story(service):
-        answers = service.service.reception.answers
+        answers = service.service.layer_requests.answers
         assert answers.max_bytes == 4 * (4096 + 16384)
         service.engine.gate.clear()
         tasks = [asyncio.ensure_future(service.attend(wants)) for _ in range(40)]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from service.limits import exchange_limits, queue_limits
+from service.limits import context_limits, queue_limits
 from service.settings import child_environment, load_settings
 
 
@@ -31,6 +31,6 @@ def test_a_standing_queue_is_bounded_unless_the_operator_says_how_long_the_queue
 
 @pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 4 * 10**6), (10**9, 25 * 10**7)])
 def test_a_body_of_the_largest_size_finds_room_in_an_empty_house(queue_bytes, intake_bytes):
-    limits = exchange_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
+    limits = context_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
     assert limits.intake_bytes == intake_bytes
     assert limits.answer_bytes >= 4 * limits.request.max_weights_bytes

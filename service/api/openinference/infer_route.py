@@ -6,15 +6,13 @@ protocol's own clients send none, or octet-stream. The call, the queue and the b
 
 from __future__ import annotations
 
-from service.api.accept import answer_coding
-from service.api.content_type import JSON, OCTET_STREAM
-from service.api.exchange import Exchange
-from service.api.reception import Reception
+from service.api.accept import JSON, OCTET_STREAM, answer_coding
 from service.api.reply import Headers, send_reply
 from service.api.request_body import joined
+from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest
 from service.http.asgi import Receive, Scope, Send
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 from service.wire.attend_request import CheckedRequest, check_request
 from service.wire.openinference.inference_answer import write_inference
 from service.wire.openinference.inference_request import WantedAnswer, read_inference, split_inference
@@ -26,36 +24,36 @@ CODINGS = (b"gzip", b"deflate")
 class Infer:
     """The ASGI endpoint."""
 
-    def __init__(self, reception: Reception) -> None:
-        self._reception = reception
+    def __init__(self, layer_requests: LayerRequests) -> None:
+        self._layer_requests = layer_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._reception.open(scope, receive) as exchange:
-            await _infer(exchange, scope, send)
+        with self._layer_requests.open(scope, receive) as context:
+            await _infer(context, scope, send)
 
 
-async def _infer(exchange: Exchange, scope: Scope, send: Send) -> None:
-    limits = exchange.limits
-    layer = exchange.layer(**scope["path_params"])
-    json_length, coding = exchange.fields.make(_forms, limits.take_offers)
-    parts = await exchange.read(CODINGS, layer, is_binary=json_length is not None)
+async def _infer(context: RequestContext, scope: Scope, send: Send) -> None:
+    limits = context.limits
+    layer = context.layer(**scope["path_params"])
+    json_length, coding = context.fields.make(_forms, limits.take_offers)
+    parts = await context.read(CODINGS, layer, is_binary=json_length is not None)
 
     async def decode() -> tuple[WantedAnswer, CheckedRequest]:
         text, rest = split_inference(joined(parts), json_length)
-        found = read_inference(await exchange.parsed(text), rest)
-        checked = await exchange.checked(
+        found = read_inference(await context.parsed(text), rest)
+        checked = await context.checked(
             lambda: check_request(found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params)
         )
         return found.wanted, checked
 
-    with exchange.watched():
-        wanted, request = await exchange.decoded(decode)
-        exchange.shorten(wanted.timeout_s)
-        outcome = await exchange.ask(layer, request)
-    facts = exchange.facts(layer, request, outcome)
+    with context.watched():
+        wanted, request = await context.decoded(decode)
+        context.shorten(wanted.timeout_s)
+        outcome = await context.ask(layer, request)
+    facts = context.facts(layer, request, outcome)
     length, pieces = write_inference(outcome.result, facts, wanted)
-    await send_reply(send, [*_content(length), exchange.server_timing()], pieces, coding)
-    exchange.sent()
+    await send_reply(send, [*_content(length), context.server_timing()], pieces, coding)
+    context.sent()
 
 
 def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:

@@ -13,11 +13,10 @@ import orjson
 import torch
 
 from service.attention.call import Answer
-from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.answer import AnswerFacts, named_tensors, write_tensor
 from service.wire.dtypes import BY_TORCH
 from service.wire.openinference.inference_request import WantedAnswer
 from service.wire.openinference.inference_schemas import VERSION
-from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, bytes_of
 
 

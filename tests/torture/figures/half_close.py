@@ -40,8 +40,7 @@ CLOSE = {"Connection": "close"}
 
 def plant() -> None:
     """Every client that ends its sending is gone, but for one that is being refused."""
-    from service.http.connection import Connection
-    from service.http.stage import Stage
+    from service.http.connection import Connection, Stage
 
     def is_refused(connection: Connection) -> bool:
         return connection._stage is Stage.DROP and not connection.cycle.response_complete

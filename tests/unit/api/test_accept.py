@@ -4,7 +4,7 @@ import pytest
 
 from service.api.accept import answer_coding, answer_type
 from service.errors import NotAcceptable
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 JSON, BINARY = b"application/json", b"application/vnd.safetensors"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.api.content_type import JSON, SAFETENSORS, body_type
+from service.api.accept import JSON, SAFETENSORS, body_type
 from service.errors import UnsupportedMediaType
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 
 def said(*values: bytes) -> bytes:

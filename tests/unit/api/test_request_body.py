@@ -21,7 +21,7 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import ClientGone
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from service.attention import masks
 from service.attention.call import Call, WeightsWanted
-from service.attention.masked_rows import masked_rows
-from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
 from tests import reference
 from tests.engine_room import (
     DTYPES,

@@ -10,8 +10,8 @@ import uvloop
 
 from service.batching.batcher import Batcher
 from service.batching.clock import LoopClock
+from service.batching.engine_protocol import BatchEvent
 from service.batching.job import BatchInfo
-from service.batching.observer import BatchEvent
 from service.errors import (
     Draining,
     NotReady,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.congestion import MAX_BATCHES, STANDING_S, Congestion
+from service.batching.admission import MAX_BATCHES, STANDING_S, Congestion
 
 BATCH = 1000
 RATE = 10 * BATCH

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from service.batching.engine_protocol import CancelEvent, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
-from service.batching.observer import CancelEvent, RetryEvent, SplitEvent
 from service.errors import (
     CostLimit,
     EngineDown,

@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 import uvloop
 
-from service.batching.inline_policy import FAR_TOO_LONG, MAX_SEQUENCES
 from service.batching.runner import TURNS_TO_COME_IN
-from service.batching.speed import WINDOW
+from service.batching.speed import FAR_TOO_LONG, MAX_SEQUENCES, WINDOW
 from service.errors import DeadlineExceeded
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.inline_policy import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, InlinePolicy
-from service.batching.speed import WINDOW
+from service.batching.speed import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, WINDOW, InlinePolicy
 
 
 def taught(*seconds: float, lane: str = "a") -> InlinePolicy:

@@ -1,6 +1,6 @@
-"""A service made by hand: reads requests and writes answers with the safetensors library and none of the client's code.
+"""Test double of the service: reads requests and writes answers with safetensors and none of the client's code.
 
-Unless told otherwise it echoes: the output is the query, weights are what their shape calls for, filled with a quarter.
+By default it echoes: the output is the query, and weights have the requested shape, filled with 0.25.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def weights_for(query: torch.Tensor, wanted: dict[str, Any] | None, *, num_heads
 
 
 class Answering:
-    """The handler of an httpx2.MockTransport; `script` holds what comes before the echoes, `seen` what was asked."""
+    """The handler of an httpx2.MockTransport; `script` holds the steps before the echoes, `seen` the requests."""
 
     def __init__(self, *script: Step) -> None:
         self.script = list(script)

@@ -1,4 +1,4 @@
-"""Arrays become the bytes they are and come back as what they were."""
+"""Arrays: conversion to bytes and back keeps every bit, the dtype and the kind."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ NUMPY = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for 
 
 @st.composite
 def arrays(draw):
-    """Any bits in any dtype of the contract, NumPy or torch, whole, transposed or a slice."""
+    """Draw arrays of any bits and any dtype of the contract, NumPy or torch, contiguous, transposed or reversed."""
     dtype = draw(st.sampled_from(sorted(VALUES)))
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
     data = np.random.default_rng(draw(st.integers(0, 2**32))).bytes(int(np.prod(shape, dtype=int)) * 8)
@@ -101,7 +101,7 @@ def test_what_has_no_plain_bytes_is_refused(thing):
 
 
 class Wrapped(torch.Tensor):
-    """Stands for another tensor, as distributed and quantised ones do, and has no memory of its own."""
+    """Wraps another tensor, as distributed and quantised ones do, and has no memory of its own."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -117,7 +117,7 @@ class Wrapped(torch.Tensor):
 
 
 class OtherTensor(torch.Tensor):
-    """Says of itself what is not so."""
+    """Misreports its shape, dtype and address."""
 
     shape = (1000, 1000)  # type: ignore[assignment]
     dtype = torch.float64

@@ -1,4 +1,4 @@
-"""Many calls, a few at a time: the order holds whatever finishes first, and the window is never exceeded."""
+"""attend_many: answers keep the order of the items, and the calls in flight never exceed the window."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ SCRIPTS = (st.integers(0, 30), st.integers(1, 9), st.randoms(use_true_random=Fal
 
 
 class Work:
-    """Futures that finish when the script says so, in an order drawn at random."""
+    """Futures that finish in a random order."""
 
     def __init__(self, chance: random.Random, window: int) -> None:
         self.chance = chance
@@ -26,7 +26,7 @@ class Work:
         self.started = 0
 
     def items(self, number: int):
-        """0 … number − 1; whatever is open when they end is finished."""
+        """Yield 0 … number − 1, then finish all open futures."""
         yield from range(number)
         self.finish(self.chance.sample(sorted(self.open), len(self.open)))
 
@@ -38,7 +38,7 @@ class Work:
         if self.chance.random() < 0.3 or len(self.open) == self.window:
             self.finish(self.chance.sample(sorted(self.open), self.chance.randint(1, len(self.open))))
         if self.open and min(self.open) <= item - self.window + 1:
-            self.finish([min(self.open)])  # its answer is what the consumer waits for now
+            self.finish([min(self.open)])  # the consumer waits for this answer now
         return future
 
     def finish(self, items: list[int]) -> None:
@@ -158,7 +158,7 @@ def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_gen
 
 
 def test_an_item_that_never_comes_withholds_no_answer():
-    """As where the next item is made out of the answer to the last one."""
+    """For example, an item may be made from the answer to the previous one."""
     asked: asyncio.Queue[int] = asyncio.Queue()
 
     async def items():

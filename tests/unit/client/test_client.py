@@ -1,4 +1,4 @@
-"""The client as its user sees it: both faces send the same bytes and tell the same; no answer, however bad, is a traceback."""
+"""Clients: both send the same bytes and return the same results, and any bad answer raises a typed error."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ QUERIES = [
 
 
 class AsyncFace:
-    """AsyncClient with Client's methods, so that one test can try both."""
+    """AsyncClient with the methods of Client, so that one test covers both."""
 
     def __init__(self, **kwargs) -> None:
         self.client = AsyncClient(**kwargs)
@@ -76,7 +76,7 @@ class AsyncFace:
 
 @pytest.fixture(params=[Client, AsyncFace], ids=["sync", "async"])
 def face(request):
-    """`face(service, **options)` gives a client of either kind that talks to the double."""
+    """`face(service, **options)` returns a client of either kind, connected to the double."""
     with contextlib.ExitStack() as stack, stamina.set_testing(True, attempts=9, cap=True):
         yield lambda service, **options: stack.enter_context(request.param(transport=service.transport, **options))
 
@@ -595,7 +595,7 @@ def test_threads_share_a_client():
 
 
 def test_an_interrupt_cancels_the_call(monkeypatch):
-    """Ctrl-C arrives where the caller waits; the call must not go on without a caller."""
+    """Ctrl-C interrupts the waiting caller; its call must not go on."""
     hanging, cancelled = threading.Event(), threading.Event()
 
     async def hang(request: httpx2.Request) -> httpx2.Response:
@@ -610,7 +610,7 @@ def test_an_interrupt_cancels_the_call(monkeypatch):
 
     def interrupted(future, timeout=None):
         if threading.current_thread() is not threading.main_thread():
-            return result(future, timeout)  # the client's own loop may look at one, too
+            return result(future, timeout)  # the client's own loop may read a result too
         hanging.wait(20)
         raise KeyboardInterrupt
 
@@ -675,7 +675,7 @@ def test_importing_the_client_imports_nothing_heavy():
 
 
 def test_the_types_say_what_kind_comes_back():
-    """Checked by mypy; run, it is one more call."""
+    """mypy checks the types; at run time this is an ordinary call."""
     array: npt.NDArray[np.float32] = X
     with Client(transport=Answering().transport) as client:
         assert_type(client.attend("small", array), Answer[npt.NDArray[Any]])

@@ -1,4 +1,4 @@
-"""A call goes out, again if need be, within one deadline; what comes back is a reply or a typed error."""
+"""HTTP transport: sends a call, with retries, within one deadline; returns a reply or raises a typed error."""
 
 import asyncio
 import math
@@ -40,14 +40,14 @@ def asked(service: Answering, *, clock: ManualClock | None = None, options=None,
 
 @pytest.fixture
 def no_waits():
-    """stamina's testing mode: as many attempts as asked for, no waits."""
+    """Use stamina's testing mode: all attempts that a call asks for, without waits."""
     with stamina.set_testing(True, attempts=99, cap=True):
         yield
 
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Waits pass on a clock turned by hand and are written down."""
+    """Replace sleeps by a manual clock, and record them."""
     clock, slept, sleep = ManualClock(), [], asyncio.sleep
 
     async def pass_time(seconds, result=None):
@@ -158,7 +158,7 @@ def test_no_error_of_the_http_library_or_of_what_lies_below_it_gets_out(failure)
 
 
 class Pieces(httpx2.AsyncByteStream):
-    """Counts what was taken of it."""
+    """Counts the pieces that were read."""
 
     def __init__(self, *pieces: bytes | Exception) -> None:
         self.pieces = pieces

@@ -1,4 +1,4 @@
-"""Calls in flight end within their limit, or all at once; another event loop is told that it is another."""
+"""In-flight calls: each ends within its limit, or all at once; a call from another event loop is refused."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""LoopThread: what is submitted ends, whenever the end comes."""
+"""LoopThread: submitted work ends, whenever the thread is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def for_ever() -> None:
 
 
 def test_once_the_end_has_begun_nothing_is_taken_any_more():
-    """A loop drops what comes behind its last turn, and whoever waits for that would wait for ever."""
+    """A loop drops work submitted after its last iteration, so a caller would wait for it for ever."""
     told: list[RuntimeError] = []
 
     async def farewell() -> None:

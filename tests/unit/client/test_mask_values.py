@@ -1,4 +1,4 @@
-"""A list becomes the mask that it says, or an error of the service's kind; nothing is bent into something else."""
+"""Mask values: a list becomes exactly its mask or raises the service's error; no value is silently converted."""
 
 import enum
 import math

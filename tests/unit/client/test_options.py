@@ -1,4 +1,4 @@
-"""What cannot be is refused before anything is sent, whatever type it has."""
+"""Client options: a value that is not valid, of any type, is refused before anything is sent."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""A refusal is raised as the class of the family tree that has its code."""
+"""Problems: an error response is raised as the class that has its code."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is asked again, after how long, and until when."""
+"""Retry policy: which errors are retried, after how long, and until when."""
 
 import asyncio
 import datetime as dt

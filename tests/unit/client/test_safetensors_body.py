@@ -1,4 +1,4 @@
-"""Whatever bytes come, they are a body or a ValueError, never an error of the library."""
+"""Safetensors body: any bytes are a body or raise ValueError, never an error of the library."""
 
 import json
 

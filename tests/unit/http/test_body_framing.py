@@ -1,4 +1,4 @@
-"""Bodies on the wire: where they end, however they are cut, and what chunks may cost."""
+"""Body framing: where a body ends, however its bytes are split, and the cost of chunks."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def chunks(*datas: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes
 
 
 def take_all(body: WireBody, data: Bytes) -> tuple[bytes, Bytes]:
-    """However many turns it takes."""
+    """Call `take` until the body is complete or the data is used up."""
     taken = b""
     while True:
         piece, data = body.take(data)

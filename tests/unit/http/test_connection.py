@@ -1,4 +1,4 @@
-"""One connection: one answer for each request, in order; deadlines, early bytes, and an end that the client survives."""
+"""Connection: one answer per request, in order; deadlines, early bytes, and an end that lets the client read its answer."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ async def test_a_caller_who_leaves_is_noticed_at_every_stage():
 
 
 class Asking:
-    """An application that asks the connection about its caller (`api/caller.py`), and answers when `gate` opens."""
+    """An application that uses the connection's caller (`api/caller.py`) and answers when `gate` opens."""
 
     def __init__(self, room: Room) -> None:
         self.gate = asyncio.Event()
@@ -187,7 +187,7 @@ async def test_a_body_that_finds_no_room_is_let_go_and_whoever_receives_it_hears
 
 @on_the_loop
 async def test_what_was_read_of_a_refused_body_is_not_kept_while_the_rest_is_dropped():
-    """The error's frames hold it."""
+    """The frames of the error's traceback keep it alive."""
     room = Room()
     counted, refusals = [], []
 
@@ -576,7 +576,7 @@ async def test_chunks_that_are_here_and_not_read_yet_are_read_before_that_is_dec
     room.connection.data_received(raw)
     assert room.is_pausing
     assert room.connection.eof_received()
-    await room.send(b"")  # until no chunk waits
+    await room.send(b"")  # returns once no chunk waits
     assert room.wire.events == ["close"] * (not statuses)
     if not statuses:
         await room.lose()
@@ -747,7 +747,7 @@ PIECE = b"x" * 10_000
 
 
 class LongAnswer:
-    """An application whose answer has `num_pieces` pieces, each sent at its `turn`; the client of `room` takes none at once."""
+    """An application that sends `num_pieces` pieces, one per `_turn` event; the client of `room` reads none at once."""
 
     def __init__(self, room: Room, num_pieces: int) -> None:
         self._room, self._num_pieces = room, num_pieces
@@ -765,7 +765,7 @@ class LongAnswer:
         await send({"type": "http.response.body", "body": b""})
 
     async def taken_after(self, seconds: float) -> None:
-        """A piece is written, and taken so long afterwards, unless the client is cut off before."""
+        """Write a piece; the client reads it `seconds` later, unless its connection is cut before."""
         self._turn.set()
         await turns()
         await self._room.advance(seconds)
@@ -789,7 +789,7 @@ class LongAnswer:
 )
 @on_the_loop
 async def test_the_waits_of_one_answer_together_are_bounded_by_its_bytes_D9(waits_s, is_cut):
-    """Each piece is worth 10 s, and 30 s more are free. The time between two waits does not count."""
+    """Each piece allows 10 s, plus 30 s for the answer. The time between two waits does not count."""
     room = Room(RATED)
     answer = LongAnswer(room, len(waits_s))
     await room.send(post())
@@ -937,7 +937,7 @@ async def test_over_tls_a_client_who_ends_is_gone():
     assert not room.connection.eof_received()
 
 
-# Guests, who come while as many are there as may stay
+# Overflow connections, accepted above max_connections
 
 
 @on_the_loop
@@ -973,7 +973,7 @@ async def test_a_place_is_free_when_its_connection_is_lost(is_overflow):
 
 @on_the_loop
 async def test_a_body_of_single_bytes_takes_hardly_more_than_its_bytes():
-    """An object for each byte would take forty times as much."""
+    """One object per byte would take forty times as much memory."""
     room = Room()
     asking = Asking(room)
     raw = post(b"/", b"x" * 20_000)

@@ -1,8 +1,8 @@
-"""A deadline that is put off all the time: it passes once, when it is due, and has one timer at most."""
+"""Deadline: it is postponed often, passes once when it is due, and has at most one timer."""
 
 from typing import Any
 
-from service.http.deadline import Deadline
+from service.http.connection import Deadline
 from tests.doubles import ManualClock
 
 

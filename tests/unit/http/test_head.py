@@ -1,4 +1,4 @@
-"""Reading heads: what is read, and that two other parsers read the same wherever we read anything."""
+"""Request heads: what is parsed, and that two other parsers agree on every head that is accepted."""
 
 import contextlib
 import dataclasses
@@ -10,10 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
-from service.http.asgi import fields_of
+from service.http.asgi import fields_of, request_scope
 from service.http.connection_limits import ConnectionLimits
 from service.http.head import END, check_begun, glimpse, read_head
-from service.http.scope import request_scope
 
 LIMITS = ConnectionLimits(
     max_header_bytes=1000,
@@ -49,7 +48,7 @@ def test_a_head_that_was_read_before_is_found_and_no_application_can_change_it()
     as_any_server_says = {"headers": found.fields}
     for name in (b"x-twice", b"content-length", b"host", b"absent"):
         assert fields_of(second)[name] == fields_of(as_any_server_says)[name]
-    with pytest.raises(HeadersTooLarge):  # what is known under other limits is not known under these
+    with pytest.raises(HeadersTooLarge):  # a head cached under other limits is not used for these
         read_head(raw, dataclasses.replace(LIMITS, max_headers=1))
 
 
@@ -140,7 +139,7 @@ def test_a_refused_request_is_glimpsed_at(begun, seen):
     assert glimpse(begun)[:2] == seen
 
 
-# Two other parsers as oracles, over heads that are right, nearly right and wrong.
+# Two other parsers as oracles, over valid, nearly valid and malformed heads.
 
 BYTES = st.integers(0, 255).map(lambda byte: bytes([byte]))
 RIGHT_LINES = [
@@ -173,7 +172,7 @@ WRONG_ENDS = st.sampled_from([b"\n", b"\r", b"\r\n ", b"\r\n\t", b"\r\r\n"])
 
 @st.composite
 def heads(draw):
-    """Each with one thing wrong at most, besides what right fields do to each other; a byte changed in some."""
+    """Draw heads with at most one error, besides conflicts between valid fields; in some, one byte is changed."""
     wrong = draw(st.sampled_from(["nothing"] * 3 + ["line", "field", "end", "byte", "byte"]))
     line = draw(st.sampled_from(WRONG_LINES if wrong == "line" else RIGHT_LINES))
     fields = [b"Host: x", *draw(st.lists(RIGHT_FIELDS, max_size=2, unique=True))]
@@ -191,7 +190,7 @@ def heads(draw):
 
 @given(heads())
 def test_whatever_we_read_h11_reads_in_the_same_way(raw):
-    """h11 is stricter with some targets and with coding names, never with where a body ends."""
+    """h11 is stricter about some targets and coding names, but never about where a body ends."""
     try:
         ours = read_head(raw.partition(END)[0], LIMITS)
     except ServiceError:
@@ -239,7 +238,7 @@ def test_whatever_we_read_llhttp_reads_in_the_same_way(raw):
     try:
         parser.feed_data(raw.partition(END)[0] + END)
     except httptools.HttpParserInvalidMethodError:
-        assume(False)  # it knows a list of methods, and CONNECT, which leads elsewhere
+        assume(False)  # llhttp knows a fixed list of methods, and treats CONNECT differently
     assert (parser.get_method().decode(), parser.get_http_version()) == (ours.line.method, ours.line.version)
     assert noted.fields == ours.fields
     assert noted.is_complete == (ours.length == 0)

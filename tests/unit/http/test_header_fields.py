@@ -1,9 +1,9 @@
-"""Header fields by their names, and what is made of them."""
+"""Header fields: lookup by name, and the values parsed from them."""
 
 import pytest
 
 from service.errors import BadRequest
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 
 
 def test_all_values_of_a_name_stand_together_without_the_blanks_around_them():

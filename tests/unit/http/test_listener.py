@@ -1,4 +1,4 @@
-"""Connections have places, and there are only so many; what cannot be taken now is taken later."""
+"""Listener: connections take a limited number of slots, and one that cannot be accepted now is accepted later."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from service.http.listener import MAX_OVERFLOW, ConnectionSlot, ConnectionSlots,
 
 
 class Kept(asyncio.Protocol):
-    """Says nothing, and leaves its place at its end."""
+    """A protocol that sends nothing and frees its connection slot when it ends."""
 
     def __init__(self, place: ConnectionSlot) -> None:
         self.place = place
@@ -23,7 +23,7 @@ class Kept(asyncio.Protocol):
 
 
 class Failing(socket.socket):
-    """A listener that for some time can make no connection."""
+    """A listening socket whose first `fails` accepts raise EMFILE."""
 
     fails = 0
 
@@ -35,7 +35,7 @@ class Failing(socket.socket):
 
 
 def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
-    """Runs `story(places, connect)` beside an open listener; `connect` gives a client's socket."""
+    """Run `story(places, connect)` with an open listener; `connect` returns a client socket."""
 
     rests: list[OSError] = []
 
@@ -74,7 +74,7 @@ async def until(condition):
 
 
 async def has_ended(client) -> bool:
-    """Whether the other side has closed; an open one says nothing."""
+    """Whether the server has closed; an open connection sends nothing."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.05):
             return not await asyncio.get_running_loop().sock_recv(client, 1)
@@ -143,7 +143,7 @@ def test_a_listener_that_can_take_nothing_rests_and_takes_later(monkeypatch):
         loop = asyncio.get_running_loop()
         begun = loop.time()
         await until(lambda: len(places) == 1)
-        assert loop.time() - begun >= 3 * 0.02  # one try a pause, not one a turn
+        assert loop.time() - begun >= 3 * 0.02  # one attempt per pause, not one per loop tick
         assert bound.fails == 0
 
     assert [rest.errno for rest in hall(story, bound=bound)] == [errno.EMFILE] * 3

@@ -1,10 +1,10 @@
-"""Of the answers of one turn the first leaves at once, the others together when it ends, in order, whatever becomes of them."""
+"""Write coalescing: the first answer of a loop tick is sent at once, the others together and in order at its end."""
 
 import asyncio
 
 import pytest
 
-from service.http.write_coalescing import WriteCoalescer
+from service.http.cycle import WriteCoalescer
 from tests.doubles import run
 from tests.unit.http.wire import Room, turns
 
@@ -39,7 +39,7 @@ def rooms(count: int) -> list[Room]:
 
 
 async def ask_all(asked: list[Room], request: bytes = ASK % b"ab") -> list[int]:
-    """All ask at once; after each of the next turns, how many have been answered."""
+    """Send a request on each at once; return the number answered after each of the next loop ticks."""
     for room in asked:
         room.connection.data_received(request)
     counts = []
@@ -83,7 +83,7 @@ def test_requests_that_came_at_once_on_one_connection_are_answered_in_order():
 
 
 def one_held() -> Room:
-    """Of two answers of one turn the second; the turn has not ended."""
+    """Return the connection with the second of two answers in one loop tick, which has not ended."""
     first, room = rooms(2)
     for each in (first, room):
         each.connection._outlet.is_head = True
@@ -116,7 +116,7 @@ def test_a_held_answer_leaves_before_its_connection_is_closed(end):
 
 
 def test_a_held_answer_leaves_before_its_client_is_seen_to_have_ended():
-    """uvloop closes a connection whose end has come, and that may come before the turn's end does."""
+    """uvloop closes a connection at the client's EOF, which may come before the loop tick ends."""
 
     async def main():
         room = one_held()

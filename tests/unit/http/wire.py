@@ -1,6 +1,6 @@
-"""Hand-written doubles: a transport that writes down what it is told, a loop whose time the test turns, an application.
+"""Test doubles for connections: a transport that records calls, a loop with a manual clock, and an application.
 
-Law: time passes only by `clock.advance`; `turns` lets tasks run, and waits for nothing.
+Invariant: time passes only by `clock.advance`; `turns` lets tasks run, and waits for nothing.
 """
 
 import asyncio
@@ -14,11 +14,10 @@ from uvicorn.server import ServerState
 
 from service.api.outer_middleware import OuterMiddleware
 from service.http.asgi import ClientGone
-from service.http.connection import Connection
+from service.http.connection import Connection, Stage
 from service.http.connection_limits import PAUSE_S, ConnectionLimits
+from service.http.cycle import WriteCoalescer
 from service.http.listener import ConnectionSlot
-from service.http.stage import Stage
-from service.http.write_coalescing import WriteCoalescer
 from tests.doubles import ManualClock
 
 LIMITS = ConnectionLimits(
@@ -32,7 +31,7 @@ LIMITS = ConnectionLimits(
 
 
 class ManualLoop:
-    """The running loop, but for the time."""
+    """The running event loop, with a manual clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.time = clock.now
@@ -46,7 +45,7 @@ class ManualLoop:
 
 
 class Wire:
-    """A transport; `is_stuck` while the client takes nothing, as from the moment when `full_with` is written."""
+    """A transport; `is_stuck` while the client reads nothing, which a write of `full_with` starts."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -100,7 +99,7 @@ class Wire:
 
 
 class Taken:
-    """A connection's socket, of which the kernel says in which state it is."""
+    """A connection's socket, whose TCP state the kernel reports."""
 
     is_reset = False
 
@@ -109,7 +108,7 @@ class Taken:
 
 
 class Ledger:
-    """Where the edge counts: how each request ended."""
+    """Records for the outer middleware how each request ended."""
 
     def __init__(self) -> None:
         self.ends: list[Any] = []
@@ -129,7 +128,7 @@ class Ledger:
 
 
 class Echo:
-    """Answers with the body; to /early at once, to /held when `gate` opens, to /long in pieces, to /broken with a head alone."""
+    """Echoes the body: /early at once, /held when `gate` opens, /long in pieces, /broken with only a head."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, bytes]] = []
@@ -160,7 +159,7 @@ class Echo:
 
 
 class Room:
-    """One connection to the edge."""
+    """One connection to the outer middleware, with a manual clock."""
 
     def __init__(
         self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, departures: WriteCoalescer | None = None
@@ -192,7 +191,7 @@ class Room:
 
     @property
     def is_pausing(self) -> bool:
-        """Whether chunks wait for the loop's next turn."""
+        """Whether chunks of a body wait for the next loop tick."""
         return self.connection._stage is Stage.BODY and bool(self.connection._waiting)
 
     async def advance(self, seconds: float) -> None:
@@ -213,6 +212,6 @@ class Room:
 
 
 async def turns(number: int = 20) -> None:
-    """So many turns of the loop."""
+    """Let this many loop ticks pass."""
     for _ in range(number):
         await asyncio.sleep(0)

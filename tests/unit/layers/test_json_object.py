@@ -6,7 +6,7 @@ import json
 import pytest
 
 from service.errors import LayerError
-from service.layers.json_object import parse_object
+from service.layers.safetensors_header import parse_object
 
 
 def test_an_object_is_taken_as_json_says():

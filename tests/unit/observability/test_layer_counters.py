@@ -1,11 +1,11 @@
-"""What layers have done, from requests to totals over all processes."""
+"""Layer counters: from single requests to totals over all processes."""
 
 import time
 
 from service.api.request_record import RequestRecord
 from service.events import LayerTotals
-from service.observability.layer_counters import LayerCounters
 from service.observability.metrics import Metrics
+from service.observability.telemetry import LayerCounters
 
 
 def trace(status: int = 200, layer: str | None = "small") -> RequestRecord:

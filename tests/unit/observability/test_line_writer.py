@@ -23,7 +23,7 @@ class Pipe:
         self.writer = LineWriter(self.end)
 
     def read(self) -> str:
-        """All that is in it."""
+        """Return everything in the pipe."""
         text = b""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.source, 2**16):
@@ -31,7 +31,7 @@ class Pipe:
         return text.decode()
 
     def read_all(self) -> str:
-        """And all that waits for room in it."""
+        """Return everything in the pipe and all lines that wait for space in it."""
         text = self.read()
         while self.writer._waiting:
             self.writer.flush()
@@ -39,7 +39,7 @@ class Pipe:
         return text
 
     def fill(self) -> int:
-        """Lines until one is dropped; how many were not."""
+        """Write lines until one is dropped; return how many were kept."""
         number = 0
         while not self.writer.num_dropped:
             self.writer.write(f"{number:06d}{LINE}")
@@ -104,7 +104,7 @@ def test_what_waits_goes_out_without_another_line(pipe):
 
 
 def test_a_line_that_was_torn_is_finished_before_the_next(pipe, monkeypatch):
-    """A full disk takes a part of it."""
+    """A full disk accepts only part of a line."""
     write, room = os.write, [5, 0, 3]
 
     def write_some(descriptor, data):
@@ -153,7 +153,7 @@ def test_at_the_end_nobody_waits_for_a_reader_that_is_not_there(pipe, monkeypatc
 
 
 def test_a_line_that_is_logged_while_another_is_written_comes_behind_it(pipe, monkeypatch):
-    """The collector may run anywhere, and a finalizer may log."""
+    """The garbage collector may run anywhere, and a finalizer may log."""
     write, nested = os.write, [f"{number}\n" for number in range(3)]
 
     def write_and_log(descriptor, data):
@@ -169,7 +169,7 @@ def test_a_line_that_is_logged_while_another_is_written_comes_behind_it(pipe, mo
 
 
 def test_no_line_of_many_threads_is_lost_or_counted_twice(pipe):
-    """Some wait, some are dropped: together they are all."""
+    """Written and dropped lines add up to all lines."""
 
     def write() -> None:
         for _ in range(400):

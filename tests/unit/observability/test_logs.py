@@ -1,4 +1,4 @@
-"""Logs: whatever is told, it is one bounded JSON line."""
+"""Logs: every event is one JSON line of bounded length."""
 
 import asyncio
 import io
@@ -46,7 +46,7 @@ LINE = RequestLine(
 
 
 class Captured:
-    """Logs configured to write into memory, and put back as they were at the end."""
+    """Configures logs to write into memory, and restores them at the end."""
 
     def __init__(self, level="info"):
         self.level = level
@@ -232,7 +232,7 @@ def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_res
 
 def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, clock, reported):
     def second(count):
-        """How many of so many refusals have lines."""
+        """Return how many of `count` refusals in one window are logged."""
         admitted = sum(refusals.admits(NOT_FOUND) for _ in range(count))
         clock.advance(REFUSAL_WINDOW_S)
         return admitted
@@ -338,7 +338,7 @@ def test_on_a_loop_the_sum_is_written_without_another_request():
 
 
 def test_a_process_that_serves_does_without_the_command_lines_colours():
-    """4 MB each."""
+    """rich takes 4 MB in each process."""
     code = "import sys, service.app, service.worker.server; print('rich' in sys.modules); import rich; print(rich.__name__)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "rich"]

@@ -1,4 +1,4 @@
-"""Metrics: each event moves exactly its series, and several processes add up."""
+"""Metrics: each event changes exactly its series, and the values of several processes add up."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ ROUTE = "/v1/layers/{layer}/attend"
 
 
 def samples(text):
-    """What /metrics says: (name, labels) → value."""
+    """Parse the text of /metrics: (name, labels) → value."""
     families = text_string_to_metric_families(text.decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -32,7 +32,7 @@ def samples(text):
 
 
 class Readable:
-    """Metrics whose series a test can ask for by name."""
+    """Metrics whose series a test can read by name."""
 
     def __init__(self):
         self.metrics = Metrics()
@@ -191,7 +191,7 @@ def test_every_series_is_ours_and_carries_its_unit(readable):
 
 
 def busy(metrics):
-    """Six layers, every route and status that has one."""
+    """Record six layers, with every route and status that has a series."""
     for layer in range(6):
         metrics.layer_loaded(f"minilm-l{layer}", 0.1)
         metrics.batch_done(BatchDone(f"minilm-l{layer}", 1, 1, 16, 0.001))
@@ -226,7 +226,7 @@ metrics.close()
 
 
 def run_worker(directory, slot, code):
-    """A process of its own, as the library shares by process."""
+    """Run `code` in its own process, because the library shares values by process."""
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(directory), str(slot), code],
         check=True,
@@ -362,7 +362,7 @@ def test_two_busy_processes_stay_within_the_bound_of_size(tmp_path):
 
 
 def test_every_file_of_a_process_has_its_space_before_it_is_written_to(tmp_path):
-    """A page without space is a SIGBUS."""
+    """A write to a mapped page without disk space raises SIGBUS."""
     run_worker(tmp_path, 0, "busy(metrics); metrics.layers_worked({'a': LayerTotals(1, last_answer_s=1.0)})")
     files = [path.stat() for path in tmp_path.iterdir()]
     assert len(files) == 6

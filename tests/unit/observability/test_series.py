@@ -1,4 +1,4 @@
-"""Series: a histogram told of many observations at once shows what the library's own shows of each."""
+"""Series: a histogram that observes many values at once equals the library's, which observes them one by one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from prometheus_client import Histogram as Library
 from service.observability.series import Histogram
 
 BUCKETS = (0.001, 0.25, 0.5, 4.0)
-# Sums of these are exact in whatever order.
+# Their floating-point sums are exact in any order.
 eighths = st.integers(min_value=-8, max_value=80).map(lambda number: number / 8)
 
 

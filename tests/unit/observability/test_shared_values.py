@@ -1,4 +1,4 @@
-"""Shared values: what prometheus_client counts, in memory during a turn and in files for everybody at its end."""
+"""Shared values: prometheus_client values, kept in memory during a loop tick and written to shared files at its end."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from service.observability.shared_values import Shared, SharedValues
 
 @pytest.fixture
 def opened():
-    """Makes shared values and closes them at the end of the test."""
+    """Yield a function that makes shared values; close them at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda directory, slot=0: stack.enter_context(contextlib.closing(SharedValues(Shared(directory, slot))))
 
@@ -23,7 +23,7 @@ def value_of(values, name="x_total"):
 
 
 def in_files(directory, slot=0):
-    """What another process would read: (file, name in its key) → value."""
+    """Return what another process would read: (file, name in its key) → value."""
     found = {}
     for path in directory.glob(f"*_{slot}.db"):
         for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):

@@ -1,11 +1,11 @@
-"""Timestamps: what is told is the time, as others read it."""
+"""Timestamps: the text is the time, as other parsers read it."""
 
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.observability.timestamp import timestamp
+from service.observability.line_writer import timestamp
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1)))  # noqa: DTZ001 (made aware below)

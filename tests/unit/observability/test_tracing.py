@@ -1,4 +1,4 @@
-"""Tracing: one span a request and a batch, with the times that were measured, in the caller's trace."""
+"""Tracing: one span per request and per batch, with the measured times, in the caller's trace."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
 from service.api.request_record import record_of, start_record
+from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
-from service.batching.observer import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.http.asgi import ClientGone
 from service.observability.telemetry import PROBE
 from service.observability.tracing import BatchSpans, RequestSpans
@@ -30,7 +30,7 @@ async def never(*_):
 
 
 def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
-    """A request that came at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall's."""
+    """Serve a request that starts at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall clock."""
     scope = {
         "type": "http",
         "method": "POST",

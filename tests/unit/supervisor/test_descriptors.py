@@ -1,4 +1,4 @@
-"""Connections are kept as file descriptors allow, and there are some left for everything else."""
+"""File descriptors: the connection limit fits the descriptor limit and leaves some for everything else."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""The bell: whoever rings is heard by a process that can listen, also by one that could not yet."""
+"""Notification: a process receives notifications, also those sent before it listened."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import sys
 
 from service.supervisor.notification import NEWS, SupervisorNotifier
 
-# Rung before it listens, as a worker that still imports torch: the news waits, and does not end the process.
+# Notified before it listens, like a worker that still imports torch: the signal waits and does not end the process.
 EARLY = """
 import asyncio, os, signal
 from service.supervisor.notification import NEWS, SupervisorNotifier
@@ -33,7 +33,7 @@ def test_news_that_came_before_a_worker_could_listen_are_heard_then():
 def test_a_worker_rings_its_parent_and_nobody_else(monkeypatch):
     rung = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: rung.append((pid, signum)))
-    monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's own, which may be the first process
+    monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's real parent, which may be process 1
     notifier = SupervisorNotifier()
     notifier.notify()
     assert rung == [(4321, NEWS)]

@@ -1,4 +1,4 @@
-"""The plan comes through an exchange of programs as it was."""
+"""Plan: it is the same after an exec, when it is read back from the arguments."""
 
 from pathlib import Path
 

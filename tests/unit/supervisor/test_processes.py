@@ -1,4 +1,4 @@
-"""Ports, children and signals: what the supervisor asks of the operating system."""
+"""Processes: ports, child processes and signals, as the supervisor uses them."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def test_what_a_process_has_to_say_is_said_where_the_run_directory_is_gone_too(t
 
 @pytest.fixture
 def descriptors():
-    """Those that a test opened, closed at its end."""
+    """Yield a list of descriptors, and close them at the end of the test."""
     opened: list[int] = []
     yield opened
     for descriptor in opened:
@@ -68,7 +68,7 @@ def descriptors():
 
 
 def fill(descriptor: int) -> int:
-    """How many bytes it takes before it says that there is no room."""
+    """Write until the descriptor would block; return the number of bytes."""
     number = 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -86,7 +86,7 @@ def test_a_pipe_is_unblocked_for_us_and_not_for_whoever_shares_it(descriptors):
 
 
 def test_a_file_and_a_device_stay_as_they_are(tmp_path):
-    """A file that were opened once more would be written from its start."""
+    """Opening a file again would write from its start."""
     with (tmp_path / "out.log").open("wb", buffering=0) as file:
         file.write(b"12")
         assert unblock(file.fileno())
@@ -179,7 +179,7 @@ sys.exit(3)
 
 
 def test_a_process_that_nobody_listens_to_exits_with_the_code_it_chose():
-    """What Python keeps in a buffer it tries again at the exit, which then is 120."""
+    """Python flushes its buffer again at exit; if that fails, the exit code is 120."""
     assert subprocess.run([sys.executable, "-c", NO_ROOM], timeout=60, check=False).returncode == 3
 
 
@@ -231,7 +231,7 @@ end.set()
 
 
 def test_a_child_starts_in_a_group_of_its_own_with_nothing_blocked_but_news_and_its_end_wakes_the_parent():
-    """News that comes before a child can listen would end it."""
+    """A notification that arrives before the child listens would end it."""
     done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
 

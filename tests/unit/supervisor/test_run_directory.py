@@ -1,4 +1,4 @@
-"""Run directories: made, kept, and removed by whoever is the last to hold one; nothing of others is touched."""
+"""Run directories: made, kept, and removed by their last holder; other directories are never touched."""
 
 import fcntl
 import os
@@ -83,7 +83,7 @@ def test_what_is_not_a_directory_of_ours_is_left_alone_and_told(tmp_path, monkey
 
 
 def left_over(parent, name="attention-1-abcdefgh.run"):
-    """As a killed supervisor leaves it."""
+    """Make a run directory as a killed supervisor leaves it."""
     run = RunDirectory(parent / name)
     (run.path / "metrics").mkdir(parents=True)
     run.heartbeats.mkdir()
@@ -102,7 +102,7 @@ def test_a_start_removes_what_nobody_holds_whatever_runs_by_its_number(tmp_path,
 def test_a_start_leaves_alone_what_is_held_foreign_or_anothers(tmp_path, monkeypatch):
     with RunDirectory.make(tmp_path, 1) as running:
         (left_over(tmp_path, "attention-2-abcdefgh.run") / "notes").touch()
-        left_over(tmp_path, "attention-3-abcdefgh")  # a version that held no lock: it may be at work
+        left_over(tmp_path, "attention-3-abcdefgh")  # made by a version without a lock: it may be in use
         left_over(tmp_path, "attention-4-abcdefgh.run.old")
         left_over(tmp_path, "elsewhere")
         (tmp_path / "attention-5-abcdefgh.run").write_text("")

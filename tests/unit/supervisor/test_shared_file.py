@@ -1,4 +1,4 @@
-"""Small files that processes share: whole or not at all, and nothing left of a write that failed."""
+"""Shared files: a reader sees a whole file or none, and a failed write leaves nothing behind."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The supervisor's decisions, with an operating system that does what the test says and time that passes by hand."""
+"""Supervisor: its decisions, with a scripted operating system and a manual clock."""
 
 import contextlib
 import signal
@@ -15,14 +15,14 @@ GRACE_S, DELAY_S, LOOK_S = 30.0, 5.0, 12.0
 
 
 class ScriptEnded(Exception):
-    """The supervisor waits once more, and the script has nothing left to happen."""
+    """The supervisor waits again, but the script has no step left."""
 
 
 class FakeSystem:
-    """`script` is what happens, in order: each step changes the world while the supervisor waits.
+    """An operating system that follows `script`: each step happens while the supervisor waits.
 
-    ("signal", n), ("exit", pid, code), ("sign", slot) and ("pass", seconds); time also passes to the due time where a wait has
-    one and the step is "due".
+    Steps are ("signal", n), ("exit", pid, code), ("sign", slot) for a watchdog ping, ("pass", seconds), and ("due",), which
+    lets the timeout of the wait pass.
     """
 
     def __init__(self, *script):
@@ -92,7 +92,7 @@ class Outcome:
             silence_s=silence_s,
         )
         self.system = system
-        self.line_s = line_s  # what writing a line to the log takes
+        self.line_s = line_s  # seconds that writing a log line takes
         self.buried = []
         self.lines = []
         self.exit_code = None
@@ -170,7 +170,7 @@ def test_signs_of_the_dead_do_not_count_for_who_comes_next():
 
 
 def test_a_log_that_nobody_reads_for_a_while_does_not_make_one_look_follow_another_at_once():
-    """The workers stand still for the same reason, and have the same time to go on when it is over."""
+    """The workers block on the same log, so they get a full check interval to recover."""
     script = [("sign", 0), ("sign", 1), *[("due",)] * 5, ("sign", 0), ("sign", 1), ("due",)]
     outcome = Outcome(FakeSystem(*script), line_s=100.0)
     assert outcome.system.killed == [(1001, signal.SIGQUIT), (1002, signal.SIGQUIT)]

@@ -1,4 +1,4 @@
-"""A worker's signs of life come through the pipe, and it says where it stands when it is asked."""
+"""Watchdog: a worker pings through the pipe, and prints its stack when it is signalled."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def begin(pulse):
 
 
 async def signs(pulse, reading, number):
-    """So many bytes that come while the loop runs."""
+    """Return at least this many bytes of pings, read while the loop runs."""
     found, is_enough = bytearray(), asyncio.Event()
 
     def read():
@@ -79,7 +79,7 @@ def test_one_look_is_later_than_a_sign_can_be_whatever_silence_is_asked_for():
 
 
 def test_who_holds_the_interpreter_in_code_that_is_not_python_still_says_where():
-    """No handler in Python would run then."""
+    """A signal handler written in Python would not run then."""
     code = """
 import asyncio, ctypes, os, sys
 from service.supervisor.watchdog import WHERE, Watchdog

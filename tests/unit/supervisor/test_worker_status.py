@@ -1,4 +1,4 @@
-"""Heartbeats: what the board makes of good, old, torn and missing reports."""
+"""Worker status: how good, old, torn and missing heartbeats are read."""
 
 import json
 

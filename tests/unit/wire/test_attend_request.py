@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.attention import masked_rows
+from service.attention import masks
 from service.errors import CostLimit
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.schemas import checked_request
@@ -63,6 +63,6 @@ def test_what_is_refused_for_its_tables_is_not_looked_at_row_by_row(monkeypatch)
     def looked_at(*_: object) -> None:
         raise AssertionError("the masks of a refused request were looked at")
 
-    monkeypatch.setattr(masked_rows, "_of_sequence", looked_at)
+    monkeypatch.setattr(masks, "_of_sequence", looked_at)
     with pytest.raises(CostLimit):
         check(limited(100), masks=[BY_ROW, BY_KEY])

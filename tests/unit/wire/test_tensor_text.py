@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
+from service.wire.answer import write_tensor
 from service.wire.json_document import parse
-from service.wire.tensor_text import write_tensor
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

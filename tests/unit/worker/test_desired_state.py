@@ -1,4 +1,4 @@
-"""The roll: what each phase serves and holds, the way back, and what the book makes of damaged files and two authors."""
+"""Desired state: what each phase serves and holds, the rollback, damaged files and two concurrent writers."""
 
 import json
 import multiprocessing

@@ -1,8 +1,8 @@
-"""D1: files and changes of layers in any order, in several processes at once, end no process and touch no other layer.
+"""D1: file changes and layer rollouts in any order and in several processes end no process and affect no other layer.
 
-Hypothesis writes the stories and shrinks the ones that break an invariant. The processes are real shelves, followers and authors
-over one real run directory. What they wait for happens when the story says so: a file is read, a layer is loaded, a bell is
-heard; a process dies without another word, and another one comes in its place.
+Hypothesis generates the sequences of steps and shrinks those that break an invariant. The registries, reconcilers and rollouts
+are real and share one real run directory. Each step completes something that a process waits for: a file is read, a layer is
+loaded, a notification is handled. A step may also kill a process or start its replacement.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
 NUM_PROCESSES = 2
-STILL = "still"  # nobody touches its file
+STILL = "still"  # no step changes its file
 NAMES = st.sampled_from("aaab")
 VERSIONS = ("v1", "v2")
 DAMAGED, NONE = "damaged", "none"
@@ -41,7 +41,7 @@ ALLOWED = (LayerChanged, InvalidInput, LayerNotFound, NotReady, asyncio.Cancelle
 
 
 class Directory:
-    """The layer directory: a version, or something else, by name."""
+    """The layer directory: by name, a version or the state of the file (damaged, none)."""
 
     def __init__(self) -> None:
         self.files = {STILL: "v1", "a": "v1", "b": "v1"}
@@ -64,7 +64,7 @@ class Directory:
 
 
 class Work:
-    """Something that somebody waits for: it is done when the story says so."""
+    """An executor whose jobs run only when a step calls for it."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -99,7 +99,7 @@ class Engine(Work):
 
 
 class MortalBook(DesiredStateFile):
-    """Whoever is dead writes no more; his lock is gone with him."""
+    """Desired state file of a process: after its death it writes nothing and holds no lock."""
 
     is_dead = False
 
@@ -120,7 +120,7 @@ class MortalBook(DesiredStateFile):
 
 
 class Process:
-    """One process as `worker/service.py` joins it, without HTTP and engine."""
+    """One process as `worker/service.py` assembles it, without HTTP and engine."""
 
     def __init__(
         self, directory: Path, files: Directory, clock: ManualClock, pid: int, notify: Callable[[], None]
@@ -219,7 +219,7 @@ class LayerRace(RuleBasedStateMachine):
         return [process for process in self.slots if not process.is_dead]
 
     async def change(self, process: Process, method: str, name: str) -> None:
-        """A PUT or DELETE, and whether it ends in what its caller may be told."""
+        """Run a PUT or DELETE and record an error whose stated reason is not true."""
         deaths, failed, writes, changed = (
             self.num_deaths,
             self.num_failed_loads,
@@ -253,7 +253,7 @@ class LayerRace(RuleBasedStateMachine):
     def open_changes(self) -> list[asyncio.Task[None]]:
         return [task for process, task in self.changing if not task.done() and not process.is_dead]
 
-    # The story
+    # Steps
 
     @rule(name=NAMES, content=st.sampled_from([*VERSIONS, *VERSIONS, *VERSIONS, DAMAGED, NONE]))
     def a_file_is_replaced_damaged_or_removed(self, name: str, content: str) -> None:
@@ -273,7 +273,7 @@ class LayerRace(RuleBasedStateMachine):
 
     @property
     def waiting(self) -> list[Callable[[], object]]:
-        """What may happen next: a file is read, a layer is loaded, a bell is heard."""
+        """Return what may happen next: a file is read, a layer is loaded, a notification is handled."""
         found: list[Callable[[], object]] = []
         for process in self.alive:
             found += [work.do_next for work in (process.reading, process.enquiries, process.engine) if work.waiting]
@@ -324,7 +324,7 @@ class LayerRace(RuleBasedStateMachine):
             (self.directory / f"{self.slots[slot].pid}.json").unlink(missing_ok=True)
             self.do(lambda: self.slots.__setitem__(slot, self.started()))
 
-    # The invariants
+    # Invariants
 
     @invariant()
     def no_process_ends(self) -> None:
@@ -354,7 +354,7 @@ class LayerRace(RuleBasedStateMachine):
                 task.result()
 
     def let_all_end(self) -> None:
-        """What has begun ends; who died is replaced."""
+        """Replace dead processes and finish all work that has begun."""
         for slot in range(NUM_PROCESSES):
             self.replace(slot)
         for _ in range(6):
@@ -378,7 +378,7 @@ class LayerRace(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.let_all_end()
-            for number, name in enumerate("ab"):  # the way is free, and a PUT heals what is lacking
+            for number, name in enumerate("ab"):  # no rollout is under way, so a PUT loads what a process lacks
                 self.files.put(name, VERSIONS[number])
                 self.an_admin_asks(number, "PUT", name)
                 self.let_all_end()

@@ -1,4 +1,4 @@
-"""The shelf: what a process holds and serves, whatever the layer directory has come to hold meanwhile."""
+"""Layer registry: what a process holds and serves while the layer directory changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_FILE = 'layer "a": the file in the layer directory is not the version that
 
 
 class Directory:
-    """What each file is, or the error that reading it raises."""
+    """By file name, the digest, or the error that reading it raises."""
 
     def __init__(self, **files: Any) -> None:
         self.files = files
@@ -35,7 +35,7 @@ class Directory:
 
 
 class Engine:
-    """It loads at once, unless it has no room."""
+    """Loads at once, or fails if `has_room` is false."""
 
     def __init__(self) -> None:
         self.has_room = True
@@ -64,7 +64,7 @@ class Listener:
 
 
 class Room:
-    """A shelf that serves SETTLED, and what is around it."""
+    """A layer registry that serves SETTLED, with its collaborators."""
 
     def __init__(self) -> None:
         self.directory, self.engine, self.listener = Directory(a="old", still="one"), Engine(), Listener()
@@ -122,7 +122,7 @@ def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(ro
 
 @pytest.mark.parametrize("file", ["old", "new", "third"])
 def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_the_rest_D1(room, file):
-    """Of the two versions of one name there is at most one to be read."""
+    """The directory has at most one of the two versions of a name."""
     fresh = Room()
     fresh.registry._held.clear()
     fresh.directory.files["a"] = file
@@ -146,7 +146,7 @@ def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
 
 
 def test_who_asks_for_a_digest_holds_up_no_change(room):
-    """A file may be slow to read: what an admin asks for is read beside what all processes wait for."""
+    """A digest for an admin is read on its own thread, so a slow file does not delay a rollout that all processes await."""
 
     async def story() -> None:
         loop, slow, goes_on = asyncio.get_running_loop(), asyncio.Event(), Future[None]()

@@ -1,4 +1,4 @@
-"""A change of layers from its author's side: what is written in the roll, when, and what becomes of it whatever others do.
+"""Layer rollout: what the process that runs it writes to the desired state, and how it ends when other processes fail.
 
 The other processes are heartbeats that the test writes; nothing sleeps.
 """
@@ -18,12 +18,12 @@ OLD = {"a": "sha256:1"}
 
 
 class Directory:
-    """What the layer directory has."""
+    """The digests in the layer directory."""
 
     def __init__(self):
         self.found = {"a": "sha256:1", "b": "sha256:2"}
         self.damaged = set()
-        self.gate = None  # what a slow file waits for
+        self.gate = None  # holds back the reading of a slow file
 
     async def digest(self, name):
         if self.gate is not None:
@@ -36,7 +36,7 @@ class Directory:
 
 
 class Others:
-    """Two processes, which follow each roll at once unless the test says otherwise."""
+    """Two processes, which follow each desired state at once unless `answers` says otherwise."""
 
     def __init__(self, directory):
         self.desired_file = DesiredStateFile(directory)
@@ -119,7 +119,7 @@ def test_a_dropped_layer_leaves_the_rest(rollout, others):
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
 def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, others, phase):
-    """A smaller one would find room: one without layers, for example."""
+    """Only the write of this phase fails: a smaller state, for example one without layers, still fits on the disk."""
     write = others.desired_file.write
 
     def full(roll):
@@ -159,7 +159,7 @@ def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_
 
 
 def test_a_file_that_is_slow_to_read_keeps_nobody_out(rollout, others, directory):
-    """The way is taken for the change alone: most often there is none to make."""
+    """The lock is held for the change only, because most often there is nothing to change."""
 
     async def story():
         directory.gate = asyncio.Event()
@@ -175,7 +175,7 @@ def test_a_file_that_is_slow_to_read_keeps_nobody_out(rollout, others, directory
 
 
 def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(rollout, others, directory):
-    """What the earlier one has read is no longer what the directory has."""
+    """The digest that the earlier one has read is outdated."""
 
     async def story():
         reading = asyncio.Event()
@@ -227,7 +227,7 @@ def test_a_death_while_all_prepare_takes_the_change_back_at_once(rollout, others
 
 
 def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollout, others, tmp_path):
-    """It starts with the roll as it is."""
+    """The replacement starts with the current desired state."""
 
     async def story():
         changing = asyncio.ensure_future(rollout.put("b"))
@@ -269,7 +269,7 @@ def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directo
     async def story():
         first = asyncio.ensure_future(rollout.put("b"))
         await turns()
-        directory.gate = asyncio.Event()  # it is told before any file is read
+        directory.gate = asyncio.Event()  # the refusal comes before any file is read
         for second in (run_with(others, directory).drop("a"), run_with(others, directory).put("a")):
             with pytest.raises(NotReady, match="another change") as refused:
                 await second

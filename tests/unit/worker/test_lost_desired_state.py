@@ -1,4 +1,4 @@
-"""The follower where the roll is lost: what was agreed on is written again, and by those who know it."""
+"""Reconciler when the desired state is lost: a process that knows the agreed state writes it again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVE = DesiredState(6, Phase.SERVE, NEW, OLD, "a")
 
 
 class LayerRegistry:
-    """Has whatever it is told to have; the layer directory holds `found`."""
+    """Serves any desired state; the layer directory holds `found`."""
 
     trouble = None
 
@@ -58,7 +58,7 @@ class Process:
 
 @pytest.fixture
 def followed(tmp_path):
-    """Runs `story` with processes that have followed a roll each, one after another."""
+    """Run `story` with one process per desired state, each started in turn."""
 
     def run(story, *rolls, **options):
         async def main():
@@ -68,7 +68,7 @@ def followed(tmp_path):
                 process.desired_file.write(roll)
                 await process.reconciler.begin(strict=True)
                 processes.append(process)
-            with Process(tmp_path).desired_file.locked():  # an author is at work: nobody takes anything back
+            with Process(tmp_path).desired_file.locked():  # as during a rollout: no process rolls back
                 for process in processes:
                     await process.follow()
             await story(*processes)

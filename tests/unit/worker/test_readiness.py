@@ -1,4 +1,4 @@
-"""Readiness: one process's reason not to be ready, and what it tells the others."""
+"""Readiness: why a process is not ready, and what it reports to the other processes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Log:
 
 
 def room(**facts: object) -> Any:
-    """Another room, of which readiness reads these."""
+    """A collaborator with the attributes that readiness reads."""
     return SimpleNamespace(**facts)
 
 
 class Process:
-    """Readiness over rooms that say what the test wants."""
+    """Readiness with collaborators that the test sets up."""
 
     def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_mates: bool = False) -> None:
         self.log = Log()
@@ -109,7 +109,7 @@ def test_draining_is_final_and_told_at_once(process):
 
 
 def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
-    """The supervisor starts a process again that drained."""
+    """The supervisor restarts a process that drained."""
     process = Process(tmp_path, has_layers=False)
     process.readiness.listens()
     process.readiness.drain()
@@ -183,7 +183,7 @@ def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp
 
 @pytest.mark.parametrize("end", ["drain", "give_up"])
 def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
-    """So that whoever comes hears why."""
+    """A client that connects then gets the reason."""
 
     async def wait() -> None:
         process.status.fresh = lambda: [room(state=State.READY)]
@@ -201,7 +201,7 @@ def test_alone_it_opens_its_port_while_it_loads(process):
 
 
 class Others:
-    """A process whose mates are ready as the test says, and how often it heard that one joined."""
+    """A process with other processes in the states that the test sets; counts notifications that one joined."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         self.num_joined = 0
@@ -214,7 +214,7 @@ class Others:
         self.num_joined += 1
 
     def beat(self, *ready: int, starting: tuple[int, ...] = ()) -> int:
-        """How often it has heard so after the beat at which these are ready."""
+        """Send a heartbeat with these processes ready; return the number of notifications so far."""
         states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
         self._status.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
         self._readiness.tell()

@@ -1,4 +1,4 @@
-"""The follower: a process's way along the roll, where layers take long and others change their minds."""
+"""Reconciler: how a process follows the desired state while layers load slowly and rollouts are rolled back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 
 
 class SlowShelf:
-    """It has done with a roll when the story says so."""
+    """A layer registry that follows a desired state only once `gate` is open."""
 
     def __init__(self) -> None:
         self.trouble: str | None = None
@@ -56,7 +56,7 @@ def run(tmp_path):
             told = Story(tmp_path)
             await told.reconciler.begin(strict=True)
             following = asyncio.ensure_future(told.reconciler.follow())
-            with told.desired_file.locked():  # by the author of all that is told
+            with told.desired_file.locked():  # as by the process that writes these states
                 await story(told)
             assert not following.done()
             following.cancel()
@@ -101,7 +101,7 @@ def test_a_roll_that_holds_is_followed_to_its_end_whatever_news_there_are(run):
 
 
 def test_a_fault_of_ours_ends_the_task(tmp_path):
-    """Whoever keeps the tasks is told: such a process is replaced."""
+    """The owner of the task sees the error and has the process replaced."""
 
     async def story() -> None:
         told = Story(tmp_path)

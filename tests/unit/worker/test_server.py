@@ -1,4 +1,4 @@
-"""The end of a process comes, whatever its steps run into."""
+"""Server: a process ends even if a step of its shutdown fails, and sheds connections gradually."""
 
 import asyncio
 import socket

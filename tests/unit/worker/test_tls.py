@@ -1,4 +1,4 @@
-"""What tells that a connection over TLS may be cut."""
+"""TLS: whether the client has received everything, so that its connection may be cut."""
 
 import socket
 from typing import Any
@@ -9,7 +9,7 @@ from service.worker.tls import has_all
 
 
 class Socketed:
-    """A connection's, while it has a socket and after."""
+    """A connection's transport; `wire` is its socket, or None once it is closed."""
 
     def __init__(self, wire, unsent=0) -> None:
         self._wire, self._unsent = wire, unsent

@@ -3,6 +3,9 @@
 Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
 frees its place at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
+
+Layer requests: opens a request context for each, and holds what both hot routes share.
+Invariants: there is one for each process. After `close` it opens no new request; a request that is open continues to its answer.
 """
 
 from __future__ import annotations
@@ -10,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from service.api.byte_budget import ByteBudget
-from service.api.caller import Caller, Part, caller_of
-from service.api.cancel_on_disconnect import CancelOnDisconnect
+from service.api.caller import Caller, CancelOnDisconnect, Part, caller_of
 from service.api.json_parser import JsonParser
 from service.api.request_body import BodyLimits, read_body
-from service.api.request_record import RequestRecord, milliseconds
+from service.api.request_record import RequestRecord, milliseconds, record_of
 from service.attention.call import Answer, Call
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
@@ -27,7 +30,7 @@ from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
 from service.http.asgi import KEY_DIGEST, Receive, Scope, fields_of
-from service.http.header_fields import HeaderFields
+from service.http.head import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.attend_request import CheckedRequest, RequestLimits
@@ -44,7 +47,7 @@ QUEUED_TEXT_BYTES = 32 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ExchangeLimits:
+class RequestContextLimits:
     """Limits of one request and of one batch.
 
     Bodies of `off_loop_bytes` and more are checked in a thread. All bodies that are not decoded yet hold at most
@@ -64,49 +67,16 @@ class ExchangeLimits:
     take_offers: bool = False
 
 
-class House(Protocol):
-    """The part of the running service that a request context uses; `reception.py` implements it."""
-
-    @property
-    def limits(self) -> ExchangeLimits: ...
-
-    @property
-    def intake(self) -> ByteBudget: ...
-
-    @property
-    def answers(self) -> ByteBudget: ...
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    @property
-    def batcher(self) -> Batcher[Work, Answer]: ...
-
-    @property
-    def bodies(self) -> DecodingQueue: ...
-
-    def now(self) -> float: ...
-
-    def entered(self, exchange: Exchange) -> None: ...
-
-    def left(self, exchange: Exchange) -> None: ...
-
-    @property
-    def parser(self) -> JsonParser: ...
-
-    async def run_off_loop(self, work: Callable[[], R]) -> R: ...
-
-
-class Exchange:
+class RequestContext:
     """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, house: House, trace: RequestRecord, scope: Scope, receive: Receive) -> None:
-        self._house = house
-        self.limits = house.limits
+    def __init__(self, requests: LayerRequests, trace: RequestRecord, scope: Scope, receive: Receive) -> None:
+        self._requests = requests
+        self.limits = requests.limits
         self.fields = fields_of(scope)
         self._key = scope.get(KEY_DIGEST)
-        self._share = house.intake.share(self._key)
-        self._answer_share = house.answers.share(self._key)
+        self._share = requests.intake.share(self._key)
+        self._answer_share = requests.answers.share(self._key)
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
         self._trace = trace
@@ -117,13 +87,13 @@ class Exchange:
 
     def __enter__(self) -> Self:
         self._serving = asyncio.current_task()
-        self._house.entered(self)
+        self._requests.entered(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._house.left(self)
+        self._requests.left(self)
         self._share.release()
         self._answer_share.release()
         if self._is_settled and self._serving is not None and isinstance(error, asyncio.CancelledError):
@@ -138,7 +108,7 @@ class Exchange:
 
     def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
         """Return the served layer that the path names; raise LayerNotFound, or NotReady while no layer is served."""
-        found = self._house.catalog.get(layer)
+        found = self._requests.catalog.get(layer)
         if version != VERSION:
             raise LayerNotFound(f"every model has one version, {VERSION}")
         self._trace.layer = found.name
@@ -158,13 +128,13 @@ class Exchange:
         announced = self.fields.make(_announced_bytes)
         if announced <= self.limits.body.max_bytes:  # read_body refuses a larger one
             self._check_lane(layer, announced)
-            if self._house.bodies.num_bytes:
+            if self._requests.bodies.num_bytes:
                 self.shorten(self.fields.make(_asked_timeout_s))
                 self._check_bodies(announced)
-        run_off_loop = self._house.run_off_loop
+        run_off_loop = self._requests.run_off_loop
         parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share, run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
-        self._complete = self._house.now()
+        self._complete = self._requests.now()
         self._trace.receive_s = self._complete - self._trace.started
         self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
         self._check_bodies(self._trace.bytes_in)
@@ -177,7 +147,7 @@ class Exchange:
 
     def _check_bodies(self, num_bytes: int) -> None:
         if self._waits_its_turn(num_bytes):
-            self._house.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
+            self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     def watched(self) -> CancelOnDisconnect:
         """Return a context manager that cancels its block when the caller disconnects, and then raises ClientGone."""
@@ -190,7 +160,7 @@ class Exchange:
             result = await decode()
         else:
             try:
-                async with asyncio.timeout(self._left_s()), self._house.bodies.turn(num_bytes):
+                async with asyncio.timeout(self._left_s()), self._requests.bodies.turn(num_bytes):
                     result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
@@ -200,20 +170,20 @@ class Exchange:
 
     async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
         """Return the JSON object in `text`, parsed here or, if that takes long, by the helper process."""
-        return await self._house.parser.parse(text)
+        return await self._requests.parser.parse(text)
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """Return the request that `check` returns; long checks run in a thread."""
         is_large = self._trace.bytes_in >= self.limits.off_loop_bytes
-        request = await self._house.run_off_loop(check) if is_large else check()
-        return request if request.count_masked_rows is None else await self._house.run_off_loop(request.counted)
+        request = await self._requests.run_off_loop(check) if is_large else check()
+        return request if request.count_masked_rows is None else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: ServedLayer, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
         The number of tokens is estimated from the bytes; after a wrong estimate the body is decoded before the refusal.
         """
-        batcher = self._house.batcher
+        batcher = self._requests.batcher
         batcher.check_open(self._key)
         if batcher.is_congested:
             bytes_each = BINARY_BYTES if self._is_binary else TEXT_BYTES
@@ -233,19 +203,19 @@ class Exchange:
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         work = Work(layer.resident, call)
-        outcome = await self._house.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
+        outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         trace.batch_requests, trace.queue_s, trace.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,
             outcome.compute_s,
         )
         trace.masked_rows, trace.stage, trace.batch = request.masked_rows, "sending", outcome.batch
-        self._answered = self._house.now()
+        self._answered = self._requests.now()
         return outcome
 
     def _take_answer(self, num_bytes: int) -> None:
         """Reserve the bytes of the answer; raise CostLimit if they can never fit, QueueFull if they do not fit now."""
-        most = self._house.answers.max_share
+        most = self._requests.answers.max_share
         if num_bytes > most:
             raise CostLimit(f"the answer would have {num_bytes:,} bytes, at most {most:,} are computed at once")
         self._answer_share.grow(num_bytes)
@@ -262,7 +232,7 @@ class Exchange:
 
     def sent(self) -> None:
         """Record the encoding time; call this when the answer is sent."""
-        self._trace.encode_s = self._house.now() - self._answered
+        self._trace.encode_s = self._requests.now() - self._answered
 
     def timing_ms(self) -> dict[str, float]:
         """Return the phases up to now in milliseconds; `total` starts at the complete body."""
@@ -281,7 +251,7 @@ class Exchange:
         return b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in phases])
 
     def _elapsed_s(self) -> float:
-        return self._house.now() - self._complete
+        return self._requests.now() - self._complete
 
     def _left_s(self) -> float:
         return max(0.0, self._timeout_s - self._elapsed_s())
@@ -308,3 +278,60 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     if not asked.isdigit():
         raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
     return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000
+
+
+class LayerRequests:
+    """`catalog` returns the layers that are served now, or raises NotReady; `now` returns monotonic seconds."""
+
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        batcher: Batcher[Work, Answer],
+        bodies: DecodingQueue,
+        limits: RequestContextLimits,
+        now: Callable[[], float],
+    ) -> None:
+        self.batcher = batcher
+        self.bodies = bodies
+        self.limits = limits
+        self._catalog = catalog
+        self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
+        self.now = now
+        self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
+        self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
+        self._is_closed = False
+        self._open: set[RequestContext] = set()
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog()
+
+    def open(self, scope: Scope, receive: Receive) -> RequestContext:
+        """Return the context of a request whose headers have arrived; raise Draining after `close`."""
+        if self._is_closed:
+            raise Draining("the service is shutting down and takes no new requests")
+        return RequestContext(self, record_of(scope), scope, receive)
+
+    def entered(self, context: RequestContext) -> None:
+        self._open.add(context)
+
+    def left(self, context: RequestContext) -> None:
+        self._open.discard(context)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def settle(self) -> None:
+        """End every request that the batcher does not have yet; its answer is Draining."""
+        for context in list(self._open):
+            context.settle()
+
+    async def run_off_loop(self, work: Callable[[], R]) -> R:
+        """Run `work` in the one thread for checks and decompression, after earlier work, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def end(self) -> None:
+        """End the helper process and the thread; call this when no request waits for them any more."""
+        self.parser.close()
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""An exchange between its body and its batch: where it is decoded, and who is told what while it waits for that."""
+"""An context between its body and its batch: where it is decoded, and who is told what while it waits for that."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from service.api.exchange import Exchange
-from service.api.reception import Reception
+from service.api.request_context import LayerRequests, RequestContext
 from service.api.request_record import start_record
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
 from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.http.asgi import ClientGone
-from service.limits import exchange_limits
+from service.limits import context_limits
 from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.tensors import TensorForm
@@ -38,25 +37,25 @@ def idle_batcher() -> Any:
 
 
 class House:
-    """A reception with a real thread and nothing else, and the exchanges of callers who send `body`."""
+    """A layer_requests with a real thread and nothing else, and the contexts of callers who send `body`."""
 
     def __init__(self, **changes: Any) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
-        limits = dataclasses.replace(exchange_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
+        limits = dataclasses.replace(context_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
         self.clock = ManualClock()
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
-        self.reception = Reception(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
+        self.layer_requests = LayerRequests(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
 
-    async def exchange(self, num_bytes: int, **headers: str) -> tuple[Exchange, asyncio.Queue[dict[str, Any]]]:
+    async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
         """One whose body has been read, and the connection that it came over."""
         messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b"x" * num_bytes})
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
         start_record(scope, self.clock.now())
-        found = self.reception.open(scope, messages.get)
+        found = self.layer_requests.open(scope, messages.get)
         await found.read((b"gzip",), LAYER, is_binary=True)
         return found, messages
 
@@ -70,7 +69,7 @@ class Held:
         self._house = house
 
     async def work(self) -> None:
-        await self._house.reception.run_off_loop(self._hold)
+        await self._house.layer_requests.run_off_loop(self._hold)
 
     def _hold(self) -> None:
         self.runs.set()
@@ -83,7 +82,7 @@ def story(told: Callable[[House], Awaitable[None]], **changes: Any) -> None:
         try:
             await told(house)
         finally:
-            await house.reception.end()
+            await house.layer_requests.end()
 
     asyncio.run(main())
 
@@ -102,8 +101,8 @@ def where() -> Any:
 )
 def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
     async def told(house: House) -> None:
-        exchange, _ = await house.exchange(num_bytes)
-        found: Any = await exchange.checked(where)
+        context, _ = await house.context(num_bytes)
+        found: Any = await context.checked(where)
         assert found.thread.startswith(thread)
 
     story(told)
@@ -111,9 +110,9 @@ def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
 
 def test_masked_rows_that_take_long_to_count_are_counted_off_the_loop():
     async def told(house: House) -> None:
-        exchange, _ = await house.exchange(1)
+        context, _ = await house.context(1)
         request: Any = SimpleNamespace(count_masked_rows=len, counted=where)
-        found: Any = await exchange.checked(lambda: request)
+        found: Any = await context.checked(lambda: request)
         assert found.thread.startswith("checking")
 
     story(told)
@@ -122,10 +121,10 @@ def test_masked_rows_that_take_long_to_count_are_counted_off_the_loop():
 def test_a_deadline_that_passes_while_others_are_decoded_is_told():
     async def told(house: House) -> None:
         held = Held(house)
-        first, _ = await house.exchange(OFF_LOOP)
+        first, _ = await house.context(OFF_LOOP)
         decoding = asyncio.ensure_future(first.decoded(held.work))
         await asyncio.to_thread(held.runs.wait)
-        late, _ = await house.exchange(OFF_LOOP, x_request_timeout_ms="2")
+        late, _ = await house.context(OFF_LOOP, x_request_timeout_ms="2")
         with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
             await late.decoded(nothing)
         held.may_go_on.set()
@@ -137,18 +136,18 @@ def test_a_deadline_that_passes_while_others_are_decoded_is_told():
 def test_a_caller_who_leaves_while_it_is_decoded_frees_its_turn():
     async def told(house: House) -> None:
         held = Held(house)
-        exchange, messages = await house.exchange(OFF_LOOP)
+        context, messages = await house.context(OFF_LOOP)
 
         async def serve() -> None:
-            with exchange.watched():
-                await exchange.decoded(held.work)
+            with context.watched():
+                await context.decoded(held.work)
 
         serving = asyncio.ensure_future(serve())
         await asyncio.to_thread(held.runs.wait)
         messages.put_nowait({"type": "http.disconnect"})
         with pytest.raises(ClientGone):
             await serving
-        after, _ = await house.exchange(OFF_LOOP)
+        after, _ = await house.context(OFF_LOOP)
         await after.decoded(nothing)
         held.may_go_on.set()
 
@@ -157,12 +156,12 @@ def test_a_caller_who_leaves_while_it_is_decoded_frees_its_turn():
 
 def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_request_ends():
     async def told(house: House) -> None:
-        intake = house.reception.intake
-        decoded, _ = await house.exchange(OFF_LOOP)
-        refused, _ = await house.exchange(OFF_LOOP - 1)
+        intake = house.layer_requests.intake
+        decoded, _ = await house.context(OFF_LOOP)
+        refused, _ = await house.context(OFF_LOOP - 1)
         assert intake.num_bytes == 2 * OFF_LOOP - 1
         with pytest.raises(QueueFull, match="no room for one of this size"):
-            await house.exchange(INTAKE - 2 * OFF_LOOP + 2)
+            await house.context(INTAKE - 2 * OFF_LOOP + 2)
         await decoded.decoded(nothing)
         assert intake.num_bytes == OFF_LOOP - 1
 
@@ -190,9 +189,9 @@ def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
         start_record(scope, house.clock.now())
-        exchange = house.reception.open(scope, receive)
+        context = house.layer_requests.open(scope, receive)
         with pytest.raises(QueueFull, match="stands"):
-            await exchange.read((), LAYER, is_binary=True)
+            await context.read((), LAYER, is_binary=True)
         assert received == []
 
     story(told)
@@ -200,24 +199,24 @@ def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
 
 def test_an_answer_for_which_there_will_never_be_room_is_too_much_to_ask():
     async def told(house: House) -> None:
-        exchange, _ = await house.exchange(OFF_LOOP)
-        await exchange.decoded(nothing)
+        context, _ = await house.context(OFF_LOOP)
+        await context.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", spec=SimpleNamespace(out_width=INTAKE))
         call = Call("wide", torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, at most 5,000"):
-            await exchange.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BINARY))
-        assert house.reception.answers.num_bytes == 0
+            await context.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BINARY))
+        assert house.layer_requests.answers.num_bytes == 0
 
     story(told)
 
 
 def test_once_closed_nothing_comes_in_and_what_has_come_in_goes_on():
     async def told(house: House) -> None:
-        exchange, _ = await house.exchange(OFF_LOOP)
-        house.reception.close()
+        context, _ = await house.context(OFF_LOOP)
+        house.layer_requests.close()
         with pytest.raises(Draining):
-            await house.exchange(OFF_LOOP)
-        assert await exchange.decoded(nothing)
+            await house.context(OFF_LOOP)
+        assert await context.decoded(nothing)
 
     story(told)
 
@@ -226,7 +225,7 @@ def test_once_closed_nothing_comes_in_and_what_has_come_in_goes_on():
 def test_a_deadline_that_is_none_is_refused(value):
     async def told(house: House) -> None:
         with pytest.raises(InvalidInput, match="whole number of milliseconds"):
-            await house.exchange(OFF_LOOP, x_request_timeout_ms=value)
+            await house.context(OFF_LOOP, x_request_timeout_ms=value)
 
     story(told)
 
@@ -234,8 +233,8 @@ def test_a_deadline_that_is_none_is_refused(value):
 @pytest.mark.parametrize("value", ["1" * 12, "9" * 400, "0" * 400 + "1"])
 def test_a_deadline_of_many_digits_does_no_harm(value):
     async def told(house: House) -> None:
-        exchange, _ = await house.exchange(1, x_request_timeout_ms=value)
-        assert await exchange.decoded(nothing)
+        context, _ = await house.context(1, x_request_timeout_ms=value)
+        assert await context.decoded(nothing)
 
     story(told)
 
@@ -245,20 +244,20 @@ def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
 
     async def told(house: House) -> None:
         held = Held(house)
-        first, _ = await house.exchange(OFF_LOOP)
-        second, _ = await house.exchange(OFF_LOOP)
+        first, _ = await house.context(OFF_LOOP)
+        second, _ = await house.context(OFF_LOOP)
 
-        async def decode(exchange: Exchange, work: Any) -> None:
-            with exchange, exchange.watched():
-                await exchange.decoded(work)
+        async def decode(context: RequestContext, work: Any) -> None:
+            with context, context.watched():
+                await context.decoded(work)
 
         tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
         await asyncio.to_thread(held.runs.wait)
-        house.reception.settle()
+        house.layer_requests.settle()
         for task in tasks:
             with pytest.raises(Draining, match="shut down before"):
                 await task
         held.may_go_on.set()
-        assert house.reception.intake.num_bytes == 0
+        assert house.layer_requests.intake.num_bytes == 0
 
     story(told)
