@@ -65,48 +65,59 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     host: str = Field("127.0.0.1", description="address to bind")
-    port: int = Field(8000, ge=0, le=65535, description="TCP port to bind; 0 takes a free one and logs it")
-    layers_dir: Path = Field(Path(".layers"), description="directory of stored layers, one `<name>.safetensors` each")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port to bind; 0 = any free port, which the log names")
+    layers_dir: Path = Field(
+        Path(".layers"), description="directory of stored layers, one `<name>.safetensors` for each"
+    )
     run_dir: Path | None = Field(
-        None, description="directory for the files that processes share (metrics, heartbeats); default: a temporary one"
+        None,
+        description="parent directory of the files that processes share (metrics, heartbeats, desired state); default: "
+        "`/dev/shm`, else the temporary directory",
     )
-    workers: int = Field(0, ge=0, le=64, description="processes; 0 = one a usable core on a CPU, one on a GPU")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="number of processes; 0 = usable cores / `ATTENTION_COMPUTE_THREADS` (at most 64) on a CPU, 1 on a GPU",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where layers run; auto = GPU if present, else CPU"
+        "auto", description="device on which layers run; auto = GPU if present, else CPU"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype layers compute in")
-    compute_threads: int = Field(1, ge=1, le=256, description="torch threads of a process's one compute thread")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype in which layers compute")
+    compute_threads: int = Field(1, ge=1, le=256, description="torch threads of the one compute thread in each process")
     exact: bool = Field(
         False,
-        description="on a GPU: run one sequence at a time, so that answers are bitwise independent of their batch",
+        description="on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch",
     )
 
     api_keys_file: Path | None = Field(
         None,
-        description="file of API keys, a SHA-256 digest and a role (`infer` or `admin`) a line; unset: no key is asked for and "
-        "layers cannot be changed",
+        description="file of API keys, each line a SHA-256 digest and a role (`infer` or `admin`); unset: requests need no "
+        "key, and layers cannot be changed at run time",
     )
-    open_metrics: bool = Field(False, description="answer `/metrics` without a key where keys are asked for")
+    open_metrics: bool = Field(False, description="serve `/metrics` without a key even if API keys are set")
     rate_limit_per_s: float = Field(
         0.0,
         ge=0,
         le=1e6,
         allow_inf_nan=False,
-        description="requests a key may send to a process (per second); without keys all callers share it; 0 = any number",
+        description="requests that one key may send to one process (per second); without keys all clients share this limit; 0 "
+        "= no limit",
     )
     rate_burst: int = Field(
-        0, ge=0, le=10**6, description="requests a key may send at once after a pause; 0 = those of one second"
+        0, ge=0, le=10**6, description="requests that one key may send at once after a pause; 0 = those of one second"
     )
     cors_origins: Annotated[str, AfterValidator(_checked_origins)] = Field(
         "", description="origins whose pages may read answers, `https://app.example, …` or `*`; unset: none"
     )
     allowed_hosts: Annotated[str, AfterValidator(_checked_hosts)] = Field(
         "",
-        description="hosts that `Host` may name, `api.example, *.example.com, …` or `*`, probes of health apart; unset: any, but "
-        "on a loopback address without keys a browser's request must name a loopback host",
+        description="hosts that `Host` may name, `api.example, *.example.com, …` or `*`; health checks are exempt unless a "
+        "browser sends them; unset: any host, but on a loopback address without keys a browser's request must "
+        "name a loopback host",
     )
     tls_cert_file: Path | None = Field(
-        None, description="certificate chain (PEM), for HTTPS; it may hold the private key as well"
+        None, description="certificate chain for HTTPS (PEM); it may also contain the private key"
     )
     tls_key_file: Path | None = Field(None, description="private key of the certificate (PEM, without a passphrase)")
 
@@ -114,30 +125,33 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=10**6,
-        description="connections that a process keeps; on more of them health is answered and everything else told to come back; "
-        "0 = as many as its file descriptors allow, at most 8192",
+        description="connections that a process keeps; above this number only health and metrics are served; other requests "
+        "are refused with Retry-After; 0 = as many as its file descriptors allow, at most 8192",
     )
-    max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target: path and query (bytes)")
+    max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target, that is path and query (bytes)")
     max_header_bytes: int = Field(16384, ge=1024, le=MIB, description="all header fields of a request together (bytes)")
     max_headers: int = Field(100, ge=8, le=10_000, description="header fields of a request")
     header_timeout_s: float = Field(
         10.0,
         gt=0,
         le=3600,
-        description="time for the headers to arrive, from the connection's opening or a later request's first byte (seconds)",
+        description="time for the headers to arrive, from the opening of the connection or the first byte of a later request "
+        "(seconds)",
     )
     max_body_bytes: int = Field(
-        16 * MIB, ge=1024, le=1024 * MIB, description="request body, also after decompression (bytes)"
+        16 * MIB, ge=1024, le=1024 * MIB, description="request body, before and after decompression (bytes)"
     )
     decode_off_loop_bytes: int = Field(
-        MIB, ge=1, description="bodies of this size and more are checked off the event loop (bytes)"
+        MIB, ge=1, description="bodies of at least this size are checked off the event loop (bytes)"
     )
     max_text_numbers: Positive = Field(
         2**20, description="numbers written as text in a request; tensors in base64 and safetensors may have more"
     )
-    max_json_depth: int = Field(32, ge=8, le=128, description="nesting of a JSON body")
+    max_json_depth: int = Field(32, ge=8, le=128, description="nesting depth of a JSON body")
     max_sequences: int = Field(1024, ge=1, le=65536, description="sequences in one request")
-    max_request_tokens: int = Field(65536, ge=1, description="query and key rows of one request")
+    max_request_tokens: int = Field(
+        65536, ge=1, description="query rows of one request, plus its key rows if it sends keys"
+    )
     max_request_cells: int = Field(
         2**28, ge=1, description="attention scores of one request: sequences x heads x L x S"
     )
@@ -145,30 +159,30 @@ class Settings(BaseSettings):
     max_table_bytes: int = Field(
         512 * MIB,
         ge=1024,
-        description="tables that one sequence of a request takes while it is computed: its masks' sum, the workspace of its "
-        "weights (bytes)",
+        description="tables that one sequence of a request needs during computation: the sum of its masks and the workspace "
+        "of its weights (bytes)",
     )
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a whole request body to arrive (seconds)")
     write_timeout_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="time for the caller to take what is sent, a long answer piece by piece (seconds)",
+        description="time for the client to read an answer, or each piece of a long one (seconds)",
     )
     min_response_bytes_per_s: int = Field(
         256 * 1024,
         ge=0,
-        description="least rate at which the caller takes a long answer: all its waits for the caller together last at most the "
-        "write timeout and what its bytes take at this rate; 0 = any rate (bytes a second)",
+        description="lowest rate at which the client may read a long answer: all waits for the client together last at most "
+        "the write timeout plus the time of the answer's bytes at this rate; 0 = any rate (bytes per second)",
     )
     request_timeout_ms: int = Field(
-        10_000, ge=1, le=3_600_000, description="deadline of a request once its body is complete (milliseconds)"
+        10_000, ge=1, le=3_600_000, description="deadline of a request, counted from its complete body (milliseconds)"
     )
 
     max_batch_requests: Positive = Field(16, description="requests that may share a batch")
     max_batch_tokens: Positive = Field(
         2048,
-        description="rows that may share a batch, on a CPU about 1,024 of them a forward pass; a larger request runs alone",
+        description="rows that may share a batch, on a CPU in forward passes of about 1,024 rows; a larger request runs alone",
     )
     max_batch_cells: Positive = Field(
         2**24, description="attention scores that may share a batch; a larger request runs alone"
@@ -177,29 +191,30 @@ class Settings(BaseSettings):
         0.0,
         ge=0,
         le=10_000,
-        description="longest wait for company while the engine is idle (milliseconds); 0 = send at once",
+        description="longest wait for more requests while the engine is idle (milliseconds); 0 = start the batch at once",
     )
     queue_capacity: Positive = Field(256, description="requests that may wait in a process")
     queue_bytes: int = Field(
         256 * MIB,
         ge=1024,
-        description="decoded tensors that may wait in a process, a quarter as much of bodies on their way to that, "
-        "and as much of answers until they are sent (bytes)",
+        description="decoded tensors that may wait in a process (bytes); separate limits follow from it: at least a quarter "
+        "of it for undecoded bodies, at least the same for unsent answers",
     )
     queue_cells: int = Field(
         2**32,
         ge=1,
-        description="attention scores that may wait in a process; one request alone may have more",
+        description="attention scores that may wait in a process; a request that waits alone may have more",
     )
     standing_wait_ms: float | None = Field(
         None,
         ge=0,
-        description="a queue that is no burst takes no more than this wait and two batches (milliseconds); 0 = up to its "
-        "capacity; default: 100, and 0 where the capacity is set",
+        description="in sustained overload a layer's queue holds work for at most this wait or two batches, whichever is "
+        "longer (milliseconds); 0 = only the queue's other limits hold; default: 100, or 0 if "
+        "`ATTENTION_QUEUE_CAPACITY` is set",
     )
 
     drain_delay_s: Seconds = Field(
-        0.0, description="normal service after readiness turned off, before the listener closes (seconds)"
+        0.0, description="normal service at shutdown after readiness turns off and before the listener closes (seconds)"
     )
     shutdown_grace_s: Seconds = Field(30.0, description="time for accepted requests to finish at shutdown (seconds)")
     heartbeat_s: float = Field(1.0, gt=0, le=60, description="time between two heartbeats of a process (seconds)")
@@ -207,40 +222,44 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         le=3600,
-        description="a layer that answered nothing for this long is probed with a real forward pass (seconds)",
+        description="a layer without an answer for this long is probed with a real forward pass (seconds)",
     )
     stuck_s: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="a process whose forward pass takes longer tells everyone who waits and is replaced; so is, from 10 s on, "
-        "one whose event loop gives no sign of life for as long (seconds)",
+        description="longest forward pass; if one takes longer, all waiting requests fail and the process is replaced; the "
+        "watchdog also replaces a process whose event loop is silent for this long, at least 10 s (seconds)",
     )
     layer_change_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="time for every process to load or unload a layer at run time, else nobody does (seconds)",
+        description="time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in "
+        "all (seconds)",
     )
     max_layer_bytes: Positive = Field(
         2**30,
-        description="stored layer that is loaded; a process takes about three times as much for it while it is checked (bytes)",
+        description="largest layer file that is loaded; checking it takes about three times as much memory in a process "
+        "(bytes)",
     )
     strict_layers: bool = Field(
-        True, description="refuse to start when a stored layer cannot be loaded; else serve the others"
+        True, description="refuse to start if a stored layer cannot be loaded; false = serve the other layers"
     )
     compress_offers: bool = Field(
         False,
-        description="compress answers for every caller whose `Accept-Encoding` allows it; else only for those who name one "
-        "coding",
+        description="compress answers for every client whose `Accept-Encoding` allows it; false = only for clients that name "
+        "a single coding or prefer one to `identity`",
     )
     docs: bool = Field(True, description="serve `/docs` and `/openapi.json`")
     traces: bool = Field(
         False,
-        description="send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables say; needs the "
-        "extra `otel`",
+        description="send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; "
+        "needs the extra `otel`",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line written")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest severity of the log lines that are written"
+    )
 
 
 class SettingsError(ServiceError):

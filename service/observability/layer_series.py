@@ -33,16 +33,24 @@ class LayerSeries:
     def __init__(self, make: Series) -> None:
         texts = {
             "layer_requests": ("Requests to a layer that were answered, by outcome", "outcome"),
-            "layer_request_seconds": ("Their time from the complete headers, by outcome", "outcome"),
-            "layer_phase_seconds": ("Time of successful requests in each phase", "phase"),
-            "layer_sequences": ("Sequences in forward passes",),
-            "layer_batches": ("Forward passes",),
+            "layer_request_seconds": (
+                "Time of a layer's requests from the complete headers to the answer, by outcome",
+                "outcome",
+            ),
+            "layer_phase_seconds": ("Time that successful requests spent in each phase", "phase"),
+            "layer_sequences": ("Sequences in successful forward passes of a layer, probes excluded",),
+            "layer_batches": ("Successful forward passes of a layer, probes excluded",),
         }
         self._sums = {
             name: Children(make.counter(name, text, ("layer", *labels))) for name, (text, *labels) in texts.items()
         }
         self._last_answer = Children(
-            make.gauge("layer_last_answer_timestamp_seconds", "When a layer last answered", "max", ("layer",))
+            make.gauge(
+                "layer_last_answer_timestamp_seconds",
+                "Time of a layer's last successful answer, in seconds since the epoch",
+                "max",
+                ("layer",),
+            )
         )
 
     def worked(self, sums: Mapping[str, LayerTotals]) -> None:

@@ -60,75 +60,97 @@ class Metrics:
         self._replacements.inc(is_replacement)
 
     def _make_request_series(self, make: Series) -> None:
-        self._received = make.counter("received", "Requests that came, health and metrics left out")
-        self._requests = Children(make.counter("requests", "Requests that were answered", ("route", "status")))
-        self._rejected = make.counter("rejected", "Requests answered with an error, by its code", ("reason",))
+        self._received = make.counter("received", "Requests received, except health checks and metrics scrapes")
+        self._requests = Children(
+            make.counter("requests", "Requests answered, by route and status", ("route", "status"))
+        )
+        self._rejected = make.counter("rejected", "Requests answered with an error, by error code", ("reason",))
         self._cancelled = make.counter(
-            "cancelled", "Requests whose caller left first, by how far they were", ("stage",)
+            "cancelled",
+            "Requests whose client disconnected before the answer, by stage; killed: the process died",
+            ("stage",),
         )
         self._request_seconds = Children(
             make.histogram(
-                "request_seconds", "From the complete headers to the answer, refusals too", TIME_BUCKETS, ("route",)
+                "request_seconds",
+                "Time from the complete headers to the answer, refusals included",
+                TIME_BUCKETS,
+                ("route",),
             )
         )
         self._queue_seconds = Children(
-            make.histogram("queue_seconds", "A request's wait for its batch", TIME_BUCKETS, ("layer",))
+            make.histogram("queue_seconds", "Time a request waits for its batch", TIME_BUCKETS, ("layer",))
         )
         self._in_flight = make.gauge("in_flight_requests", "Requests being received, served or answered")
-        self._masked_rows = make.counter("masked_rows", "Query rows answered that may attend to nothing")
+        self._masked_rows = make.counter(
+            "masked_rows", "Query rows in answers that may attend to no key in at least one head"
+        )
 
     def _make_batch_series(self, make: Series) -> None:
         self._compute_seconds = Children(
-            make.histogram("compute_seconds", "A batch's forward pass", TIME_BUCKETS, ("layer",))
+            make.histogram("compute_seconds", "Duration of a batch's forward pass", TIME_BUCKETS, ("layer",))
         )
         self._compute_busy = make.counter(
-            "compute_busy_seconds", "Time spent in forward passes, failed ones and probes too"
+            "compute_busy_seconds", "Time spent in forward passes, failed passes and probes included"
         )
         self._batch_requests = make.histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
         self._batch_sequences = make.histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])
-        self._batch_tokens = make.histogram("batch_tokens", "Rows in a batch", SIZE_BUCKETS)
-        self._batch_retries = make.counter("batch_retries", "Batches that failed and whose requests were run apart")
+        self._batch_tokens = make.histogram(
+            "batch_tokens", "Query rows in a batch, plus key rows of requests that send keys", SIZE_BUCKETS
+        )
+        self._batch_retries = make.counter(
+            "batch_retries", "Batches that failed and whose requests were retried one by one"
+        )
         self._batch_splits = make.counter(
-            "batch_split", "Batches for which memory ran out and whose halves were run apart"
+            "batch_split", "Batches that ran out of memory and were retried in two halves"
         )
         self._filler_rows = make.counter(
-            "filler_rows", "Rows of zeros added so that a product's bits do not depend on its size"
+            "filler_rows", "Rows of zeros added so that the bits of a row do not depend on the number of rows"
         )
-        self._weights_bytes = make.counter("returned_weights_bytes", "Attention weights computed for answers")
+        self._weights_bytes = make.counter("returned_weights_bytes", "Bytes of attention weights computed for answers")
         self._queued_requests = make.gauge("queued_requests", "Requests waiting for a batch")
-        self._queued_bytes = make.gauge("queued_bytes", "Tensors of waiting requests")
+        self._queued_bytes = make.gauge("queued_bytes", "Bytes of the tensors of waiting requests")
         self._standing = make.gauge(
             "queue_standing",
-            "1 while a process has a queue that no burst explains, for which it refuses what comes",
+            "1 while a process sheds load because its queue stays long",
             "livemax",
         )
-        self._capacity_requests = make.gauge("queue_capacity_requests", "Requests that may wait")
-        self._capacity_bytes = make.gauge("queue_capacity_bytes", "Tensors that may wait")
+        self._capacity_requests = make.gauge(
+            "queue_capacity_requests", "Requests that may wait for a batch (the sum over all processes)"
+        )
+        self._capacity_bytes = make.gauge(
+            "queue_capacity_bytes", "Bytes of tensors that may wait for a batch (the sum over all processes)"
+        )
 
     def _make_process_series(self, make: Series) -> None:
         self._ready = make.gauge("ready", "1 while every live process is ready", "livemin")
         self._ready_processes = make.gauge(
-            "ready_processes", "Processes that are ready, as the one that sees the fewest says", "livemin"
+            "ready_processes", "Ready processes (the minimum over all processes' views)", "livemin"
         )
-        self._expected_processes = make.gauge("expected_processes", "Processes that the service is to have", "livemax")
-        self._replacements = make.counter(
-            "process_replacements", "Processes started in the place of one that had ended"
-        )
+        self._expected_processes = make.gauge("expected_processes", "Processes that the service should have", "livemax")
+        self._replacements = make.counter("process_replacements", "Processes started to replace one that ended")
         self._keys_stale = make.gauge(
-            "api_keys_stale", "1 while the keys file cannot be used and earlier keys stay in force", "livemax"
+            "api_keys_stale", "1 while the API keys file is unusable and the earlier keys stay in force", "livemax"
         )
         self._load_seconds = make.gauge(
-            "layer_load_seconds", "Last load of a layer, check included", "livemax", ("layer",)
+            "layer_load_seconds", "Duration of a layer's last load, self-check included", "livemax", ("layer",)
         )
-        self._load_failures = make.counter(
-            "layer_load_failures", "Layers that could not be loaded, by code", ("reason",)
+        self._load_failures = make.counter("layer_load_failures", "Failed loads of layers, by error code", ("reason",))
+        self._dropped_lines = make.counter(
+            "log_lines_dropped", "Log lines that workers dropped because stdout did not take them"
         )
-        self._dropped_lines = make.counter("log_lines_dropped", "Log lines of workers that found no reader")
         self._device_bytes = make.gauge(
-            "device_memory_bytes", "Memory that torch holds on a device", labels=("device",)
+            "device_memory_bytes",
+            "Memory that torch holds on a GPU; on a CPU, the bytes of the layers' matrices",
+            labels=("device",),
         )
         self._resident_bytes = make.gauge("process_resident_bytes", "Resident memory of all processes")
-        self._build = make.gauge("build_info", "What runs", "livemax", ("version", "torch", "device", "dtype"))
+        self._build = make.gauge(
+            "build_info",
+            "Always 1; the labels name the running version, torch, device and dtype",
+            "livemax",
+            ("version", "torch", "device", "dtype"),
+        )
 
     def received(self) -> None:
         self._num_received += 1

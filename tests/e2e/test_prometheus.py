@@ -141,7 +141,7 @@ def test_every_query_of_the_dashboard_finds_data(watched, expression):
     ("title", "least"),
     [
         ("Answers by route and status", 0.5),
-        ("Callers who left", 0.1),
+        ("Cancelled requests", 0.1),
         ("Refused, by reason", 0.1),
         ("Wait for a batch", 1e-6),
         ("Forward pass of a batch", 1e-6),
