@@ -1,4 +1,4 @@
-"""Accept and Accept-Encoding: choose the answer's type and coding (RFC 9110, sections 12.5.1 and 12.5.3).
+"""Content negotiation: the type of a body, and the type and coding of its answer (RFC 9110, section 12.5).
 
 Invariants: no Accept header means any type. A header that names no type we write raises NotAcceptable; nothing is guessed. Of
 equal weights the first offered wins. A list of several codings is only an offer, because libraries add it by themselves. A

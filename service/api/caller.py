@@ -1,4 +1,4 @@
-"""Caller: the client of one request as the server sees it: the body received so far, and the disconnect.
+"""Caller: the client as the server sees it: the body received so far; a disconnect cancels the request's task.
 
 Invariants: our own transport reports both through the scope (`CALLER`), without a task or a timer. Any other ASGI server reports
 them through `receive`, at the cost of a task. A disconnect is reported once, on the event loop.

@@ -1,4 +1,4 @@
-"""Masks: lowers every named kind of mask to one combined mask.
+"""Masks: lowers every named kind of mask to one combined mask, and finds the rows that may attend to nothing.
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 

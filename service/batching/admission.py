@@ -1,4 +1,4 @@
-"""Admission: checks a request against the queue's limits and refuses what cannot run or would be late.
+"""Admission: refuses what cannot run or would be late; Congestion detects lanes in sustained overload.
 
 The checks are pure; each raises the error that its caller receives. Independent of asyncio, the engine and the settings.
 Invariants: A request that could never run is not admitted. A refusal for cost or for a full queue names the value and the limit.

@@ -1,4 +1,4 @@
-"""Engine protocol: a batch goes in, a future of its results comes out; foreign failures are translated.
+"""Engine protocol: a batch goes in, a future of its results comes out; Observer is the protocol for events.
 
 Holds the one Protocol between batching and the engine, the wait for its future, the limit of that wait, and what failures mean.
 Independent of jobs, queues, tensors and the engine's thread.

@@ -1,4 +1,4 @@
-"""Speed: measures how fast the engine has been lately, and forecasts when a new job will be answered.
+"""Speed: forecasts when a job will be answered; InlinePolicy decides which batches the loop's thread computes.
 
 Independent of clocks, jobs and lanes.
 Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows the

@@ -1,4 +1,4 @@
-"""ASGI types, and the scope keys that the transport and the application share."""
+"""ASGI types, the scope keys that the transport and the application share, and the scope of each request."""
 
 from __future__ import annotations
 

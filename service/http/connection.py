@@ -1,4 +1,4 @@
-"""Connection: uvicorn's protocol of one client connection, with its own parser, deadlines and close.
+"""Connection: uvicorn's protocol of one client connection, with its own parser, states, deadlines and close.
 
 Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application with
 the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.

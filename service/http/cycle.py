@@ -1,4 +1,4 @@
-"""Cycle: carries one request and its response between the application and the connection.
+"""Cycle: carries one request and its response; WriteCoalescer sends the responses of one loop tick together.
 
 Invariants: If a request turns out broken half-way, the code that reads its body gets the error and answers. A response that the
 client did not wait for never counts as sent. Only the connection decides when to close.

@@ -1,4 +1,4 @@
-"""Head: parses the request line and the header fields of one request, strictly (RFC 9112).
+"""Head: parses the request line and header fields strictly (RFC 9112); HeaderFields finds fields by name.
 
 Must not know: sockets, ASGI, time.
 Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as

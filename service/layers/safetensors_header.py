@@ -1,4 +1,4 @@
-"""Safetensors headers: parses which tensors a file or body holds, where each of them lies, and its metadata.
+"""Safetensors headers: parses strictly which tensors a file or body holds, and the JSON objects of files.
 
 The format: eight bytes with the header's length (little-endian), the header (a JSON object, blanks at its end), the
 tensors' bytes (little-endian, C order). `layers/` reads it in files and `wire/` in request bodies.

@@ -1,4 +1,4 @@
-"""Line writer: writes log lines to a standard stream without ever waiting for a reader.
+"""Line writer: writes log lines, with their time, to a standard stream without ever waiting for a reader.
 
 A module of its own because the supervisor cannot afford what `observability/logs.py` loads. Independent of what a line is about
 and of its readers.

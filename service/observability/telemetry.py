@@ -1,4 +1,4 @@
-"""Telemetry: turns events of the API, batching, layers and the engine into metrics and log lines.
+"""Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
 Invariants: Each event is reported once and counted once. A request's line and its count come from the same record, so they agree.
 The time of each layer's last answer is kept here, because readiness depends on it.

@@ -1,4 +1,4 @@
-"""Answer of an attend request: its named tensors, the facts beside them, and its JSON in small pieces.
+"""Answer of an attend request: its named tensors, the facts beside them, and its JSON in small pieces of text.
 
 Invariants: Pieces are small, so that none holds the event loop for long and memory grows by one piece beside the tensors.
 The joined pieces are always one valid JSON object. Every number reads back to the same bits.

@@ -1,4 +1,4 @@
-"""Safetensors bodies: parses one to the same document that a JSON body gives, with tensors in their fields.
+"""Safetensors bodies: parses a request to the document that JSON gives, and writes an answer as a file.
 
 The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key,
 `request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
