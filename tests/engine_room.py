@@ -75,10 +75,10 @@ class OneLayer:
 
     def __init__(self, options: EngineOptions, spec: LayerSpec, seed: int = 0) -> None:
         self.engine = Engine(options)
-        self.resident = self.engine.load(spec, make_tensors(spec, seed)).result()
+        self.loaded = self.engine.load(spec, make_tensors(spec, seed)).result()
 
     def run(self, calls: Sequence[Call], *, is_inline: bool = False) -> Future[Any]:
-        return self.engine.run([Work(self.resident, call) for call in calls], is_inline=is_inline)
+        return self.engine.run([Work(self.loaded, call) for call in calls], is_inline=is_inline)
 
     def close(self) -> None:
         self.engine.close()

@@ -32,14 +32,14 @@ class Attend:
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
         limits = layer_requests.limits
-        self._patterns = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
+        self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._layer_requests.open(scope, receive) as context:
-            await _attend(context, self._patterns, scope, send)
+            await _attend(context, self._templates, scope, send)
 
 
-async def _attend(context: RequestContext, patterns: RequestTemplates, scope: Scope, send: Send) -> None:
+async def _attend(context: RequestContext, templates: RequestTemplates, scope: Scope, send: Send) -> None:
     limits = context.limits
     layer = context.layer(**scope["path_params"])
     came, wanted, coding = context.fields.make(_forms, limits.take_offers)
@@ -48,7 +48,7 @@ async def _attend(context: RequestContext, patterns: RequestTemplates, scope: Sc
 
     async def decode() -> CheckedRequest:
         if is_binary:
-            return await context.checked(lambda: patterns.read(joined(parts), layer.name, layer.digest, layer.spec))
+            return await context.checked(lambda: templates.read(joined(parts), layer.name, layer.digest, layer.spec))
         # No name here refers to the text: the document alone keeps the parts of it that it needs.
         document = await context.parsed(joined(parts))
         return await context.checked(

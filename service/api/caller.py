@@ -95,7 +95,7 @@ class CancelOnDisconnect:
         self._serving.cancel()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, record: TracebackType | None
     ) -> None:
         self._caller.when_gone(None)
         if self._is_gone and isinstance(error, asyncio.CancelledError):

@@ -52,13 +52,13 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, 
 class RequestLog(Protocol):
     """Counts and logs requests; `observability/telemetry.py` implements it with metrics and log lines."""
 
-    def received(self, trace: RequestRecord) -> None: ...
+    def received(self, record: RequestRecord) -> None: ...
 
-    def answered(self, trace: RequestRecord, total_s: float) -> None: ...
+    def answered(self, record: RequestRecord, total_s: float) -> None: ...
 
-    def abandoned(self, trace: RequestRecord, total_s: float) -> None: ...
+    def abandoned(self, record: RequestRecord, total_s: float) -> None: ...
 
-    def faulted(self, trace: RequestRecord, error: BaseException) -> None: ...
+    def faulted(self, record: RequestRecord, error: BaseException) -> None: ...
 
 
 class OuterMiddleware:
@@ -91,25 +91,25 @@ class OuterMiddleware:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        trace = start_record(scope, self._now())
-        answer = _Answer(send, trace, is_head=scope["method"] == "HEAD")
-        self._log.received(trace)
+        record = start_record(scope, self._now())
+        answer = _Answer(send, record, is_head=scope["method"] == "HEAD")
+        self._log.received(record)
         try:
             await self._application(scope, receive, answer.send)
         except ClientGone:
-            self._log.abandoned(trace, self._now() - trace.started)
+            self._log.abandoned(record, self._now() - record.started)
         except Exception:
             # It failed after the answer began: this is not the caller's fault, and the caller gets a cut answer.
-            self._log.answered(trace, self._now() - trace.started)
+            self._log.answered(record, self._now() - record.started)
             raise
         except BaseException:
-            self._log.abandoned(trace, self._now() - trace.started)
+            self._log.abandoned(record, self._now() - record.started)
             raise
         else:
-            self._log.answered(trace, self._now() - trace.started)
+            self._log.answered(record, self._now() - record.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = record_of(scope)
+        record = record_of(scope)
         try:
             if (refusal := scope.get(REFUSED)) is not None:
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
@@ -123,18 +123,18 @@ class OuterMiddleware:
             if scope["method"] == "POST" and (hot := self._hot_route(scope)) is not None:
                 route, child = hot
                 scope.update(child)
-                trace.route = route.path
+                record.route = route.path
                 await route.app(scope, receive, send)
                 return
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
         except HTTPException as error:
-            await self._problem(self._translated(error, scope), send, trace)
+            await self._problem(self._translated(error, scope), send, record)
         except ServiceError as error:
-            await self._problem(error, send, trace, error.__cause__)
+            await self._problem(error, send, record, error.__cause__)
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            await self._problem(unknown_failure(), send, trace, error)
+            await self._problem(unknown_failure(), send, record, error)
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
         found = self._found.get(scope["path"])
@@ -150,15 +150,15 @@ class OuterMiddleware:
         return None
 
     async def _problem(
-        self, error: ServiceError, send: Send, trace: RequestRecord, cause: BaseException | None = None
+        self, error: ServiceError, send: Send, record: RequestRecord, cause: BaseException | None = None
     ) -> None:
-        problem = render_inference(error) if is_inference(trace.path) else render(error, trace.request_id)
-        trace.code = error.code
+        problem = render_inference(error) if is_inference(record.path) else render(error, record.request_id)
+        record.code = error.code
         if problem.status == 500:  # noqa: PLR2004
-            self._log.faulted(trace, cause or error)
-        if trace.status:
+            self._log.faulted(record, cause or error)
+        if record.status:
             # The status is already sent, so it is only counted; the connection breaks, so the caller sees a cut answer.
-            trace.status = problem.status
+            record.status = problem.status
             raise error
         await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
         await send({"type": "http.response.body", "body": problem.body})
@@ -198,9 +198,9 @@ class OuterMiddleware:
 class _Answer:
     """Sends the answer of one request: adds the headers of every answer and notes status and size in the record."""
 
-    def __init__(self, send: Send, trace: RequestRecord, *, is_head: bool) -> None:
+    def __init__(self, send: Send, record: RequestRecord, *, is_head: bool) -> None:
         self._send = send
-        self._trace = trace
+        self._trace = record
         self._is_head = is_head
 
     async def send(self, message: Message) -> None:

@@ -70,7 +70,7 @@ class RequestContextLimits:
 class RequestContext:
     """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, trace: RequestRecord, scope: Scope, receive: Receive) -> None:
+    def __init__(self, requests: LayerRequests, record: RequestRecord, scope: Scope, receive: Receive) -> None:
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -79,7 +79,7 @@ class RequestContext:
         self._answer_share = requests.answers.share(self._key)
         self._serving: asyncio.Task[Any] | None = None
         self._is_settled = False
-        self._trace = trace
+        self._trace = record
         self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
@@ -91,7 +91,7 @@ class RequestContext:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, record: TracebackType | None
     ) -> None:
         self._requests.left(self)
         self._share.release()
@@ -196,20 +196,20 @@ class RequestContext:
 
     async def ask(self, layer: ServedLayer, request: CheckedRequest) -> Outcome[Answer]:
         """Return the layer's answer; raise what the batcher raises."""
-        call, cost, trace = request.call, request.cost, self._trace
-        trace.tokens = cost.tokens
+        call, cost, record = request.call, request.cost, self._trace
+        record.tokens = cost.tokens
         # Reserved until it is sent: a client that reads its answer slowly, or not at all, keeps all of it in memory.
         self._take_answer(cost.weights_bytes + _output_bytes(layer, call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
-        work = Work(layer.resident, call)
+        work = Work(layer.loaded, call)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
-        trace.batch_requests, trace.queue_s, trace.compute_s = (
+        record.batch_requests, record.queue_s, record.compute_s = (
             outcome.batch.requests,
             outcome.queue_s,
             outcome.compute_s,
         )
-        trace.masked_rows, trace.stage, trace.batch = request.masked_rows, "sending", outcome.batch
+        record.masked_rows, record.stage, record.batch = request.masked_rows, "sending", outcome.batch
         self._answered = self._requests.now()
         return outcome
 
@@ -236,18 +236,18 @@ class RequestContext:
 
     def timing_ms(self) -> dict[str, float]:
         """Return the phases up to now in milliseconds; `total` starts at the complete body."""
-        trace = self._trace
+        record = self._trace
         return {
-            "decode": milliseconds(trace.decode_s or 0.0),
-            "queue": milliseconds(trace.queue_s or 0.0),
-            "compute": milliseconds(trace.compute_s or 0.0),
+            "decode": milliseconds(record.decode_s or 0.0),
+            "queue": milliseconds(record.queue_s or 0.0),
+            "compute": milliseconds(record.compute_s or 0.0),
             "total": milliseconds(self._elapsed_s()),
         }
 
     def server_timing(self) -> tuple[bytes, bytes]:
         """Return the same phases as a Server-Timing header."""
-        trace = self._trace
-        phases = (trace.decode_s or 0.0, trace.queue_s or 0.0, trace.compute_s or 0.0, self._elapsed_s())
+        record = self._trace
+        phases = (record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s())
         return b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in phases])
 
     def _elapsed_s(self) -> float:

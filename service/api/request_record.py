@@ -48,9 +48,9 @@ def start_record(scope: Scope, now: float) -> RequestRecord:
     asked = fields_of(scope)[b"x-request-id"]
     is_sane = asked and REQUEST_ID.fullmatch(asked[0])
     request_id = asked[0].decode("ascii") if is_sane else f"{getrandbits(96):024x}"
-    trace = RequestRecord(request_id, scope["method"], scope["path"], now)
-    scope[_KEY] = trace
-    return trace
+    record = RequestRecord(request_id, scope["method"], scope["path"], now)
+    scope[_KEY] = record
+    return record
 
 
 def milliseconds(seconds: float) -> float:

@@ -78,7 +78,7 @@ class Engine:
         self._is_stopped = False  # whether a long batch waits for its next step
         self._turn = threading.Lock()  # held by the thread that computes
         self._is_closed = False
-        self._residents: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
+        self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
         # Written by the thread that computes; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
         self.filler_rows = 0
@@ -88,10 +88,10 @@ class Engine:
         """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps."""
         if self._is_closed:
             raise EngineDown(_CLOSED)
-        resident, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
+        loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # starts its thread before it is needed
-        self._residents.add(resident)
-        self._go_on(resident, self._load_steps(resident), done)
+        self._loaded.add(loaded)
+        self._go_on(loaded, self._load_steps(loaded), done)
         return done
 
     def run(self, batch: Sequence[Work], *, is_inline: bool = False) -> Future[Step]:
@@ -141,7 +141,7 @@ class Engine:
         """Bytes that torch holds on the device; on a CPU those of the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
             return torch.cuda.memory_reserved(self.options.device)
-        return sum(resident.num_bytes for resident in list(self._residents))
+        return sum(loaded.num_bytes for loaded in list(self._loaded))
 
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
@@ -177,7 +177,7 @@ class Engine:
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
             return False
-        return self._dtype(batch) in batch[0].resident.variants
+        return self._dtype(batch) in batch[0].loaded.variants
 
     def _enter(self) -> None:
         self._threads.append(threading.current_thread())
@@ -186,46 +186,46 @@ class Engine:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
-    def _go_on(self, resident: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
+    def _go_on(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         def told(step: Future[None]) -> None:
             if step.cancelled():
                 done.set_exception(EngineDown("the engine was closed"))
 
-        self._submit(self._in_turn, partial(self._step, resident, steps, done)).add_done_callback(told)
+        self._submit(self._in_turn, partial(self._step, loaded, steps, done)).add_done_callback(told)
 
     @torch.inference_mode()
-    def _step(self, resident: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
+    def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile."""
         if done.cancelled():  # the caller does not want the layer any more
             return
         started = time.perf_counter()
         try:
             next(steps)
-            resident.seconds += time.perf_counter() - started
-            self._go_on(resident, steps, done)
+            loaded.seconds += time.perf_counter() - started
+            self._go_on(loaded, steps, done)
         except StopIteration:
-            done.set_result(resident)
+            done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
             done.set_exception(error)
 
-    def _load_steps(self, resident: LoadedLayer) -> Iterator[None]:
-        layer, is_bitwise = self._variant(resident, self.options.dtype), True
+    def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
+        layer, is_bitwise = self._variant(loaded, self.options.dtype), True
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
-        self._take(resident, layer, is_bitwise=is_bitwise)
-        resident.is_sequential = layer.is_sequential
+        self._take(loaded, layer, is_bitwise=is_bitwise)
+        loaded.is_sequential = layer.is_sequential
 
-    def _variant(self, resident: LoadedLayer, dtype: torch.dtype) -> Layer:
-        return Layer(resident.spec, resident.tensors, dtype=dtype, device=self.options.device)
+    def _variant(self, loaded: LoadedLayer, dtype: torch.dtype) -> Layer:
+        return Layer(loaded.spec, loaded.tensors, dtype=dtype, device=self.options.device)
 
-    def _take(self, resident: LoadedLayer, layer: Layer, *, is_bitwise: bool) -> Layer:
+    def _take(self, loaded: LoadedLayer, layer: Layer, *, is_bitwise: bool) -> Layer:
         """Serve a checked variant from now on; return it."""
         is_gpu = self.options.device.type != "cpu"
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
         self.filler_rows += layer.filler_rows
-        resident.variants[layer.dtype] = layer
+        loaded.variants[layer.dtype] = layer
         return layer
 
     @torch.inference_mode()
@@ -246,7 +246,7 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[Work]) -> Sequence[Answer]:
-        layer = self._layer(batch[0].resident, self._dtype(batch))
+        layer = self._layer(batch[0].loaded, self._dtype(batch))
         filled = layer.filler_rows
         try:
             answers = layer.forward([work.call for work in batch])
@@ -260,12 +260,12 @@ class Engine:
     def _dtype(self, batch: Sequence[Work]) -> torch.dtype:
         return torch.float64 if batch[0].call.is_float64 else self.options.dtype
 
-    def _layer(self, resident: LoadedLayer, dtype: torch.dtype) -> Layer:
+    def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Layer:
         """Return the layer in `dtype`; the first request builds, warms up and checks it."""
-        if found := resident.variants.get(dtype):
+        if found := loaded.variants.get(dtype):
             return found
-        layer = self._variant(resident, dtype)
-        return self._take(resident, layer, is_bitwise=keeps_bits(layer))
+        layer = self._variant(loaded, dtype)
+        return self._take(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:
         if self.options.device.type != "cpu":

@@ -48,8 +48,8 @@ def trim() -> None:
 class Heap:
     """Trims the memory of one process; call `give_back` off the event loop."""
 
-    def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
-        self._resident = resident
+    def __init__(self, loaded: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
+        self._resident = loaded
         self._trim = trim
         self._least = {False: 0, True: 0}  # keyed by `is_busy`: more is in use under load
 

@@ -37,5 +37,5 @@ class LoadedLayer:
 class Work(NamedTuple):
     """A call and the loaded layer that computes it."""
 
-    resident: LoadedLayer
+    loaded: LoadedLayer
     call: Call

@@ -75,12 +75,12 @@ class Runner(Generic[P, R]):
         self._speed = speed
         self._max_s = limits.max_s
         self._between = between
-        self._brevity = InlinePolicy(limits.inline_s)
+        self._inline_policy = InlinePolicy(limits.inline_s)
 
     def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
-        return self._brevity.is_inline(next(iter(jobs)).lane, flops, sequences)
+        return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences)
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
@@ -102,7 +102,7 @@ class Runner(Generic[P, R]):
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        is_inline = self._brevity.is_inline(jobs[0].lane, work.flops, batch.sequences)
+        is_inline = self._inline_policy.is_inline(jobs[0].lane, work.flops, batch.sequences)
         future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
@@ -149,7 +149,7 @@ class Runner(Generic[P, R]):
         if isinstance(failure, EngineDown):
             raise failure
         if failure is not None:
-            self._brevity.failed(lane)
+            self._inline_policy.failed(lane)
             if len(jobs) > 1:
                 return self._parts(jobs, failure)
             jobs[0].fail(told(failure))
@@ -157,7 +157,7 @@ class Runner(Generic[P, R]):
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
         self._speed.note(attempt.work, attempt.compute_s)
-        self._brevity.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
+        self._inline_policy.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
         self._observer.batch_done(BatchEvent.of(lane, attempt.batch, attempt.costs, attempt.compute_s))
         return []
 

@@ -131,10 +131,10 @@ class _Pace:
 class InlinePolicy:
     """A batch runs inline if it likely ends in `inline_s`; with 0 none does."""
 
-    __slots__ = ("_brief_s", "_lanes")
+    __slots__ = ("_inline_s", "_lanes")
 
     def __init__(self, inline_s: float) -> None:
-        self._brief_s = inline_s
+        self._inline_s = inline_s
         self._lanes: dict[Hashable, _Pace] = {}
 
     def is_inline(self, lane: Hashable, flops: int, sequences: int) -> bool:
@@ -142,14 +142,14 @@ class InlinePolicy:
         pace = self._lanes.get(lane)
         if pace is None or pace.doubts or sequences > MAX_SEQUENCES:
             return False
-        return flops <= pace.rate * self._brief_s
+        return flops <= pace.rate * self._inline_s
 
     def note(self, lane: Hashable, flops: int, seconds: float, *, waited_s: float) -> None:
         """Record how long a batch of this lane took, and for how much of that the loop waited."""
-        if not self._brief_s:
+        if not self._inline_s:
             return
         pace = self._lanes.get(lane) or self._begin(lane)
-        if waited_s > FAR_TOO_LONG * self._brief_s:
+        if waited_s > FAR_TOO_LONG * self._inline_s:
             pace.doubts = WINDOW  # so many batches run off the loop before one runs inline again
         elif pace.doubts:
             pace.doubts -= 1

@@ -92,8 +92,8 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     request = check_request(checked_request(document), layer, stored.spec, plenty).counted()
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
-        resident = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))
-        answers = await asyncio.wrap_future(engine.run([Work(resident, request.call)]))
+        loaded = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))
+        answers = await asyncio.wrap_future(engine.run([Work(loaded, request.call)]))
         assert isinstance(answers, Sequence), "an engine without a step's length does not stop. This is a bug."
     finally:
         engine.close()

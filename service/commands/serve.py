@@ -20,13 +20,14 @@ from service.supervisor.descriptors import allow, kept_connections
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from service.observability.metrics import Metrics
     from service.observability.trace_export import TraceExport
     from service.supervisor.notification import Notifier
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.worker_status import WorkerStatus
-    from service.worker.server import Drain
+    from service.worker.server import Drain, Server
     from service.worker.service import Service
     from service.worker.tls import Tls
 
@@ -120,7 +121,7 @@ def worker(
     lifeline: Annotated[int, typer.Option()],
     pulse: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
-    mates: Annotated[int, typer.Option()] = 0,
+    peers: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """One process of the service (started by `serve`)."""
     from service.attention.heap import keep_freed
@@ -130,12 +131,10 @@ def worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
     configure_logs(settings.log_level)
-    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir, mates))
+    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir, peers))
 
 
-def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path, mates: int) -> int:
-    import time
-
+def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path, peers: int) -> int:
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
@@ -144,22 +143,12 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.supervisor.watchdog import Watchdog
-    from service.worker.server import Server
-
-    def leave(exit_code: int, reason: str) -> None:
-        if exit_code == EXIT_REFUSED:
-            say_once(run_dir, reason)
-        server.leave(exit_code)
 
     unbuffer_streams()
     notifier = SupervisorNotifier()
     allow(kept_connections(settings.max_connections))
-    listener = _listener(settings, port, has_mates=mates > 0)
+    listener = _listener(settings, port, has_peers=peers > 0)
     import torch  # only a worker imports it, and only after its listener exists
-
-    from service.app import build
-    from service.limits import transport_limits
-    from service.observability.telemetry import Telemetry
 
     # Sets it for this thread, which also computes, whatever OMP_NUM_THREADS says.
     torch.set_num_threads(settings.compute_threads)
@@ -168,25 +157,13 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     with contextlib.suppress(OSError):  # the first heartbeat reports why
         run.keep()
     metrics = Metrics(Shared(run.metrics, slot))
-    status = _status(settings, run, metrics, notifier, has_mates=mates > 0)
+    status = _status(settings, run, metrics, notifier, has_peers=peers > 0)
+    begun = Watchdog(pulse, slot).begin
     try:
-        telemetry = Telemetry(metrics, time.monotonic)
-        edge, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
+        server = _server(settings, listener, metrics, status, export, begun, lifeline, run_dir)
     except ServiceError as error:
         say_once(run_dir, error.message)
         return EXIT_REFUSED
-    limits, tls = transport_limits(settings), tls_files(settings)
-    server = Server(
-        edge,
-        listener,
-        _drain(settings, service),
-        limits,
-        begun=Watchdog(pulse, slot).begin,
-        opened=service.readiness.listens,
-        lifeline=lifeline,
-        tls=tls,
-    )
-    service.readiness.when_joined(server.rebalance)
     try:
         return server.run_to_end()
     finally:
@@ -198,11 +175,45 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
             export.close()
 
 
-def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socket:
+def _server(
+    settings: Settings,
+    listener: socket.socket,
+    metrics: Metrics,
+    status: WorkerStatus,
+    export: TraceExport | None,
+    begun: Callable[[], None],
+    lifeline: int,
+    run_dir: Path,
+) -> Server:
+    """Build the service and the server around it; raises ServiceError for what cannot be served."""
+    import time
+
+    from service.app import build
+    from service.limits import transport_limits
+    from service.observability.telemetry import Telemetry
+    from service.supervisor.processes import say_once
+    from service.supervisor.supervisor import EXIT_REFUSED
+    from service.worker.server import Server
+
+    def leave(exit_code: int, reason: str) -> None:
+        if exit_code == EXIT_REFUSED:
+            say_once(run_dir, reason)
+        server.leave(exit_code)
+
+    telemetry = Telemetry(metrics, time.monotonic)
+    outer, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
+    limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.listens
+    drain = _drain(settings, service)
+    server = Server(outer, listener, drain, limits, begun=begun, opened=opened, lifeline=lifeline, tls=tls)
+    service.readiness.when_joined(server.rebalance)
+    return server
+
+
+def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socket:
     from service.http.listener import BACKLOG, listen
 
     found = listen(settings.host, port)
-    if not has_mates:
+    if not has_peers:
         # The first process listens at once: while it imports torch, an early request waits for its 503 and is not refused.
         # A replacement does not: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
@@ -210,7 +221,7 @@ def _listener(settings: Settings, port: int, *, has_mates: bool) -> socket.socke
 
 
 def _status(
-    settings: Settings, run: RunDirectory, metrics: Metrics, notifier: Notifier, *, has_mates: bool
+    settings: Settings, run: RunDirectory, metrics: Metrics, notifier: Notifier, *, has_peers: bool
 ) -> WorkerStatus:
     from service.supervisor.worker_status import WorkerStatus
 
@@ -219,7 +230,7 @@ def _status(
 
     late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
     return WorkerStatus(
-        run.heartbeats, num_workers(settings), late_s, notifier=notifier, keep=keep, has_mates=has_mates
+        run.heartbeats, num_workers(settings), late_s, notifier=notifier, keep=keep, has_peers=has_peers
     )
 
 

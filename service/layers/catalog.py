@@ -23,7 +23,7 @@ class ServedLayer:
     """A stored layer that is on the engine and has passed its self-check."""
 
     stored: StoredLayer
-    resident: LoadedLayer
+    loaded: LoadedLayer
     name: str = dataclasses.field(init=False)
     digest: str = dataclasses.field(init=False)
     spec: LayerSpec = dataclasses.field(init=False)

@@ -36,21 +36,21 @@ class LayerCounters:
         self._wall_clock = wall_clock
         self._sums: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
 
-    def answered(self, trace: RequestRecord, total_s: float) -> None:
+    def answered(self, record: RequestRecord, total_s: float) -> None:
         """Count an answered request to a served layer, as a success or a failure."""
-        if trace.layer is None:
+        if record.layer is None:
             return
-        done = self._sums[trace.layer]
-        if trace.status > _LAST_SUCCESS:
+        done = self._sums[record.layer]
+        if record.status > _LAST_SUCCESS:
             done.failures += 1
             done.failure_s += total_s
             return
         done.successes += 1
         done.success_s += total_s
-        done.decode_s += trace.decode_s or 0.0
-        done.queue_s += trace.queue_s or 0.0
-        done.compute_s += trace.compute_s or 0.0
-        done.encode_s += trace.encode_s or 0.0
+        done.decode_s += record.decode_s or 0.0
+        done.queue_s += record.queue_s or 0.0
+        done.compute_s += record.compute_s or 0.0
+        done.encode_s += record.encode_s or 0.0
         done.last_answer_s = self._wall_clock()
 
     def computed(self, layer: str, sequences: int) -> None:
@@ -84,37 +84,37 @@ class Telemetry:
 
     # Events of the API.
 
-    def received(self, trace: RequestRecord) -> None:
-        if is_counted(trace.path):
+    def received(self, record: RequestRecord) -> None:
+        if is_counted(record.path):
             self._metrics.received()
 
-    def answered(self, trace: RequestRecord, total_s: float) -> None:
-        if not is_counted(trace.path):
+    def answered(self, record: RequestRecord, total_s: float) -> None:
+        if not is_counted(record.path):
             return
         self._metrics.answered(
             Answered(
-                route=trace.route,
-                status=trace.status,
+                route=record.route,
+                status=record.status,
                 total_s=total_s,
-                code=trace.code,
-                layer=trace.layer,
-                queue_s=trace.queue_s,
-                masked_rows=trace.masked_rows,
+                code=record.code,
+                layer=record.layer,
+                queue_s=record.queue_s,
+                masked_rows=record.masked_rows,
             )
         )
-        self._counters.answered(trace, total_s)
-        log_request(_line(trace, total_s))
+        self._counters.answered(record, total_s)
+        log_request(_line(record, total_s))
 
-    def abandoned(self, trace: RequestRecord, total_s: float) -> None:
+    def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Report a caller that left before the answer."""
-        if not is_counted(trace.path):
+        if not is_counted(record.path):
             return
-        self._metrics.cancelled(trace.stage)
-        trace.code = "client_gone"
-        log_request(_line(trace, total_s))
+        self._metrics.cancelled(record.stage)
+        record.code = "client_gone"
+        log_request(_line(record, total_s))
 
-    def faulted(self, trace: RequestRecord, error: BaseException) -> None:
-        self._log.error("fault", request_id=trace.request_id, route=trace.route, exc_info=error)
+    def faulted(self, record: RequestRecord, error: BaseException) -> None:
+        self._log.error("fault", request_id=record.request_id, route=record.route, exc_info=error)
 
     def keys_taken(self, ring: KeyRing) -> None:
         self._metrics.keys_read(is_usable=True)
@@ -166,12 +166,12 @@ class Telemetry:
     def routes_known(self, routes: list[str]) -> None:
         self._metrics.routes_known(routes)
 
-    def layer_loaded(self, name: str, resident: LoadedLayer) -> None:
+    def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
         self._answered_at[name] = self._now()
-        self._metrics.layer_loaded(name, resident.seconds)
-        if resident.is_sequential:
+        self._metrics.layer_loaded(name, loaded.seconds)
+        if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
-        self._log.info("layer_loaded", layer=name, seconds=round(resident.seconds, 3))
+        self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
 
     def layer_refused(self, name: str, error: LayerError) -> None:
         self._metrics.layer_load_failed(error.code)
@@ -209,8 +209,8 @@ class Telemetry:
     def run_directory_made_again(self) -> None:
         self._log.warning("run_directory_made_again", effect="counters of processes that have ended begin anew")
 
-    def roll_not_found(self, reason: str) -> None:
-        self._log.error("roll_not_found", reason=reason)
+    def desired_state_not_found(self, reason: str) -> None:
+        self._log.error("desired_state_not_found", reason=reason)
 
     def ready(self, *, is_ready: bool, num_ready: int) -> None:
         self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
@@ -256,21 +256,21 @@ def layer_of(lane: Hashable) -> str:
     return str(lane[0])
 
 
-def _line(trace: RequestRecord, total_s: float) -> RequestLine:
-    decode_s, queue_s, compute_s = trace.decode_s, trace.queue_s, trace.compute_s
+def _line(record: RequestRecord, total_s: float) -> RequestLine:
+    decode_s, queue_s, compute_s = record.decode_s, record.queue_s, record.compute_s
     return RequestLine(
-        request_id=trace.request_id,
-        route=trace.route,
-        method=trace.method,
-        status=trace.status,
-        code=trace.code,
-        layer=trace.layer,
-        batch_requests=trace.batch_requests,
-        tokens=trace.tokens,
+        request_id=record.request_id,
+        route=record.route,
+        method=record.method,
+        status=record.status,
+        code=record.code,
+        layer=record.layer,
+        batch_requests=record.batch_requests,
+        tokens=record.tokens,
         decode_ms=None if decode_s is None else milliseconds(decode_s),
         queue_ms=None if queue_s is None else milliseconds(queue_s),
         compute_ms=None if compute_s is None else milliseconds(compute_s),
         total_ms=milliseconds(total_s),
-        bytes_in=trace.bytes_in,
-        bytes_out=trace.bytes_out,
+        bytes_in=record.bytes_in,
+        bytes_out=record.bytes_out,
     )

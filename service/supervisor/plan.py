@@ -12,7 +12,7 @@ from pathlib import Path
 # A worker's command-line arguments; the supervisor fills in the values.
 TOLD = (
     "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--pulse", "{pulse}", "--run-dir", "{run_dir}",
-    "--mates", "{mates}",
+    "--peers", "{peers}",
 )  # fmt: skip
 
 
@@ -20,7 +20,7 @@ TOLD = (
 class Plan:
     """What to run. The supervisor fills in the elements of `command` that are placeholders of TOLD, in braces.
 
-    `slot` counts from 0 and outlives the process in it. `lifeline` and `pulse` are numbers of open descriptors. `mates` is how
+    `slot` counts from 0 and outlives the process in it. `lifeline` and `pulse` are numbers of open descriptors. `peers` is how
     many other processes send watchdog pings. `silence_s` is how long a process may send none.
     """
 

@@ -140,8 +140,8 @@ class Supervisor:
 
     def _start(self, slot: Slot) -> None:
         self._hear()
-        mates = sum(other.looks_since_sign is not None for other in self._slots if other is not slot)
-        values = {**self._values, "{slot}": str(slot.index), "{mates}": str(mates)}
+        peers = sum(other.looks_since_sign is not None for other in self._slots if other is not slot)
+        values = {**self._values, "{slot}": str(slot.index), "{peers}": str(peers)}
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:

@@ -38,7 +38,7 @@ class State(enum.StrEnum):
 class Heartbeat:
     """What one process reported of itself; `at` is monotonic seconds.
 
-    `roll` is the version of the desired state that it has applied (0: none yet). `trouble` says why it cannot make the change.
+    `desired` is the version of the desired state that it has applied (0: none yet). `trouble` says why it cannot make the change.
     `file_changed` says whether that is because the layer's file is no longer the one that the change is about.
     """
 
@@ -46,7 +46,7 @@ class Heartbeat:
     state: State
     reason: str
     at: float
-    roll: int = 0
+    desired: int = 0
     trouble: str = ""
     file_changed: bool = False
 
@@ -56,15 +56,15 @@ class Heartbeat:
         try:
             fields = json.loads(text)
             pid, reason, at = fields["pid"], fields["reason"], fields["at"]
-            state, roll, trouble = State(fields["state"]), fields["roll"], fields["trouble"]
+            state, desired, trouble = State(fields["state"]), fields["desired"], fields["trouble"]
             file_changed = fields["file_changed"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if type(pid) is not int or not isinstance(reason, str) or type(at) is not float or not math.isfinite(at):
             return None
-        if type(roll) is not int or not isinstance(trouble, str) or type(file_changed) is not bool:
+        if type(desired) is not int or not isinstance(trouble, str) or type(file_changed) is not bool:
             return None
-        return cls(pid, state, reason, at, roll, trouble, file_changed)
+        return cls(pid, state, reason, at, desired, trouble, file_changed)
 
 
 def read_heartbeat(directory: Path, pid: int) -> Heartbeat | None:
@@ -90,7 +90,7 @@ class WorkerStatus:
         now: Callable[[], float] = time.monotonic,
         notifier: Notifier = ALONE,
         keep: Callable[[], bool] = lambda: False,
-        has_mates: bool = False,
+        has_peers: bool = False,
     ) -> None:
         self.directory = directory
         self.expected_workers = expected_workers
@@ -99,20 +99,20 @@ class WorkerStatus:
         self._now = now
         self.notifier = notifier  # notifies the other processes of news in the directory
         self.keep = keep  # makes what is missing of the directory; returns whether anything was; raises OSError
-        self.has_mates = has_mates  # other processes served already when this one started
+        self.has_peers = has_peers  # other processes served already when this one started
 
     def write(
         self,
         state: State,
         reason: str | None = None,
         *,
-        roll: int = 0,
+        desired: int = 0,
         trouble: str | None = None,
         file_changed: bool = False,
     ) -> None:
         """Write this process's report; raise OSError if the run directory is gone or full."""
         told, troubled = ((text or "")[:MAX_REASON_CHARS] for text in (reason, trouble))
-        beat = Heartbeat(self._pid, state, told, float(self._now()), roll, troubled, file_changed)
+        beat = Heartbeat(self._pid, state, told, float(self._now()), desired, troubled, file_changed)
         shared_file.replace(_file(self.directory, self._pid), json.dumps(dataclasses.asdict(beat)).encode("ascii"))
 
     def why_not_ready(self) -> str | None:

@@ -73,19 +73,19 @@ class DesiredState:
         try:
             fields = json.loads(text)
             version, layers, before, about = (fields[name] for name in ("version", "layers", "before", "about"))
-            roll = cls(version, Phase(fields["phase"]), layers, before, about)
+            desired = cls(version, Phase(fields["phase"]), layers, before, about)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         is_whole = type(version) is int and isinstance(about, str) and _is_table(layers) and _is_table(before)
-        return roll if is_whole else None
+        return desired if is_whole else None
 
 
 class DesiredStateFile:
-    """`<directory>/roll`, and the lock file beside it that serializes changes."""
+    """`<directory>/desired_state`, and the lock file beside it that serializes changes."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "roll"
-        self._lock = directory / "roll.lock"
+        self._path = directory / "desired_state"
+        self._lock = directory / "desired_state.lock"
         self._held: int | None = None  # the lock's descriptor while this process holds it
 
     def read(self) -> DesiredState | None:
@@ -95,14 +95,14 @@ class DesiredStateFile:
 
     def begin(self, layers: Mapping[str, str]) -> DesiredState:
         """Return the first state: this one, or that of a quicker process. Raises OSError without a run directory."""
-        roll = DesiredState(1, Phase.SETTLED, layers)
-        return roll if shared_file.create(self._path, _text(roll)) else self.read() or roll
+        desired = DesiredState(1, Phase.SETTLED, layers)
+        return desired if shared_file.create(self._path, _text(desired)) else self.read() or desired
 
-    def write(self, roll: DesiredState) -> None:
+    def write(self, desired: DesiredState) -> None:
         """Write a state; the caller holds the lock. Raises OSError if the run directory is full, or it or the lock is gone."""
         if self._held is not None and not os.path.samestat(os.fstat(self._held), self._lock.stat()):
             raise FileNotFoundError(errno.ENOENT, "the lock was removed, and another process may hold a new one")
-        shared_file.replace(self._path, _text(roll))
+        shared_file.replace(self._path, _text(desired))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
@@ -130,8 +130,8 @@ class DesiredStateFile:
             os.close(descriptor)
 
 
-def _text(roll: DesiredState) -> bytes:
-    return json.dumps(dataclasses.asdict(roll)).encode("ascii")
+def _text(desired: DesiredState) -> bytes:
+    return json.dumps(dataclasses.asdict(desired)).encode("ascii")
 
 
 def _is_table(value: object) -> bool:

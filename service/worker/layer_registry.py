@@ -29,7 +29,7 @@ R = TypeVar("R")
 class Listener(Protocol):
     """Receives the registry's events, for metrics and logs (`observability/telemetry.py`)."""
 
-    def layer_loaded(self, name: str, resident: LoadedLayer) -> None: ...
+    def layer_loaded(self, name: str, loaded: LoadedLayer) -> None: ...
 
     def layer_refused(self, name: str, error: LayerError) -> None: ...
 
@@ -90,19 +90,21 @@ class LayerRegistry:
         """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
         return (await self._in(self._enquiries, self._store.load, name)).digest
 
-    async def follow(self, roll: DesiredState) -> None:
+    async def follow(self, desired: DesiredState) -> None:
         """Load the layers that the desired state holds, serve those that it serves, and release the rest."""
         troubles: dict[tuple[str, str], LayerError] = {}
-        for name, digest in sorted(roll.held - self._held.keys()):
+        for name, digest in sorted(desired.held - self._held.keys()):
             try:
                 self._keep(await self._loaded(await self._read_as(name, digest)))
             except LayerError as error:
                 troubles[name, digest] = error
-        self._put_out(roll)
-        lacking = {name: troubles[name, digest] for name, digest in roll.layers.items() if (name, digest) in troubles}
+        self._put_out(desired)
+        lacking = {
+            name: troubles[name, digest] for name, digest in desired.layers.items() if (name, digest) in troubles
+        }
         first = next(iter(lacking.values()), None)
         told, self.trouble = self.trouble, None if first is None else first.message
-        self.objection = _objection(lacking.get(roll.about))
+        self.objection = _objection(lacking.get(desired.about))
         if first is not None and self.trouble != told:  # report it once, not at every retry
             self._listener.layer_lacking(first)
 
@@ -110,11 +112,11 @@ class LayerRegistry:
         for thread in (self._thread, self._enquiries):
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def _put_out(self, roll: DesiredState) -> None:
-        held, before = roll.held, len(self._held)
+    def _put_out(self, desired: DesiredState) -> None:
+        held, before = desired.held, len(self._held)
         self._held = {key: layer for key, layer in self._held.items() if key in held}
-        served = {key[0]: self._held[key] for key in sorted(roll.served.items()) if key in self._held}
-        shown, self.catalog = self.catalog, Catalog(served, frozenset(roll.served.keys() - served.keys()))
+        served = {key[0]: self._held[key] for key in sorted(desired.served.items()) if key in self._held}
+        shown, self.catalog = self.catalog, Catalog(served, frozenset(desired.served.keys() - served.keys()))
         if shown is None or shown.names() != self.catalog.names():
             self._listener.serving(self.catalog.names())
         if len(self._held) < before:
@@ -123,7 +125,7 @@ class LayerRegistry:
 
     def _keep(self, layer: ServedLayer) -> None:
         self._held[layer.name, layer.digest] = layer
-        self._listener.layer_loaded(layer.name, layer.resident)
+        self._listener.layer_loaded(layer.name, layer.loaded)
 
     async def _read_as(self, name: str, digest: str) -> StoredLayer:
         """Read the version with that digest; raises LayerError if the directory no longer has it, or not yet."""
@@ -135,13 +137,13 @@ class LayerRegistry:
     async def _loaded(self, stored: StoredLayer) -> ServedLayer:
         """Load the layer on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
-            resident = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
+            loaded = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
         except EngineDown:
             raise
         except Exception as error:
             reason = "there is no memory for it, or its first forward passes failed"
             raise LayerNotLoaded(f'layer "{stored.name}": {reason}') from error
-        return ServedLayer(stored, resident)
+        return ServedLayer(stored, loaded)
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)

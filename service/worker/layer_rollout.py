@@ -66,36 +66,36 @@ class LayerRollout:
         digest = await self._digest(name)
         if self._is_served(name, digest):
             return False
-        with self._alone() as roll:
-            stands = roll.layers.get(name)
+        with self._alone() as desired:
+            stands = desired.layers.get(name)
             if stands not in (seen, digest):
                 raise LayerChanged("another change of this layer came first; nothing was changed")
-            await self._carry_out(roll, name, digest)
+            await self._carry_out(desired, name, digest)
             return stands is None
 
     async def drop(self, name: str) -> None:
         """Make every process stop serving the layer."""
         _check_name(name)
-        with self._alone() as roll:
-            if name not in roll.layers:
+        with self._alone() as desired:
+            if name not in desired.layers:
                 raise _not_served()
-            await self._carry_out(roll, name, None)
+            await self._carry_out(desired, name, None)
 
     def _standing(self) -> DesiredState:
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
-        roll = self._desired_file.read()
-        if roll is None:
+        desired = self._desired_file.read()
+        if desired is None:
             raise NotReady("layers are being loaded", retry_after_s=1)
-        return roll
+        return desired
 
     def _between_changes(self) -> DesiredState:
         """Return the current state; raises NotReady while a change is in progress."""
-        roll = self._standing()
-        if roll.phase is Phase.SETTLED:
-            return roll
-        with self._alone() as roll:
-            return roll
+        desired = self._standing()
+        if desired.phase is Phase.SETTLED:
+            return desired
+        with self._alone() as desired:
+            return desired
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[DesiredState]:
@@ -103,8 +103,8 @@ class LayerRollout:
         with self._desired_file.locked() as is_ours:
             if not is_ours:
                 raise NotReady("another change of layers is under way", retry_after_s=1)
-            roll = self._standing()
-            yield roll if roll.phase is Phase.SETTLED else self._written(roll.take_back())
+            desired = self._standing()
+            yield desired if desired.phase is Phase.SETTLED else self._written(desired.take_back())
 
     async def _digest(self, name: str) -> str:
         try:
@@ -117,43 +117,43 @@ class LayerRollout:
         except LayerError as error:
             raise InvalidInput(error.message) from error
 
-    async def _carry_out(self, roll: DesiredState, name: str, digest: str | None) -> None:
+    async def _carry_out(self, desired: DesiredState, name: str, digest: str | None) -> None:
         pids = self._pids_of_all()
         # Outside the `try`: before this write there is nothing to abort.
-        roll = self._written(roll.prepare(name, digest))
+        desired = self._written(desired.prepare(name, digest))
         try:
-            await self._followed(roll, self._timeout_s, pids)
-            roll = self._written(roll.serve())
-            await self._followed(roll, self._timeout_s)
+            await self._followed(desired, self._timeout_s, pids)
+            desired = self._written(desired.serve())
+            await self._followed(desired, self._timeout_s)
         except BaseException as error:
-            back = self._written(roll.take_back())
+            back = self._written(desired.take_back())
             if isinstance(error, NotReady | LayerChanged):
                 with contextlib.suppress(NotReady, Draining):
                     await self._followed(back, TAKE_BACK_S)
             raise
-        self._written(roll.settle())
+        self._written(desired.settle())
 
-    def _written(self, roll: DesiredState) -> DesiredState:
+    def _written(self, desired: DesiredState) -> DesiredState:
         try:
-            self._desired_file.write(roll)
+            self._desired_file.write(desired)
         except OSError:
             raise NotReady("the run directory cannot be written", retry_after_s=5) from None
         self._tell()
-        return roll
+        return desired
 
-    async def _followed(self, roll: DesiredState, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
+    async def _followed(self, desired: DesiredState, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
         """Wait until every process has acknowledged the state. If one of `pids` ends, raise NotReady at once."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._have_all_followed(roll, pids):
+                while not self._have_all_followed(desired, pids):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             raise NotReady("not every process followed in time; the change was taken back", retry_after_s=5) from None
 
-    def _have_all_followed(self, roll: DesiredState, pids: frozenset[int]) -> bool:
+    def _have_all_followed(self, desired: DesiredState, pids: frozenset[int]) -> bool:
         beats = self._status.fresh()
-        followers = [beat for beat in beats if beat.roll == roll.version]
+        followers = [beat for beat in beats if beat.desired == desired.version]
         if self._is_closed:
             raise Draining("the service is shutting down; the change was taken back")
         for beat in followers:
@@ -169,19 +169,19 @@ class LayerRollout:
 
     def _pids_of_all(self) -> frozenset[int]:
         """Return the pids of all processes; raises NotReady unless every process is up."""
-        pids = frozenset(beat.pid for beat in self._status.fresh() if beat.state in _UP and beat.roll)
+        pids = frozenset(beat.pid for beat in self._status.fresh() if beat.state in _UP and beat.desired)
         if len(pids) < self._status.expected_workers:
             raise NotReady(f"{len(pids)} of {self._status.expected_workers} processes are up", retry_after_s=5)
         return pids
 
     def _is_served(self, name: str, digest: str) -> bool:
         """Return whether every process serves this version and no change is in progress."""
-        roll = self._standing()
+        desired = self._standing()
 
         def is_content(beat: Heartbeat) -> bool:
-            return beat.roll == roll.version and beat.state is State.READY
+            return beat.desired == desired.version and beat.state is State.READY
 
-        if roll.phase is not Phase.SETTLED or roll.layers.get(name) != digest:
+        if desired.phase is not Phase.SETTLED or desired.layers.get(name) != digest:
             return False
         return sum(map(is_content, self._status.fresh())) >= self._status.expected_workers
 

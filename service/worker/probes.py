@@ -58,6 +58,6 @@ class Probes:
         cost = Cost(
             sequences=1, tokens=2, cells=spec.num_heads, weights_bytes=0, input_bytes=0, flops=spec.flops(1, 1, 1)
         )
-        work = Work(layer.resident, Call(layer.name, query, key, value))
+        work = Work(layer.loaded, Call(layer.name, query, key, value))
         lane = (layer.name, layer.digest, PROBE)
         await self._batcher.submit(work, lane, cost, time.monotonic() + self._patience_s)

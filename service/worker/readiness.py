@@ -71,7 +71,7 @@ class Readiness:
 
     async def may_listen(self) -> None:
         """Return when the port may open. The kernel would give a loading process connections that others could serve."""
-        if self._status.has_mates or any(beat.state is State.READY for beat in self._status.fresh()):
+        if self._status.has_peers or any(beat.state is State.READY for beat in self._status.fresh()):
             await self._has_begun.wait()
 
     def when_joined(self, tell: Callable[[], object]) -> None:
@@ -138,7 +138,9 @@ class Readiness:
                 self._log.run_directory_made_again()
             state = self._state(reason)
             trouble, file_changed = self._registry.objection or (None, False)
-            self._status.write(state, reason, roll=self._reconciler.version, trouble=trouble, file_changed=file_changed)
+            self._status.write(
+                state, reason, desired=self._reconciler.version, trouble=trouble, file_changed=file_changed
+            )
         except OSError as error:
             return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
         return None

@@ -20,11 +20,11 @@ from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
 from service.worker.layer_registry import LayerRegistry
 
 # How long a process waits for the others to rewrite a lost state, which they do at their next heartbeat.
-ROLL_S = 10.0
+DESIRED_STATE_S = 10.0
 
 
 class Reconciler:
-    """`acknowledge` is called when a state has been applied. With `has_mates` the process serves what the others serve."""
+    """`acknowledge` is called when a state has been applied. With `has_peers` the process serves what the others serve."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Reconciler:
         retry_s: float,
         acknowledge: Callable[[], None],
         *,
-        has_mates: bool = False,
+        has_peers: bool = False,
     ) -> None:
         self._registry = registry
         self._desired_file = desired_file
         self._clock = clock
         self._retry_s = retry_s
         self._acknowledge = acknowledge
-        self._has_mates = has_mates
+        self._has_mates = has_peers
         self._news = asyncio.Event()
         self._roll: DesiredState | None = None
         self._next: tuple[DesiredState, asyncio.Task[None]] | None = None
@@ -56,34 +56,34 @@ class Reconciler:
         """Check for another state or a due retry; stop applying a state that was replaced."""
         self._news.set()
         if self._next is not None:
-            roll, turning = self._next
-            if (now := self._desired_file.read()) is not None and now.version != roll.version:
+            desired, turning = self._next
+            if (now := self._desired_file.read()) is not None and now.version != desired.version:
                 turning.cancel()
 
     async def begin(self, *, strict: bool) -> None:
         """Load the first layers. Raises LayerError if the directory cannot be served, NotReady if the others have no state."""
-        roll = await self._roll_of_mates() if self._has_mates else self._desired_file.read()
-        if roll is None:
-            roll = self._begun(await self._registry.stock(strict=strict))
-        await self._turn_to(roll)
+        desired = await self._state_of_peers() if self._has_mates else self._desired_file.read()
+        if desired is None:
+            desired = self._begun(await self._registry.stock(strict=strict))
+        await self._turn_to(desired)
 
     async def follow(self) -> None:
         """Apply every new state, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
-            roll = self._desired_file.read()
-            if roll is None or self._is_stale(roll):
-                roll = self._written_again()
-            elif roll.phase is not Phase.SETTLED:
-                roll = self._with_author(roll)
-            if roll.version != self.version or (self._registry.trouble and self._clock.now() >= self._retry_at):
-                await self._turn_while_in_force(roll)
+            desired = self._desired_file.read()
+            if desired is None or self._is_stale(desired):
+                desired = self._written_again()
+            elif desired.phase is not Phase.SETTLED:
+                desired = self._with_author(desired)
+            if desired.version != self.version or (self._registry.trouble and self._clock.now() >= self._retry_at):
+                await self._turn_while_in_force(desired)
 
-    async def _turn_while_in_force(self, roll: DesiredState) -> None:
+    async def _turn_while_in_force(self, desired: DesiredState) -> None:
         """Apply a state until another replaces it: loading for an aborted change may be slow, and the next must not wait."""
-        turning = asyncio.ensure_future(self._turn_to(roll))
-        self._next = roll, turning
+        turning = asyncio.ensure_future(self._turn_to(desired))
+        self._next = desired, turning
         try:
             await asyncio.wait([turning])
             if not turning.cancelled():
@@ -92,23 +92,23 @@ class Reconciler:
             self._next = None
             turning.cancel()
 
-    async def _turn_to(self, roll: DesiredState) -> None:
-        await self._registry.follow(roll)
-        self._roll = roll
+    async def _turn_to(self, desired: DesiredState) -> None:
+        await self._registry.follow(desired)
+        self._roll = desired
         self._retry_at = self._clock.now() + self._retry_s
         self._acknowledge()
 
-    async def _roll_of_mates(self) -> DesiredState:
+    async def _state_of_peers(self) -> DesiredState:
         try:
-            async with asyncio.timeout(ROLL_S):
-                while (roll := self._desired_file.read()) is None:
+            async with asyncio.timeout(DESIRED_STATE_S):
+                while (desired := self._desired_file.read()) is None:
                     await self._news.wait()
                     self._news.clear()
         except TimeoutError:
             raise NotReady(
                 "the others serve layers, and the run directory does not say which", retry_after_s=5
             ) from None
-        return roll
+        return desired
 
     def _is_stale(self, found: DesiredState) -> bool:
         """Return whether a process that did not know the applied state has begun another."""
@@ -136,12 +136,12 @@ class Reconciler:
         except OSError:  # without a run directory this process serves what it found, alone
             return DesiredState(max(1, self.version), Phase.SETTLED, layers)
 
-    def _with_author(self, roll: DesiredState) -> DesiredState:
+    def _with_author(self, desired: DesiredState) -> DesiredState:
         """Return the state itself while its author holds the lock; else abort the change and return the result."""
         with self._desired_file.locked() as is_ours:
             if not is_ours:
-                return roll
-            found = self._desired_file.read() or roll
+                return desired
+            found = self._desired_file.read() or desired
             if found.phase is not Phase.SETTLED:
                 found = found.take_back()
                 with contextlib.suppress(OSError):

@@ -78,9 +78,8 @@ class Service:
         )
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         limits = queue_limits(settings, step_s)
-        self.batcher: Batcher[Work, Answer] = Batcher(
-            self.engine, batch_limits(settings), limits, LoopClock(), observer
-        )
+        batching = batch_limits(settings)
+        self.batcher: Batcher[Work, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self.layer_requests = LayerRequests(
             lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
@@ -91,7 +90,7 @@ class Service:
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         desired_file = DesiredStateFile(status.directory)
         self._reconciler = Reconciler(
-            self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_mates=status.has_mates
+            self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_peers=status.has_peers
         )
         self._rollout = LayerRollout(self._registry, desired_file, status, self._tell_all, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
@@ -187,7 +186,7 @@ class Service:
             source=layer.source,
             digest=layer.digest,
             stored_dtype=str(layer.dtype).removeprefix("torch."),
-            batching="sequential" if served.resident.is_sequential else "packed",
+            batching="sequential" if served.loaded.is_sequential else "packed",
             numerics=NumericsAnswer(**dataclasses.asdict(self.numerics)),
             limits=LayerLimits(
                 body_bytes=settings.max_body_bytes,
@@ -233,7 +232,7 @@ class Service:
         try:
             await self._load()
         except NotReady as error:
-            self._telemetry.roll_not_found(error.message)
+            self._telemetry.desired_state_not_found(error.message)
             self.readiness.give_up(error.message)
             self._leave(EXIT_FAILED, error.message)
         except ServiceError as error:

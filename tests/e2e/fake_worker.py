@@ -22,7 +22,7 @@ from service.supervisor.supervisor import EXIT_REFUSED, supervise
 def options(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("serve", "worker"))
-    for name in ("slot", "port", "lifeline", "pulse", "mates", "workers"):
+    for name in ("slot", "port", "lifeline", "pulse", "peers", "workers"):
         parser.add_argument(f"--{name}", type=int, default=0)
     for name in ("delay", "grace", "silence", "ready-after"):
         parser.add_argument(f"--{name}", type=float, default=0.0)

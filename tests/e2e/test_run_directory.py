@@ -184,9 +184,9 @@ LOSSES = {
     "one-counter-file": lambda run: (run / "metrics" / "counter_0.db").unlink(),
     "one-gauge-file": lambda run: (run / "metrics" / "gauge_livesum_1.db").unlink(),
     "one-heartbeat": lambda run: next((run / "heartbeats").glob("*.json")).unlink(),
-    "the-roll": lambda run: (run / "heartbeats" / "roll").unlink(),
-    "the-lock": lambda run: (run / "heartbeats" / "roll.lock").unlink(missing_ok=True),
-    "the-roll-cut": lambda run: os.truncate(run / "heartbeats" / "roll", 3),
+    "the-desired-state": lambda run: (run / "heartbeats" / "desired_state").unlink(),
+    "the-lock": lambda run: (run / "heartbeats" / "desired_state.lock").unlink(missing_ok=True),
+    "the-roll-cut": lambda run: os.truncate(run / "heartbeats" / "desired_state", 3),
 }
 # After these a worker is killed: its replacement finds what the others have made again.
 DEADLY = ("everything", "heartbeats")
@@ -203,7 +203,7 @@ def test_what_is_lost_is_made_again_and_no_request_fails_D4(lost, loss):
         time.sleep(0.5)
         run_dir = lost.run_dir
         LOSSES[loss](run_dir)
-        eventually((run_dir / "heartbeats" / "roll").exists, "the roll is back", HEALED_S)
+        eventually((run_dir / "heartbeats" / "desired_state").exists, "the roll is back", HEALED_S)
         eventually(lost.is_well, "it is ready, and in the metrics", HEALED_S)
         time.sleep(1.5)  # a beat of each process later it still is
         assert lost.is_well()
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_by_one_that_ser
     assert service.ask("/v1/layers/zero", "DELETE")[0] == 204
     service.store.save(small_layer("unasked"))
     layers = service.layers()
-    for part in ("everything", "the-roll"):
+    for part in ("everything", "the-desired-state"):
         before = set(service.workers)
         LOSSES[part](service.run_dir)
         service.replace_one()

@@ -52,7 +52,7 @@ async def processes(directory, count=2, **rollout):
 
 
 def deafen(process: Running) -> None:
-    """It lives, and follows no roll any more."""
+    """The process lives and no longer follows the desired state."""
     (reconciler,) = (task for task in process.service._tasks if task.get_name() == "follower")
     reconciler.cancel()
 
@@ -182,7 +182,7 @@ def test_after_an_unload_what_waits_is_answered_and_what_comes_is_unknown(servic
 
 def test_the_memory_of_a_layer_that_went_comes_back(service, store):
     async def story(one):
-        held = weakref.ref(one.service.catalog.get("small").resident)
+        held = weakref.ref(one.service.catalog.get("small").loaded)
         before = one.engine.device_bytes
         await outputs(one)
         store.save(small_layer("small", scale=0.25))
@@ -516,13 +516,13 @@ def test_a_caller_who_leaves_takes_his_change_back_and_frees_the_way(service, st
 
 
 def hold(process):
-    """It follows no roll until what this gives is called."""
+    """It does not follow the desired state until the returned function is called."""
     follow = process.service._registry.follow
     gate = asyncio.Event()
 
-    async def held(roll: DesiredState) -> None:
+    async def held(desired: DesiredState) -> None:
         await gate.wait()
-        await follow(roll)
+        await follow(desired)
 
     process.service._registry.follow = held
     return gate.set
@@ -559,8 +559,8 @@ def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
         before = await outputs(one)
         store.save(small_layer("fresh"))
         desired_file = DesiredStateFile(tmp_path / "heartbeats")
-        roll = one.service._reconciler._roll
-        abandoned = roll.prepare("fresh", small_layer("fresh").digest).serve()
+        desired = one.service._reconciler._roll
+        abandoned = desired.prepare("fresh", small_layer("fresh").digest).serve()
         desired_file.write(abandoned)
         one.service.look()
         await one.until(lambda: one.service._reconciler.version == abandoned.version + 1)

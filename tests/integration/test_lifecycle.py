@@ -248,7 +248,7 @@ def test_a_float64_request_makes_its_own_variant_once(served):
         for _ in range(2):
             assert (await service.attend({"query": wide})).status_code == 200
         catalog = service.service.catalog
-        made = [name for name in catalog.names() if torch.float64 in catalog.get(name).resident.variants]
+        made = [name for name in catalog.names() if torch.float64 in catalog.get(name).loaded.variants]
         assert made == ["small"]
 
     served(story)

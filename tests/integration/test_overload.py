@@ -129,7 +129,7 @@ NONSENSE = {
 def test_a_layer_that_returns_nonsense_fails_that_batch_and_nobody_gets_another_ones_answer(served, nonsense):
     async def story(service):
         expected = [(await service.attend({"query": X * n})).json()["output"] for n in (1, 2, 3)]
-        (layer,) = service.service.catalog.get("small").resident.variants.values()
+        (layer,) = service.service.catalog.get("small").loaded.variants.values()
         forward = layer.forward
         layer.forward = lambda calls: nonsense(forward(calls)) if len(calls) > 1 else forward(calls)
         running = await blocked(service)
@@ -341,7 +341,7 @@ def test_answers_that_are_waited_for_are_bounded_over_all_requests(served):
 
 def test_x2_x3_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
     async def story(service):
-        (layer,) = service.service.catalog.get("small").resident.variants.values()
+        (layer,) = service.service.catalog.get("small").loaded.variants.values()
         forward = layer.forward
 
         def starved(calls):

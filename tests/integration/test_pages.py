@@ -298,7 +298,7 @@ def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(s
     async def story(service):
         assert len(await get_many(service, "/v1/layers")) == 1
         assert (described.times, described.is_on_loop) == (len(LAYERS), False)
-        gone = weakref.ref(service.service.catalog.get("zero").resident)
+        gone = weakref.ref(service.service.catalog.get("zero").loaded)
         assert (await service.client.delete("/v1/layers/zero")).status_code == 204
         await service.until(lambda: gc.collect() is not None and gone() is None)
         found = (await service.client.get("/v1/layers")).json()["layers"]

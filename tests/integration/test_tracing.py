@@ -59,10 +59,10 @@ def test_requests_of_one_batch_link_to_one_span(traced):
         service.engine.gate.clear()
         first = asyncio.ensure_future(service.attend(X))
         await service.until(lambda: service.service.batcher.num_running == 1)
-        mates = [asyncio.ensure_future(service.attend(X)) for _ in range(2)]
+        peers = [asyncio.ensure_future(service.attend(X)) for _ in range(2)]
         await service.until(lambda: service.service.batcher.num_queued == 2)
         service.engine.gate.set()
-        await asyncio.gather(first, *mates)
+        await asyncio.gather(first, *peers)
         alone, together = spans.batches
         assert [batch.attributes["attention.batch.requests"] for batch in (alone, together)] == [1, 2]
         linked = [request.links[0].context for request in spans.requests]

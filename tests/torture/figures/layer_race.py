@@ -44,24 +44,26 @@ CHECKS, NUM_STARTERS = 12, 6
 
 
 def plant() -> None:
-    """The old fault: any version that the roll holds was taken for the missing one, and then nothing told what was lacking."""
+    """The old fault: any version of the desired state was taken for the missing one, and then nothing told what was lacking."""
     from service.errors import LayerError
     from service.worker.desired_state import DesiredState
     from service.worker.layer_registry import LayerRegistry, Objection
 
-    async def follow(self: LayerRegistry, roll: DesiredState) -> None:
+    async def follow(self: LayerRegistry, desired: DesiredState) -> None:
         troubles: dict[str, LayerError] = {}
-        for name in sorted({name for name, _ in roll.held - self._held.keys()}):
+        for name in sorted({name for name, _ in desired.held - self._held.keys()}):
             try:
                 stored = await self._in(self._thread, self._store.load, name)
-                if (name, stored.digest) not in roll.held:
+                if (name, stored.digest) not in desired.held:
                     raise LayerError("the file is not the version that is served")  # noqa: TRY301 (as it was)
                 self._keep(await self._loaded(stored))
             except LayerError as error:
                 troubles[name] = error
-        self._put_out(roll)
-        lacking = {name: troubles[name] for name, digest in roll.layers.items() if (name, digest) not in self._held}
-        self.objection = Objection(lacking[roll.about].message, is_to_file=True) if roll.about in lacking else None
+        self._put_out(desired)
+        lacking = {name: troubles[name] for name, digest in desired.layers.items() if (name, digest) not in self._held}
+        self.objection = (
+            Objection(lacking[desired.about].message, is_to_file=True) if desired.about in lacking else None
+        )
 
     LayerRegistry.follow = follow  # type: ignore[method-assign]
 

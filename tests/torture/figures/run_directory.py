@@ -137,6 +137,6 @@ _LOSSES: dict[str, Callable[[Path, random.Random], None]] = {
     "with its parent": lambda run, _: _remove(run.parent),
     "the metrics": lambda run, _: _remove(run / "metrics"),
     "the heartbeats": lambda run, _: _remove(run / "heartbeats"),
-    "the roll": lambda run, _: (run / "heartbeats" / "roll").unlink(missing_ok=True),
+    "the desired state": lambda run, _: (run / "heartbeats" / "desired_state").unlink(missing_ok=True),
     "some files": _remove_some,
 }

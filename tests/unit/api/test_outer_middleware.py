@@ -15,16 +15,16 @@ class Ledger:
     def __init__(self) -> None:
         self.events: list[tuple[str, object]] = []
 
-    def received(self, trace):
-        self.events.append(("received", trace.method))
+    def received(self, record):
+        self.events.append(("received", record.method))
 
-    def answered(self, trace, total_s):
-        self.events.append(("answered", trace.status))
+    def answered(self, record, total_s):
+        self.events.append(("answered", record.status))
 
-    def abandoned(self, trace, total_s):
-        self.events.append(("abandoned", trace.stage))
+    def abandoned(self, record, total_s):
+        self.events.append(("abandoned", record.stage))
 
-    def faulted(self, trace, error):
+    def faulted(self, record, error):
         self.events.append(("faulted", type(error).__name__))
 
 

@@ -51,9 +51,9 @@ def test_a_loaded_layer_answers_calls_in_order(engine):
 
 
 def test_loading_tells_whether_calls_share_a_forward_pass_and_how_long_it_took(engine):
-    resident = engine.engine.load(SPEC, make_tensors(SPEC)).result()
-    assert resident.is_sequential in (True, False)
-    assert resident.seconds > 0
+    loaded = engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    assert loaded.is_sequential in (True, False)
+    assert loaded.seconds > 0
 
 
 def test_each_version_of_a_layer_answers_who_holds_it_in_every_dtype(engine):
@@ -63,10 +63,10 @@ def test_each_version_of_a_layer_answers_who_holds_it_in_every_dtype(engine):
     before = engine.engine.filler_rows
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.filler_rows >= before > 0
-    for seed, resident in ((1, newer), (0, engine.resident)):
+    for seed, loaded in ((1, newer), (0, engine.loaded)):
         for one, dtype in ((call(), torch.float32), (double, torch.float64)):
             expected = make_layer(SPEC, dtype, seed=seed).forward([one])[0]
-            assert same_answers(engine.engine.run([Work(resident, one)]).result()[0], expected)
+            assert same_answers(engine.engine.run([Work(loaded, one)]).result()[0], expected)
 
 
 def test_a_layer_that_nobody_holds_any_more_gives_its_memory_back(engine):
@@ -89,7 +89,7 @@ def test_batches_go_between_the_steps_of_a_load(engine, monkeypatch):
 
     def noted(self, calls):
         assert has_come.wait(10)
-        order.append("batch" if self is engine.resident.variants[torch.float32] else "check")
+        order.append("batch" if self is engine.loaded.variants[torch.float32] else "check")
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", noted)
@@ -235,8 +235,8 @@ def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
-    resident = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)})
-    engine.run([Work(resident, call())], is_inline=True).result(10)
+    loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)})
+    engine.run([Work(loaded, call())], is_inline=True).result(10)
     assert names == ["compute_0"]
     engine.close()
 

@@ -75,7 +75,7 @@ def test_a_layer_that_was_found_out_runs_one_sequence_at_a_time_and_keeps_its_pr
     spec = make_spec(24, 3)
     engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
     try:
-        assert engine.resident.is_sequential
+        assert engine.loaded.is_sequential
         calls = [Call("layer", randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
         together = engine.run(calls).result()
         for call, answer in zip(calls, together, strict=True):

@@ -9,10 +9,10 @@ from service.batching.speed import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, WINDO
 
 def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
     """Batches of 1,000 flops took so long; brief is what ends in 2 s."""
-    brevity = InlinePolicy(2.0)
+    inline_policy = InlinePolicy(2.0)
     for took in seconds:
-        brevity.note(lane, 1000, took, waited_s=0.0)
-    return brevity
+        inline_policy.note(lane, 1000, took, waited_s=0.0)
+    return inline_policy
 
 
 def test_of_a_lane_without_a_past_nothing_is_claimed():
@@ -36,35 +36,35 @@ def test_many_sequences_are_never_brief(sequences, is_inline):
 
 
 def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_are():
-    brevity = taught(*[1.0] * WINDOW)
-    brevity.note("b", 1000, 1.0, waited_s=0.0)
-    brevity.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, waited_s=2.0 * FAR_TOO_LONG + 0.1)
+    inline_policy = taught(*[1.0] * WINDOW)
+    inline_policy.note("b", 1000, 1.0, waited_s=0.0)
+    inline_policy.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, waited_s=2.0 * FAR_TOO_LONG + 0.1)
     for _ in range(WINDOW):
-        assert not brevity.is_inline("a", 1, 1)
-        brevity.note("a", 1000, 1.0, waited_s=0.0)
-    assert brevity.is_inline("a", 1, 1)
-    assert brevity.is_inline("b", 1, 1)
+        assert not inline_policy.is_inline("a", 1, 1)
+        inline_policy.note("a", 1000, 1.0, waited_s=0.0)
+    assert inline_policy.is_inline("a", 1, 1)
+    assert inline_policy.is_inline("b", 1, 1)
 
 
 def test_a_lane_of_which_a_batch_failed_is_not_trusted_for_a_while():
-    brevity = taught(1.0)
-    brevity.failed("a")
-    brevity.failed("unknown")
-    assert not brevity.is_inline("a", 1, 1)
+    inline_policy = taught(1.0)
+    inline_policy.failed("a")
+    inline_policy.failed("unknown")
+    assert not inline_policy.is_inline("a", 1, 1)
 
 
 def test_a_lane_is_not_trusted_either_where_the_loop_waited_for_a_part_only():
-    brevity = taught(*[1.0] * WINDOW)
-    brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG)
-    assert brevity.is_inline("a", 1, 1)
-    brevity.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG + 0.1)
-    assert not brevity.is_inline("a", 1, 1)
+    inline_policy = taught(*[1.0] * WINDOW)
+    inline_policy.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG)
+    assert inline_policy.is_inline("a", 1, 1)
+    inline_policy.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG + 0.1)
+    assert not inline_policy.is_inline("a", 1, 1)
 
 
 def test_what_was_not_waited_for_may_take_as_long_as_it_likes():
-    brevity = taught(*[1.0] * WINDOW)
-    brevity.note("a", 10**6, 1000.0, waited_s=0.0)
-    assert brevity.is_inline("a", 2000, 1)
+    inline_policy = taught(*[1.0] * WINDOW)
+    inline_policy.note("a", 10**6, 1000.0, waited_s=0.0)
+    assert inline_policy.is_inline("a", 2000, 1)
 
 
 def test_a_clock_that_measures_nothing_makes_nothing_brief():
@@ -72,14 +72,14 @@ def test_a_clock_that_measures_nothing_makes_nothing_brief():
 
 
 def test_nothing_is_brief_and_nothing_remembered_where_the_loop_is_to_wait_for_nothing():
-    brevity = InlinePolicy(0.0)
-    brevity.note("a", 1000, 1.0, waited_s=0.0)
-    assert not brevity.is_inline("a", 0, 1)
+    inline_policy = InlinePolicy(0.0)
+    inline_policy.note("a", 1000, 1.0, waited_s=0.0)
+    assert not inline_policy.is_inline("a", 0, 1)
 
 
 def test_lanes_that_come_and_go_do_not_fill_the_memory():
-    brevity = taught(1.0)
+    inline_policy = taught(1.0)
     for number in range(MAX_LANES):
-        brevity.note(number, 1000, 1.0, waited_s=0.0)
-    assert len(brevity._lanes) <= MAX_LANES
-    assert brevity.is_inline(MAX_LANES - 1, 2000, 1)
+        inline_policy.note(number, 1000, 1.0, waited_s=0.0)
+    assert len(inline_policy._lanes) <= MAX_LANES
+    assert inline_policy.is_inline(MAX_LANES - 1, 2000, 1)

@@ -23,8 +23,8 @@ def store(tmp_path) -> Store:
 
 def catalog_of(found: Found) -> Catalog:
     """As if the engine had taken them."""
-    residents = {name: LoadedLayer(stored.spec, stored.tensors) for name, stored in found.layers.items()}
-    return Catalog({name: ServedLayer(stored, residents[name]) for name, stored in found.layers.items()})
+    loaded_layers = {name: LoadedLayer(stored.spec, stored.tensors) for name, stored in found.layers.items()}
+    return Catalog({name: ServedLayer(stored, loaded_layers[name]) for name, stored in found.layers.items()})
 
 
 def test_layers_are_served_in_name_order_and_found_by_name(store, tmp_path):

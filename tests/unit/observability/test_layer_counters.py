@@ -8,7 +8,7 @@ from service.observability.metrics import Metrics
 from service.observability.telemetry import LayerCounters
 
 
-def trace(status: int = 200, layer: str | None = "small") -> RequestRecord:
+def record(status: int = 200, layer: str | None = "small") -> RequestRecord:
     found = RequestRecord("id", "POST", "/x", 0.0, status=status, layer=layer)
     found.decode_s, found.queue_s, found.compute_s, found.encode_s = 0.1, 0.2, 0.3, 0.4
     return found
@@ -16,9 +16,9 @@ def trace(status: int = 200, layer: str | None = "small") -> RequestRecord:
 
 def test_requests_and_passes_add_up_until_they_are_taken():
     tally = LayerCounters(lambda: 1000.0)
-    tally.answered(trace(), 1.0)
-    tally.answered(trace(), 2.0)
-    tally.answered(trace(422), 0.5)
+    tally.answered(record(), 1.0)
+    tally.answered(record(), 2.0)
+    tally.answered(record(422), 0.5)
     tally.computed("small", 3)
     assert tally.take() == {
         "small": LayerTotals(
@@ -31,7 +31,7 @@ def test_requests_and_passes_add_up_until_they_are_taken():
 
 def test_a_request_to_no_layer_counts_nowhere():
     tally = LayerCounters()
-    tally.answered(trace(404, layer=None), 1.0)
+    tally.answered(record(404, layer=None), 1.0)
     assert tally.take() == {}
 
 
@@ -40,9 +40,9 @@ def test_totals_are_what_was_told_piece_by_piece():
     before = time.time()
     for _ in range(2):
         tally = LayerCounters()
-        tally.answered(trace(), 1.5)
+        tally.answered(record(), 1.5)
         tally.computed("small", 4)
-        tally.answered(trace(500, layer="other"), 1.0)
+        tally.answered(record(500, layer="other"), 1.0)
         metrics.layers_worked(tally.take())
     totals = metrics.layer_totals()
     assert set(totals) == {"small", "other"}

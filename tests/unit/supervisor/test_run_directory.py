@@ -87,7 +87,7 @@ def left_over(parent, name="attention-1-abcdefgh.run"):
     run = RunDirectory(parent / name)
     (run.path / "metrics").mkdir(parents=True)
     run.heartbeats.mkdir()
-    for path in ("refusal", "metrics/counter_0.db", "heartbeats/roll", "heartbeats/.7.json.7.tmp"):
+    for path in ("refusal", "metrics/counter_0.db", "heartbeats/desired_state", "heartbeats/.7.json.7.tmp"):
         (run.path / path).write_bytes(b"")
     return run.path
 

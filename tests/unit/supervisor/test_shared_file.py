@@ -8,7 +8,7 @@ from service.supervisor import shared_file
 
 
 def test_what_was_written_is_read_and_written_over(tmp_path):
-    path = tmp_path / "roll"
+    path = tmp_path / "desired_state"
     shared_file.replace(path, b"first, and long")
     shared_file.replace(path, b"second")
     assert shared_file.read(path, 6) == b"second"
@@ -17,8 +17,8 @@ def test_what_was_written_is_read_and_written_over(tmp_path):
 
 @pytest.mark.parametrize("max_bytes", [0, 5])
 def test_more_than_is_expected_is_nothing(tmp_path, max_bytes):
-    shared_file.replace(tmp_path / "roll", b"second")
-    assert shared_file.read(tmp_path / "roll", max_bytes) is None
+    shared_file.replace(tmp_path / "desired_state", b"second")
+    assert shared_file.read(tmp_path / "desired_state", max_bytes) is None
 
 
 def test_nothing_there_and_a_directory_are_nothing(tmp_path):
@@ -27,7 +27,7 @@ def test_nothing_there_and_a_directory_are_nothing(tmp_path):
 
 
 def test_only_the_first_creates(tmp_path):
-    path = tmp_path / "roll"
+    path = tmp_path / "desired_state"
     assert shared_file.create(path, b"first")
     assert not shared_file.create(path, b"second")
     assert shared_file.read(path, 10) == b"first"
@@ -37,7 +37,7 @@ def test_only_the_first_creates(tmp_path):
 @pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
 def test_without_its_directory_a_write_says_so(tmp_path, write):
     with pytest.raises(OSError, match="No such file"):
-        write(tmp_path / "gone" / "roll", b"text")
+        write(tmp_path / "gone" / "desired_state", b"text")
 
 
 @pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
@@ -46,7 +46,7 @@ def test_a_write_that_fails_half_way_leaves_what_was_there_and_nothing_else(tmp_
         half.touch()
         raise OSError(28, "No space left on device")
 
-    path = tmp_path / "roll"
+    path = tmp_path / "desired_state"
     shared_file.replace(path, b"before")
     monkeypatch.setattr(type(path), "write_bytes", no_space)
     with pytest.raises(OSError, match="No space"):

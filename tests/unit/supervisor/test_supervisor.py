@@ -82,7 +82,7 @@ class FakeSystem:
 class Outcome:
     def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0, line_s=0.0):
         plan = Plan(
-            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--mates", "{mates}"),
+            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--peers", "{peers}"),
             environment={"A": "b"},
             host="127.0.0.1",
             port=0,
@@ -125,8 +125,8 @@ def test_it_never_imports_torch_nor_the_libraries_a_worker_needs():
 def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
     outcome = Outcome(FakeSystem())
     assert [command for _, command, _ in outcome.system.spawned] == [
-        ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--mates", "0"],
-        ["worker", "--port", "8123", "--slot", "1", "--name={slot}", "--mates", "0"],
+        ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--peers", "0"],
+        ["worker", "--port", "8123", "--slot", "1", "--name={slot}", "--peers", "0"],
     ]
     assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
 

@@ -91,7 +91,7 @@ def test_a_long_reason_and_any_character_survive(statuses, tmp_path):
     assert found.reason == ("é\ud800\n" * 1000)[:256]
 
 
-GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "trouble": "", "file_changed": False}
+GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "desired": 3, "trouble": "", "file_changed": False}
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "roll": 3, "tro
         json.dumps({**GOOD, "at": float("nan")}).encode(),
         json.dumps({**GOOD, "at": None}).encode(),
         json.dumps({**GOOD, "reason": 5}).encode(),
-        json.dumps({**GOOD, "roll": None}).encode(),
-        json.dumps({**GOOD, "roll": True}).encode(),
+        json.dumps({**GOOD, "desired": None}).encode(),
+        json.dumps({**GOOD, "desired": True}).encode(),
         json.dumps({**GOOD, "trouble": 1}).encode(),
         json.dumps({**GOOD, "file_changed": 1}).encode(),
         json.dumps({"pid": 11}).encode(),
@@ -144,8 +144,11 @@ def test_half_written_and_foreign_files_are_not_read(statuses, tmp_path):
 
 
 def test_a_process_says_which_roll_it_has_followed_and_what_troubles_it(statuses, time):
-    statuses[0].write(State.READY, roll=7)
-    statuses[1].write(State.FAILED, "slow", roll=8, trouble="no memory")
-    assert [(beat.pid, beat.roll, beat.trouble) for beat in statuses[0].fresh()] == [(11, 7, ""), (12, 8, "no memory")]
+    statuses[0].write(State.READY, desired=7)
+    statuses[1].write(State.FAILED, "slow", desired=8, trouble="no memory")
+    assert [(beat.pid, beat.desired, beat.trouble) for beat in statuses[0].fresh()] == [
+        (11, 7, ""),
+        (12, 8, "no memory"),
+    ]
     time.now += 6
     assert statuses[0].fresh() == []

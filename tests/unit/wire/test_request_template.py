@@ -38,9 +38,9 @@ def query(seed: int = 0, rows: int = 3, **fields: Any) -> bytes:
 
 
 def read(
-    patterns: RequestTemplates, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC
+    templates: RequestTemplates, body: bytes, name: str = "a", digest: str = "d", spec: LayerSpec = SPEC
 ) -> CheckedRequest:
-    return patterns.read(bytearray(body), name, digest, spec)
+    return templates.read(bytearray(body), name, digest, spec)
 
 
 def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
@@ -87,51 +87,51 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
     keys = rows[len(names) > 1]
     wanted = [{"form": "mean"}, {"form": "top_k", "k": keys, "heads": [3, 0]}, {"form": "heads", "queries": [0]}]
     fields = data.draw(st.fixed_dictionaries({}, optional={"weights": st.sampled_from(wanted)}))
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         body = body_of(seed, shapes, dtype, **fields)
-        assert_same(read(patterns, body), whole_way(body))
-    assert patterns.num_known == 1
+        assert_same(read(templates, body), whole_way(body))
+    assert templates.num_known == 1
 
 
 def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(3):
-        read(patterns, query(seed))
-    read(patterns, query(rows=4))
+        read(templates, query(seed))
+    read(templates, query(rows=4))
     assert counted == [len(query()), len(query(rows=4))]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
 def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, shape):
-    patterns, tensor = RequestTemplates(PLENTY, DEPTH, 2**20), torch.zeros(shape)
-    read(patterns, save({"query": tensor}))
+    templates, tensor = RequestTemplates(PLENTY, DEPTH, 2**20), torch.zeros(shape)
+    read(templates, save({"query": tensor}))
     tensor.view(-1, 8)[2, 5] = bad
     with pytest.raises(NonFinite) as found:
-        read(patterns, save({"query": tensor}))
+        read(templates, save({"query": tensor}))
     with pytest.raises(NonFinite) as expected:
         whole_way(save({"query": tensor}))
     assert (found.value.message, found.value.param) == (expected.value.message, expected.value.param)
 
 
 def test_a_body_that_is_not_aligned_is_read_all_the_same():
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     header = json.dumps({"query": {"dtype": "F32", "shape": [1, 8], "data_offsets": [0, 32]}}).encode()
     for pad in range(4):
         text = header + b" " * pad
         for seed in range(2):
             rows = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
             body = len(text).to_bytes(8, "little") + text + rows.numpy().tobytes()
-            assert torch.equal(read(patterns, body).call.query[0], rows)
+            assert torch.equal(read(templates, body).call.query[0], rows)
 
 
 def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
-    assert read(patterns, query(), "a", "d").call.layer == "a"
-    assert read(patterns, query(), "b", "d").call.layer == "b"
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
+    assert read(templates, query(), "a", "d").call.layer == "a"
+    assert read(templates, query(), "b", "d").call.layer == "b"
     with pytest.raises(BadShape):
-        read(patterns, query(), "a", "another", make_spec(12, 4))
+        read(templates, query(), "a", "another", make_spec(12, 4))
     assert len(counted) == 3
 
 
@@ -144,38 +144,38 @@ def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
     ],
 )
 def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, counted):
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for _ in range(2):
         with pytest.raises(error):
-            read(patterns, body)
+            read(templates, body)
     assert len(counted) == 2
-    assert patterns.num_known == 0
+    assert templates.num_known == 0
 
 
 def test_what_costs_too_much_is_refused_every_time():
-    patterns = RequestTemplates(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
-    read(patterns, query(rows=3))
+    templates = RequestTemplates(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
+    read(templates, query(rows=3))
     for _ in range(2):
         with pytest.raises(CostLimit):
-            read(patterns, query(rows=4))
+            read(templates, query(rows=4))
 
 
 def test_masks_are_looked_at_in_every_request():
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for allowed in (True, False, True):
         mask = torch.full((3,), allowed)
         body = save(
             {"query": torch.zeros(3, 8), "masks.0.values": mask}, {"request": '{"masks": [{"kind": "attend"}]}'}
         )
-        assert read(patterns, body).masked_rows == (0 if allowed else 3)
-    assert patterns.num_known == 0
+        assert read(templates, body).masked_rows == (0 if allowed else 3)
+    assert templates.num_known == 0
 
 
 def test_no_pattern_keeps_anything_of_a_body():
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(2):
         body = bytearray(query(seed))
-        request = patterns.read(body, "a", "d", SPEC)
+        request = templates.read(body, "a", "d", SPEC)
         with pytest.raises(BufferError):
             body.append(0)
         del request
@@ -183,10 +183,10 @@ def test_no_pattern_keeps_anything_of_a_body():
 
 
 def test_headers_without_end_are_not_all_remembered():
-    patterns = RequestTemplates(PLENTY, DEPTH, 2**20)
+    templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for rows in range(1, NUM_REMEMBERED + 10):
-        assert read(patterns, query(rows=rows)).call.query.shape[1] == rows
-        assert patterns.num_known <= NUM_REMEMBERED
-    before = patterns.num_known
-    read(patterns, save({"query": torch.zeros(3, 8)}, {"request": "{}" + " " * MAX_REMEMBERED_BYTES}))
-    assert patterns.num_known == before
+        assert read(templates, query(rows=rows)).call.query.shape[1] == rows
+        assert templates.num_known <= NUM_REMEMBERED
+    before = templates.num_known
+    read(templates, save({"query": torch.zeros(3, 8)}, {"request": "{}" + " " * MAX_REMEMBERED_BYTES}))
+    assert templates.num_known == before

@@ -23,10 +23,10 @@ def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until
     prepare = before.prepare("a", "sha256:3")
     serve = prepare.serve()
     after = serve.settle()
-    assert [roll.version for roll in (before, prepare, serve, after)] == [4, 5, 6, 7]
-    assert [roll.served for roll in (before, prepare, serve, after)] == [OLD, OLD, NEW, NEW]
+    assert [desired.version for desired in (before, prepare, serve, after)] == [4, 5, 6, 7]
+    assert [desired.served for desired in (before, prepare, serve, after)] == [OLD, OLD, NEW, NEW]
     both = {*OLD.items(), *NEW.items()}
-    assert [roll.held for roll in (before, prepare, serve, after)] == [{*OLD.items()}, both, both, {*NEW.items()}]
+    assert [desired.held for desired in (before, prepare, serve, after)] == [{*OLD.items()}, both, both, {*NEW.items()}]
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,34 @@ def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until
     ids=["drop", "add", "same"],
 )
 def test_a_change_is_of_one_layer(name, digest, layers):
-    roll = DesiredState(4, Phase.SETTLED, OLD).prepare(name, digest)
-    assert (roll.layers, roll.before, roll.about) == (layers, OLD, name)
-    assert roll.serve().about == name
-    assert roll.serve().settle() == DesiredState(7, Phase.SETTLED, layers)
+    desired = DesiredState(4, Phase.SETTLED, OLD).prepare(name, digest)
+    assert (desired.layers, desired.before, desired.about) == (layers, OLD, name)
+    assert desired.serve().about == name
+    assert desired.serve().settle() == DesiredState(7, Phase.SETTLED, layers)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_way_back_leads_to_the_old_layers_from_either_phase(steps):
-    roll = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
-    roll = roll.serve() if steps == 2 else roll
-    assert roll.take_back() == DesiredState(roll.version + 1, Phase.SETTLED, OLD)
+    desired = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
+    desired = desired.serve() if steps == 2 else desired
+    assert desired.take_back() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
 
 
 def test_what_is_written_is_read(desired_file):
     assert desired_file.read() is None
-    for roll in (
+    for desired in (
         DesiredState(1, Phase.SETTLED, OLD),
         DesiredState(2, Phase.PREPARE, NEW, OLD, "a"),
         DesiredState(9, Phase.SERVE, {}, NEW),
     ):
-        desired_file.write(roll)
-        assert desired_file.read() == roll
+        desired_file.write(desired)
+        assert desired_file.read() == desired
 
 
 def test_the_first_roll_is_that_of_the_quickest_process(desired_file, tmp_path):
     assert desired_file.begin(OLD) == DesiredState(1, Phase.SETTLED, OLD)
     assert desired_file.begin(NEW) == DesiredState(1, Phase.SETTLED, OLD)
-    assert [path.name for path in tmp_path.iterdir()] == ["roll"]
+    assert [path.name for path in tmp_path.iterdir()] == ["desired_state"]
 
 
 GOOD: dict[str, object] = {"version": 3, "phase": "settled", "layers": {"a": "x"}, "before": {}, "about": ""}
@@ -90,7 +90,7 @@ CHANGES: list[dict[str, object]] = [
     ],
 )
 def test_what_is_not_a_roll_is_none(desired_file, tmp_path, text):
-    (tmp_path / "roll").write_bytes(text)
+    (tmp_path / "desired_state").write_bytes(text)
     assert desired_file.read() is None
 
 
@@ -111,7 +111,7 @@ def test_a_lock_that_was_removed_gives_no_right_to_write_and_is_not_had_twice(de
     desired_file.begin(OLD)
     with desired_file.locked():
         desired_file.write(DesiredState(2, Phase.SETTLED, NEW))
-        (tmp_path / "roll.lock").unlink()
+        (tmp_path / "desired_state.lock").unlink()
         with pytest.raises(OSError, match="No such file"):
             desired_file.write(DesiredState(3, Phase.SETTLED, OLD))
         with desired_file.locked() as again:

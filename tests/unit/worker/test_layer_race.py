@@ -106,9 +106,9 @@ class MortalBook(DesiredStateFile):
     def begin(self, layers: Any) -> DesiredState:
         return DesiredState(1, Phase.SETTLED, layers) if self.is_dead else super().begin(layers)
 
-    def write(self, roll: DesiredState) -> None:
+    def write(self, desired: DesiredState) -> None:
         if not self.is_dead:
-            super().write(roll)
+            super().write(desired)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
@@ -147,8 +147,8 @@ class Process:
     async def _live(self) -> None:
         self.readiness.tell()
         await self.reconciler.begin(strict=False)
-        roll = self.reconciler._roll
-        self.was_content = roll is not None and roll.held <= self.registry._held.keys()
+        desired = self.reconciler._roll
+        self.was_content = desired is not None and desired.held <= self.registry._held.keys()
         await self.reconciler.follow()
 
     def _acknowledge(self) -> None:
@@ -366,14 +366,14 @@ class LayerRace(RuleBasedStateMachine):
 
     def check_rest(self) -> None:
         assert self.open_changes == []
-        roll = self.slots[0].desired_file.read()
-        assert roll is not None
-        assert roll.phase is Phase.SETTLED
+        desired = self.slots[0].desired_file.read()
+        assert desired is not None
+        assert desired.phase is Phase.SETTLED
         for process in self.slots:
-            assert process.reconciler.version == roll.version
-            assert {*process.digests} | process.catalog.awaited == {*roll.layers}
-            assert process.digests.items() <= roll.layers.items()
-            assert not process.was_content or process.digests == roll.layers
+            assert process.reconciler.version == desired.version
+            assert {*process.digests} | process.catalog.awaited == {*desired.layers}
+            assert process.digests.items() <= desired.layers.items()
+            assert not process.was_content or process.digests == desired.layers
 
     def teardown(self) -> None:
         try:

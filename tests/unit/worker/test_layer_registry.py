@@ -53,7 +53,7 @@ class Listener:
     def __init__(self) -> None:
         self.lacking: list[str] = []
 
-    def layer_loaded(self, name: str, resident: Any) -> None: ...
+    def layer_loaded(self, name: str, loaded: Any) -> None: ...
 
     def layer_refused(self, name: str, error: LayerError) -> None: ...
 
@@ -72,8 +72,8 @@ class Room:
         self.follow(SETTLED)
         self.directory.reads.clear()
 
-    def follow(self, roll: DesiredState) -> None:
-        asyncio.run(self.registry.follow(roll))
+    def follow(self, desired: DesiredState) -> None:
+        asyncio.run(self.registry.follow(desired))
 
     @property
     def served(self) -> dict[str, str]:
@@ -126,8 +126,8 @@ def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_
     fresh = Room()
     fresh.registry._held.clear()
     fresh.directory.files["a"] = file
-    roll = SETTLED.prepare("a", "new")
-    for phase in (roll, roll.serve()):
+    desired = SETTLED.prepare("a", "new")
+    for phase in (desired, desired.serve()):
         fresh.follow(phase)
         wanted = {"a": phase.served["a"]} if phase.served["a"] == file else {}
         assert fresh.served == {"still": "one", **wanted}

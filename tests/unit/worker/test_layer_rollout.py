@@ -41,23 +41,23 @@ class Others:
     def __init__(self, directory):
         self.desired_file = DesiredStateFile(directory)
         self.statuses = {pid: WorkerStatus(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
-        self.rolls = []
-        self.answers = lambda roll, pid: (State.READY, None)
+        self.desired_states = []
+        self.answers = lambda desired, pid: (State.READY, None)
         self.desired_file.begin(OLD)
         self.follow()
 
     def follow(self):
-        roll = self.desired_file.read()
-        assert roll is not None
-        self.rolls.append(roll)
+        desired = self.desired_file.read()
+        assert desired is not None
+        self.desired_states.append(desired)
         for pid, status in self.statuses.items():
-            answer = self.answers(roll, pid)
+            answer = self.answers(desired, pid)
             if answer is not None:
-                status.write(answer[0], roll=roll.version, trouble=answer[1], file_changed=len(answer) > 2)
+                status.write(answer[0], desired=desired.version, trouble=answer[1], file_changed=len(answer) > 2)
 
     @property
     def phases(self):
-        return [(roll.phase, dict(roll.served)) for roll in self.rolls[1:]]
+        return [(desired.phase, dict(desired.served)) for desired in self.desired_states[1:]]
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(rollout, o
 
 
 def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(rollout, others):
-    others.answers = lambda roll, pid: (State.FAILED if pid == 2 else State.READY, None)
+    others.answers = lambda desired, pid: (State.FAILED if pid == 2 else State.READY, None)
     others.follow()
-    others.answers = lambda roll, pid: (State.READY, None)
+    others.answers = lambda desired, pid: (State.READY, None)
     assert run(rollout.put("a")) is False
     assert [phase for phase, _ in others.phases[1:]] == [Phase.PREPARE, Phase.SERVE, Phase.SETTLED]
 
@@ -122,10 +122,10 @@ def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, othe
     """Only the write of this phase fails: a smaller state, for example one without layers, still fits on the disk."""
     write = others.desired_file.write
 
-    def full(roll):
-        if roll.phase is phase:
+    def full(desired):
+        if desired.phase is phase:
             raise OSError(errno.ENOSPC, "no space left")
-        write(roll)
+        write(desired)
 
     others.desired_file.write = full
     with pytest.raises(NotReady, match="cannot be written"):
@@ -137,24 +137,24 @@ def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, othe
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
 def test_an_objection_takes_the_change_back(rollout, others, phase):
-    others.answers = lambda roll, pid: (State.READY, "no memory" if pid == 2 and roll.phase is phase else None)
+    others.answers = lambda desired, pid: (State.READY, "no memory" if pid == 2 and desired.phase is phase else None)
     with pytest.raises(NotReady, match="no memory"):
         run(rollout.put("b"))
     assert others.phases[-1] == (Phase.SETTLED, OLD)
-    others.answers = lambda roll, pid: (State.READY, None)
+    others.answers = lambda desired, pid: (State.READY, None)
     assert run(rollout.put("b")) is True, "the way is free again"
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
 def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(rollout, others, phase):
-    others.answers = lambda roll, pid: (
-        (State.READY, "another file", True) if pid == 2 and roll.phase is phase else (State.READY, None)
+    others.answers = lambda desired, pid: (
+        (State.READY, "another file", True) if pid == 2 and desired.phase is phase else (State.READY, None)
     )
     with pytest.raises(LayerChanged, match="changed while") as refused:
         run(rollout.put("b"))
     assert refused.value.retry_after_s == 1
     assert others.phases[-1] == (Phase.SETTLED, OLD)
-    others.answers = lambda roll, pid: (State.READY, None)
+    others.answers = lambda desired, pid: (State.READY, None)
     assert run(rollout.put("b")) is True, "the way is free again"
 
 
@@ -208,15 +208,15 @@ def test_a_file_that_is_never_read_is_given_up(others, directory):
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
 def test_silence_takes_the_change_back(others, directory, phase):
-    others.answers = lambda roll, pid: None if pid == 2 and roll.phase is phase else (State.READY, None)
+    others.answers = lambda desired, pid: None if pid == 2 and desired.phase is phase else (State.READY, None)
     with pytest.raises(NotReady, match="in time"):
         run(run_with(others, directory, timeout_s=0.01).put("b"))
     assert others.phases[-1] == (Phase.SETTLED, OLD)
 
 
 def test_a_death_while_all_prepare_takes_the_change_back_at_once(rollout, others, tmp_path):
-    def die(roll, pid):
-        if pid == 2 and roll.phase is Phase.PREPARE:
+    def die(desired, pid):
+        if pid == 2 and desired.phase is Phase.PREPARE:
             (tmp_path / "2.json").unlink()
             return None
         return (State.READY, None)
@@ -233,12 +233,12 @@ def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollo
         changing = asyncio.ensure_future(rollout.put("b"))
         await turns()
         assert not changing.done()
-        WorkerStatus(tmp_path, 2, 5.0, pid=3).write(State.READY, roll=others.desired_file.read().version)
+        WorkerStatus(tmp_path, 2, 5.0, pid=3).write(State.READY, desired=others.desired_file.read().version)
         rollout.look()
         assert await changing is True
 
-    def die(roll, pid):
-        if pid == 2 and roll.phase is Phase.SERVE:
+    def die(desired, pid):
+        if pid == 2 and desired.phase is Phase.SERVE:
             (tmp_path / "2.json").unlink()
             return None
         return (State.READY, None)
@@ -250,7 +250,7 @@ def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollo
 
 @pytest.mark.parametrize("how", ["cancel", "drain"])
 def test_whoever_ends_a_change_early_takes_it_back(rollout, others, how):
-    others.answers = lambda roll, pid: None if pid == 2 else (State.READY, None)
+    others.answers = lambda desired, pid: None if pid == 2 else (State.READY, None)
 
     async def story():
         changing = asyncio.ensure_future(rollout.put("b"))
@@ -264,7 +264,7 @@ def test_whoever_ends_a_change_early_takes_it_back(rollout, others, how):
 
 
 def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directory):
-    others.answers = lambda roll, pid: None
+    others.answers = lambda desired, pid: None
 
     async def story():
         first = asyncio.ensure_future(rollout.put("b"))
@@ -281,15 +281,15 @@ def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directo
 
 
 def test_a_change_that_was_abandoned_is_taken_back_before_the_next(rollout, others):
-    roll = others.desired_file.read()
-    others.desired_file.write(roll.prepare("a", None).serve())
+    desired = others.desired_file.read()
+    others.desired_file.write(desired.prepare("a", None).serve())
     assert run(rollout.put("b")) is True
     assert others.desired_file.read() == DesiredState(7, Phase.SETTLED, {**OLD, "b": "sha256:2"})
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
 def test_unless_every_process_is_up_nothing_is_written(rollout, others, state):
-    others.statuses[2].write(state, roll=1)
+    others.statuses[2].write(state, desired=1)
     with pytest.raises(NotReady, match="1 of 2"):
         run(rollout.put("b"))
     assert others.phases == []

@@ -32,16 +32,16 @@ class LayerRegistry:
     async def stock(self, *, strict: bool) -> dict[str, str]:
         return self.found
 
-    async def follow(self, roll: DesiredState) -> None:
-        self.served = dict(roll.served)
+    async def follow(self, desired: DesiredState) -> None:
+        self.served = dict(desired.served)
 
 
 class Process:
-    def __init__(self, directory: Path, *, has_mates: bool = False) -> None:
+    def __init__(self, directory: Path, *, has_peers: bool = False) -> None:
         self.registry = LayerRegistry()
         self.desired_file = DesiredStateFile(directory)
         self.reconciler = Reconciler(
-            cast("Any", self.registry), self.desired_file, ManualClock(), 10.0, lambda: None, has_mates=has_mates
+            cast("Any", self.registry), self.desired_file, ManualClock(), 10.0, lambda: None, has_peers=has_peers
         )
 
     async def follow(self) -> None:
@@ -60,12 +60,12 @@ class Process:
 def followed(tmp_path):
     """Run `story` with one process per desired state, each started in turn."""
 
-    def run(story, *rolls, **options):
+    def run(story, *desired_states, **options):
         async def main():
             processes = []
-            for roll in rolls:
+            for desired in desired_states:
                 process = Process(tmp_path, **options)
-                process.desired_file.write(roll)
+                process.desired_file.write(desired)
                 await process.reconciler.begin(strict=True)
                 processes.append(process)
             with Process(tmp_path).desired_file.locked():  # as during a rollout: no process rolls back
@@ -80,26 +80,26 @@ def followed(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("roll", [SETTLED, PREPARE, SERVE], ids=lambda roll: roll.phase)
+@pytest.mark.parametrize("desired", [SETTLED, PREPARE, SERVE], ids=lambda desired: desired.phase)
 @pytest.mark.parametrize("text", [None, b"", b'{"version": 9'])
-def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_back(followed, tmp_path, roll, text):
+def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_back(followed, tmp_path, desired, text):
     async def story(process):
-        (tmp_path / "roll").unlink()
+        (tmp_path / "desired_state").unlink()
         if text is not None:
-            (tmp_path / "roll").write_bytes(text)
+            (tmp_path / "desired_state").write_bytes(text)
         await process.look()
-        assert process.desired_file.read() == DesiredState(roll.version + 1, Phase.SETTLED, OLD)
+        assert process.desired_file.read() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
         assert process.registry.served == OLD
-        assert process.reconciler.version == roll.version + 1
+        assert process.reconciler.version == desired.version + 1
 
-    followed(story, roll)
+    followed(story, desired)
 
 
 def test_while_a_change_is_under_way_its_author_writes_the_roll_and_nobody_else(followed, tmp_path):
     async def story(process):
         with Process(tmp_path).desired_file.locked() as is_ours:
             assert is_ours
-            (tmp_path / "roll").unlink()
+            (tmp_path / "desired_state").unlink()
             await process.look()
             assert process.desired_file.read() is None
             assert process.reconciler.version == PREPARE.version
@@ -143,9 +143,11 @@ def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(foll
     ],
     ids=["preparing", "serving", "settled", "at-rest"],
 )
-def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(followed, tmp_path, rolls, layers, first):
+def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(
+    followed, tmp_path, desired_states, layers, first
+):
     async def story(*processes):
-        (tmp_path / "roll").unlink()
+        (tmp_path / "desired_state").unlink()
         for _ in range(3):
             for process in (*processes[first:], *processes[:first]):
                 await process.look()
@@ -153,12 +155,12 @@ def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(foll
         assert processes[0].desired_file.read() == DesiredState(agreed, Phase.SETTLED, layers)
         assert all(process.registry.served == layers for process in processes)
 
-    followed(story, *rolls)
+    followed(story, *desired_states)
 
 
 def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
     async def story():
-        process = Process(tmp_path, has_mates=True)
+        process = Process(tmp_path, has_peers=True)
         beginning = asyncio.ensure_future(process.reconciler.begin(strict=True))
         await process.look()
         assert not beginning.done()
@@ -172,7 +174,7 @@ def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
 
 def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_something_else(tmp_path, monkeypatch):
     monkeypatch.setattr(reconciler, "ROLL_S", 0.0)
-    process = Process(tmp_path, has_mates=True)
+    process = Process(tmp_path, has_peers=True)
     with pytest.raises(NotReady, match="does not say which"):
         asyncio.run(process.reconciler.begin(strict=True))
     assert process.registry.served is None

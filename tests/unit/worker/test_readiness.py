@@ -41,9 +41,9 @@ def room(**facts: object) -> Any:
 class Process:
     """Readiness with collaborators that the test sets up."""
 
-    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_mates: bool = False) -> None:
+    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_peers: bool = False) -> None:
         self.log = Log()
-        self.status = WorkerStatus(directory, workers, 60.0, has_mates=has_mates)
+        self.status = WorkerStatus(directory, workers, 60.0, has_peers=has_peers)
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
         self.registry = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
@@ -169,7 +169,7 @@ def test_the_port_waits_for_the_layers_while_another_process_answers(process):
 
 
 def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp_path):
-    process = Process(tmp_path, has_mates=True)
+    process = Process(tmp_path, has_peers=True)
 
     async def wait() -> None:
         opening = asyncio.ensure_future(process.readiness.may_listen())

@@ -25,10 +25,10 @@ class SlowShelf:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def follow(self, roll: DesiredState) -> None:
-        self.begun.append(roll.version)
+    async def follow(self, desired: DesiredState) -> None:
+        self.begun.append(desired.version)
         await self.gate.wait()
-        self.done.append(roll.version)
+        self.done.append(desired.version)
 
 
 class Story:
@@ -43,8 +43,8 @@ class Story:
             lambda: self.acknowledged.append(self.reconciler.version),
         )
 
-    async def tell(self, roll: DesiredState) -> None:
-        self.desired_file.write(roll)
+    async def tell(self, desired: DesiredState) -> None:
+        self.desired_file.write(desired)
         self.reconciler.look()
         await turns()
 
@@ -74,12 +74,12 @@ def test_a_roll_that_was_taken_back_is_not_followed_to_its_end(run):
 
     async def story(told: Story) -> None:
         told.registry.gate.clear()
-        roll = FIRST.prepare("a", "2")
-        await told.tell(roll)
+        desired = FIRST.prepare("a", "2")
+        await told.tell(desired)
         assert told.registry.begun == [1, 2]
         told.registry.gate = asyncio.Event()
         told.registry.gate.set()
-        await told.tell(roll.take_back())
+        await told.tell(desired.take_back())
         assert told.registry.done == told.acknowledged == [1, 3]
 
     run(story)
@@ -108,7 +108,7 @@ def test_a_fault_of_ours_ends_the_task(tmp_path):
         await told.reconciler.begin(strict=True)
         following = asyncio.ensure_future(told.reconciler.follow())
 
-        def fail(roll: DesiredState) -> Coroutine[Any, Any, None]:
+        def fail(desired: DesiredState) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
         told.registry.follow = fail  # type: ignore[method-assign]

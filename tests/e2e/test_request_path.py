@@ -1,0 +1,20 @@
+"""The way of a request stays short: it enters at most so many files of service/ (`make path` prints them)."""
+
+import pytest
+
+from tests.request_path import paths
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+# Aims: 40 for JSON, 32 for safetensors. The figures are what there is; a commit of its own raises one, with its reason.
+MAX_FILES = {"JSON": 55, "safetensors": 53, "Open Inference": 54, "JSON parsed by the helper process": 56}
+
+
+def test_a_request_enters_few_files():
+    found = paths()
+    assert found.keys() == MAX_FILES.keys()
+    for name, files in found.items():
+        assert "http/connection.py" in files
+        assert "attention/layer.py" in files
+        assert len(files) <= MAX_FILES[name], files
+    assert "wire/json_process.py" in found["JSON parsed by the helper process"]
