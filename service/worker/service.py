@@ -54,6 +54,14 @@ from service.worker.reconciler import Reconciler
 CLOSE_S = 1.0
 
 
+def _engine_options(settings: Settings) -> EngineOptions:
+    """Return where and how the engine computes; only on a CPU a long batch pauses between steps."""
+    device = pick_device(settings.device)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    step_s = STEP_S if device.type == "cpu" else math.inf
+    return EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
+
+
 class Service:
     """One process's engine, batcher and layer registry; made inside the event loop it runs on."""
 
@@ -70,14 +78,10 @@ class Service:
         self._telemetry = telemetry
         self._notifier = status.notifier
         self._leave = leave
-        device = pick_device(settings.device)
-        dtype: torch.dtype = getattr(torch, settings.dtype)
-        step_s = STEP_S if device.type == "cpu" else math.inf
-        self.engine = engine(
-            EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
-        )
+        options = _engine_options(settings)
+        self.engine = engine(options)
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
-        limits = queue_limits(settings, step_s)
+        limits = queue_limits(settings, options.step_s)
         batching = batch_limits(settings)
         self.batcher: Batcher[Work, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
@@ -85,7 +89,7 @@ class Service:
             lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
-        self.numerics = fingerprint(device, dtype, settings.compute_threads)
+        self.numerics = fingerprint(options.device, options.dtype, settings.compute_threads)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         desired_file = DesiredStateFile(status.directory)

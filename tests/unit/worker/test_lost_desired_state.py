@@ -134,7 +134,7 @@ def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(foll
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("rolls", "layers"),
+    ("desired_states", "layers"),
     [
         ((SETTLED, PREPARE, PREPARE), OLD),
         ((PREPARE, SERVE, SERVE), OLD),
