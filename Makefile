@@ -85,7 +85,7 @@ image-test: install-test layers ## the image built, started by a real engine and
 
 # Only loopback is meant to be aimed at: a load test of somebody else's machine is an attack.
 load: install install-load layers ## the load test's smoke against a service started for it; URL= a running one, ARGS= options (loadtest/README.md)
-	@exec $(BIN)/python loadtest/run.py --url "$(URL)" --layers-dir $(LAYERS) $(ARGS)
+	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
 install: $(VENV)/.installed ## the environment
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the environment with the test tools, those of the field's clients and of the load test

@@ -1,59 +1,226 @@
-"""The load test: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --headless`; README.md has the rest.
+"""The load test: `locust -f loadtest/locustfile.py --headless --host http://127.0.0.1:8000`; README.md has the rest.
 
-What is here only wires `attention_load` to Locust's events: options, one shape class that plays the chosen shape, and by the
-kind of this process a lead (single or master) or a hand (worker). Nothing is written but the reports that are asked for.
+The master, or the only process, fetches the references and judges the run. Workers get the references as an option, with
+the message by which Locust spawns their users.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import logging
+import random
 import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, ClassVar
 
 import orjson
-from flask import Response
-from locust import LoadTestShape, __version__, events
-from locust.runners import MasterRunner, WorkerRunner
+from locust import FastHttpUser, LoadTestShape, __version__, constant, constant_throughput, events, runners, tag
+from locust.exception import StopUser
+from locust.runners import WorkerRunner
 
-from attention_load.crew import Alone, Workers
-from attention_load.hand import Hand
-from attention_load.lead import Lead
-from attention_load.load import DRAIN_S
-from attention_load.plan import add_options
-from attention_load.user import AttentionUser
+from attention_load.attend_requests import FORMS, KINDS, AttendRequest, layer_requests
+from attention_load.objectives import REFUSED, Counts, StageResult, is_within, judge, lines
+from attention_load.options import OPTIONS, add_options, validate
+from attention_load.references import difference, fetch_digests, fetch_layers
+from attention_load.schedule import Stage, position, stages
 
-__all__ = ["AttentionUser", "ChosenShape"]
+log = logging.getLogger(__name__)
+runners.WORKER_REPORT_INTERVAL = 0.5  # instead of 3 s, which blur the ends of a stage of 10 s
+SPAWN_RATE = 100.0
+REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+bits: Counter[str] = Counter()
+"""Answers `compared` with their references and `wrong` ones: of this process, on a master of all workers."""
 
 
-class ChosenShape(LoadTestShape):
-    """Smoke, ramp, spike or soak, as `--shape` says."""
+def attend_task(kind: str, form: str) -> Callable[[AttentionUser], None]:
+    """A task with its kind and its form as tags (`--tags short`, `--exclude-tags lists`)."""
 
-    lead: ClassVar[Lead | None] = None
+    def attend(user: AttentionUser) -> None:
+        user.attend(kind, form)
+
+    attend.__name__ = f"{kind}_{form}"
+    tagged: Callable[[AttentionUser], None] = tag(kind, form)(attend)
+    return tagged
+
+
+def headers(options: argparse.Namespace, content_type: str = "") -> dict[str, str]:
+    """Answers come without compression: that is not what is measured."""
+    found = {"Accept-Encoding": "identity", "Content-Type": content_type, "X-API-Key": options.api_key}
+    return {name: value for name, value in found.items() if value}
+
+
+class AttentionUser(FastHttpUser):
+    insecure = False
+    tasks: ClassVar[dict[Any, int]] = {attend_task(kind, form): KINDS[kind] for kind in KINDS for form in FORMS}
+    requests: ClassVar[list[AttendRequest]] = []
+    answered: ClassVar[Counter[str]] = Counter()
+
+    @classmethod
+    def prepare(cls, options: argparse.Namespace) -> None:
+        """Makes the requests to the layers that the references are of, before the first user starts."""
+        sizes = {"seed": options.seed, "long_tokens": options.long_tokens}
+        cls.requests = [request for layer in options.references["layers"] for request in layer_requests(layer, **sizes)]
+        cls.answered.clear()
+        cls.network_timeout = cls.connection_timeout = options.request_timeout_s
+        cls.wait_time = constant_throughput(options.pace) if options.pace else constant(0)
+
+    def attend(self, kind: str, form: str) -> None:
+        options, name = self.environment.parsed_options, f"{kind} {form}"
+        requests = [request for request in self.requests if request.kind == kind]
+        if not requests:
+            raise StopUser
+        request = random.choice(requests)
+        settings = {"data": request.bodies[form], "headers": headers(options, FORMS[form]), "name": name}
+        with self.client.post(request.path, catch_response=True, **settings) as response:
+            if response.status_code in REFUSALS and "Retry-After" in response.headers:
+                response.request_meta["request_type"] = REFUSED
+                response.success()
+            elif response.status_code == HTTPStatus.OK:
+                self.answered[name] += 1
+                if options.check_every and (self.answered[name] - 1) % options.check_every == 0:
+                    why = difference(options.references["digests"][request.id], response.content, FORMS[form])
+                    bits.update(compared=1, wrong=bool(why))
+                    response.failure(why) if why else response.success()
+            elif response.status_code:
+                response.failure(f"status {response.status_code}")
+
+
+class Scenario(LoadTestShape):
+    """Plays the stages of `--scenario`, measures each, and lets the users finish before it ends the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.stages: tuple[Stage, ...] = ()
+        self.results: list[StageResult] = []
+        self.measuring: tuple[int, Counts] | None = None
+        self.idle_since = 0.0
+        self.fault = "stopped before its end"
+        self.is_over = False
+
+    def begin(self, options: argparse.Namespace) -> None:
+        self.options, self.num_workers = options, self.runner.worker_count
+        # Until the users have started and the workers have reported, the figures still show the stage before.
+        self.settle_s = 1.0 + runners.WORKER_REPORT_INTERVAL + options.peak_users / SPAWN_RATE
+        users = {"peak": options.peak_users, "base": options.base_users, "steps": options.steps}
+        self.stages = stages(options.scenario, hold_s=options.hold_s, settle_s=self.settle_s, **users)
+        self.reset_time()
 
     def tick(self) -> tuple[int, float] | None:
-        return self.lead.tick() if self.lead is not None else None
+        """Once a second: how many users there should be; None ends the run."""
+        if self.is_over:
+            return None
+        if not self.stages:  # before `test_start`, and while references are fetched
+            return 1, SPAWN_RATE
+        now = position(self.stages, self.get_run_time())
+        number, elapsed_s = now or (len(self.stages), 0.0)
+        if self.measuring and self.measuring[0] < number:
+            measured, before = self.measuring
+            self.results.append(StageResult(self.stages[measured], self.counts() - before))
+            self.measuring = None
+            if self.options.scenario == "ramp" and not is_within(self.options, self.results[-1].counts):
+                self.stages = self.stages[:number]
+        if number >= len(self.stages):
+            return self.finish()
+        stage = self.stages[number]
+        if not self.measuring and elapsed_s >= stage.settle_s and self.runner.user_count == stage.users:
+            self.measuring = number, self.counts()
+        return stage.users, SPAWN_RATE
+
+    def finish(self) -> tuple[int, float] | None:
+        """No more users; the run ends when each has its last answer and the workers have reported it."""
+        if self.runner.user_count == 0:
+            self.idle_since = self.idle_since or time.perf_counter()
+            if time.perf_counter() > self.idle_since + self.settle_s:
+                lost = self.num_workers - self.runner.worker_count
+                self.fault, self.is_over = f"{lost} workers were lost" if lost > 0 else "", True
+                return None
+        return 0, SPAWN_RATE
+
+    def counts(self) -> Counts:
+        return Counts.read(self.get_run_time(), self.runner.stats.entries.values())
 
 
-@events.init_command_line_parser.add_listener
-def add_our_options(parser: Any, **_: Any) -> None:
-    add_options(parser)
+events.init_command_line_parser.add_listener(add_options)
 
 
 @events.init.add_listener
-def wire(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
-    # Users that a shape takes away finish their request; otherwise each would be a call that its caller cancelled.
-    environment.stop_timeout = max(environment.stop_timeout or 0.0, DRAIN_S)
-    if isinstance(runner, WorkerRunner):
-        Hand(environment, AttentionUser.load)
-        return
-    crew = Workers(environment) if isinstance(runner, MasterRunner) else Alone(AttentionUser.load)
-    try:
-        lead = ChosenShape.lead = Lead(environment, crew, f"locust {__version__}")
-    except ValueError as error:
-        sys.exit(f"load test: {error}")
-    if web_ui is not None:
+def on_init(environment: Any, runner: Any, **_: Any) -> None:
+    if not isinstance(runner, WorkerRunner):
+        environment.process_exit_code = 1  # until a run keeps its objectives
 
-        @web_ui.app.route("/verdict")
-        @web_ui.auth_required_if_enabled
-        def verdict() -> Response:
-            """The report of the last run that came to an end; null before."""
-            return Response(orjson.dumps(lead.report), mimetype="application/json")
+
+@events.test_start.add_listener
+def on_test_start(environment: Any, **_: Any) -> None:
+    options, scenario = environment.parsed_options, environment.shape_class
+    bits.clear()
+    if isinstance(environment.runner, WorkerRunner):
+        AttentionUser.prepare(options)
+        return
+    environment.process_exit_code = 1
+    options.references = {"layers": [], "digests": {}}
+    log.info("fetching references, one request at a time")
+    try:
+        validate(options)
+        # A user finishes its last request, or the request fails for want of an answer.
+        environment.stop_timeout = max(environment.stop_timeout or 0.0, options.request_timeout_s + 1)
+        send = functools.partial(send_alone, environment.host, options)
+        options.references["layers"] = fetch_layers(send, options.layer)
+        AttentionUser.prepare(options)
+        options.references["digests"] = fetch_digests(send, AttentionUser.requests)
+        scenario.begin(options)
+    except Exception as error:
+        # Of any kind: Locust goes on after an exception of a listener.
+        log.exception("no references")
+        options.references, AttentionUser.requests = {"layers": [], "digests": {}}, []
+        scenario.fault, scenario.is_over = f"{type(error).__name__}: {error}", True
+
+
+def send_alone(
+    host: str, options: argparse.Namespace, path: str, body: bytes | None = None, content_type: str = ""
+) -> bytes:
+    request = urllib.request.Request(host.rstrip("/") + path, body, headers(options, content_type))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=options.request_timeout_s) as answer:  # noqa: S310 (the user's --host)
+        return bytes(answer.read())
+
+
+@events.test_stop.add_listener
+def on_test_stop(environment: Any, **_: Any) -> None:
+    options, scenario, runner = environment.parsed_options, environment.shape_class, environment.runner
+    if isinstance(runner, WorkerRunner):
+        return
+    report = judge(options, scenario.results, scenario.counts(), bits, scenario.fault) | {
+        "target": {"url": environment.host, "layers": options.references["layers"]},
+        "references": len(options.references["digests"]),
+        "options": {name: getattr(options, name) for name, *_ in OPTIONS if name != "api_key"},
+        "locust": __version__,
+        "workers": runner.worker_count,
+        "is_generator_busy": runner.cpu_warning_emitted or runner.worker_cpu_warning_emitted,
+    }
+    scenario.reset()
+    try:
+        if options.json_report:
+            Path(options.json_report).write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        environment.process_exit_code = 1 if report["missed"] else 0
+    except OSError:
+        log.exception("the JSON report cannot be written")
+    sys.stdout.write("\n".join([*lines(report), ""]))
+
+
+@events.report_to_master.add_listener
+def on_report_to_master(data: dict[str, Any], **_: Any) -> None:
+    data["bits"] = dict(bits)
+    bits.clear()
+
+
+@events.worker_report.add_listener
+def on_worker_report(data: dict[str, Any], **_: Any) -> None:
+    bits.update(data.get("bits", {}))

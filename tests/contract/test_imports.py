@@ -119,9 +119,14 @@ def test_the_load_test_knows_nothing_of_the_service_and_needs_nothing_that_is_no
     assert {name for name in known if name != "attention_load" and f"\n{name}==" not in pinned} == set()
 
 
-def test_of_the_load_test_only_the_users_and_the_wiring_know_locust():
+def test_of_the_load_test_only_the_locustfile_imports_locust():
+    """The rest is tested without it, in the service's environment."""
     knowing = {path.name for path in LOADTEST.rglob("*.py") if "locust" in {x.split(".")[0] for x in imports_of(path)}}
-    assert knowing == {"locustfile.py", "user.py"}
+    assert knowing == {"locustfile.py"}
+
+
+def test_the_load_test_is_at_most_700_lines():
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in LOADTEST.rglob("*.py")) <= 700
 
 
 def test_only_settings_reads_the_environment():

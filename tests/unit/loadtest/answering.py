@@ -1,25 +1,23 @@
-"""A target that answers from the float64 reference of the tests, and as many wrong bits as a test wants."""
+"""A layer as `GET /v1/layers` describes it, and a service that answers from the float64 reference of the tests."""
 
 import base64
+from typing import Any
 
 import numpy as np
 import orjson
 import safetensors.numpy
 
-from attention_load.layer import LayerFacts
-from attention_load.question import SAFETENSORS
 from service.attention.spec import LayerSpec
 from tests import reference
 
-WIDTHS = {"query_width": 8, "key_width": 6, "value_width": 10, "out_width": 8}
+WIDTHS: dict[str, Any] = {"query_width": 8, "key_width": 6, "value_width": 10, "out_width": 8}
 
 
-def spec(**changes) -> LayerSpec:
-    shape = dict(
+def spec() -> LayerSpec:
+    return LayerSpec(
         **WIDTHS, num_heads=4, num_kv_heads=2, head_width=2, value_head_width=3, scale=0.5,
         biases=("query", "value", "output"), has_bias_kv=True, add_zero_attn=True,
     )  # fmt: skip
-    return LayerSpec(**{**shape, **changes})
 
 
 def tensors(layer: LayerSpec) -> dict[str, np.ndarray]:
@@ -27,21 +25,21 @@ def tensors(layer: LayerSpec) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(size).astype(np.float32) for name, size in layer.tensor_shapes().items()}
 
 
-def facts(layer: LayerSpec, *, name="odd", digest="sha256:1", **limits) -> LayerFacts:
-    numbers = {"max_body_bytes": 16 << 20, "max_tokens": 65536, "max_cells": 1 << 28} | limits
-    widths = (layer.query_width, layer.key_width, layer.value_width)
-    return LayerFacts(name, digest, *widths, layer.num_heads, {"dtype": "float32"}, **numbers)
+def listed(*, limits=None, **changes) -> dict:
+    """The layer in the answer to `GET /v1/layers`."""
+    sizes = {"body_bytes": 16 << 20, "tokens": 65536, "cells": 1 << 28} | (limits or {})
+    return {"name": "odd", "digest": "sha256:1", **WIDTHS, "num_heads": 4, "limits": sizes} | changes
 
 
-def answered(layer: LayerSpec, parameters, question) -> dict[str, np.ndarray]:
-    """What the service would answer, computed by the tests' own reference."""
-    query = question.tensors["query"]
-    key = question.tensors.get("key", query)
-    masks = [reference.Causal(0)] if question.is_causal else []
-    inputs = (query[None], key[None], question.tensors.get("value", key)[None])
+def answered(layer: LayerSpec, parameters, request) -> dict[str, np.ndarray]:
+    """The tensors of the service's answer, computed by the reference of the tests."""
+    query = request.tensors["query"]
+    key = request.tensors.get("key", query)
+    masks = [reference.Causal(0)] if request.is_causal else []
+    inputs = (query[None], key[None], request.tensors.get("value", key)[None])
     output, weights = reference.multi_head_attention(layer, parameters, inputs, masks)
     found = {"output": output[0].astype(np.float32)}
-    match question.weights:
+    match request.weights:
         case {"form": "heads"}:
             found["weights"] = weights[0].astype(np.float32)
         case {"form": "mean"}:
@@ -61,33 +59,36 @@ def body_of(arrays, form: str) -> bytes:
     if form == "safetensors":
         return safetensors.numpy.save(arrays)
 
-    def told(array):
+    def encoded(array):
         if form == "lists":
             return array
         data = base64.b64encode(array.tobytes()).decode()
         return {"dtype": array.dtype.name, "shape": array.shape, "data": data}
 
-    weights = {name.removeprefix("weights."): told(array) for name, array in arrays.items() if "." in name} or None
+    weights = {name.removeprefix("weights."): encoded(array) for name, array in arrays.items() if "." in name} or None
     if "weights" in arrays:
-        weights = told(arrays["weights"])
-    return orjson.dumps({"output": told(arrays["output"]), "weights": weights}, option=orjson.OPT_SERIALIZE_NUMPY)
+        weights = encoded(arrays["weights"])
+    return orjson.dumps({"output": encoded(arrays["output"]), "weights": weights}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-class AnsweringTarget:
-    """Instead of a Target. `damage(question, form, arrays)` may change an answer in place; `asked` counts them."""
+class AnsweringService:
+    """A `Send`. `damage(request, form, arrays)` may change an answer in place; `forms` lists what was sent."""
 
-    def __init__(self, layer: LayerSpec, parameters, questions) -> None:
-        self.damage = lambda question, form, arrays: None
-        self.asked: list[str] = []
+    def __init__(self, layer: LayerSpec, parameters, requests) -> None:
+        self.damage = lambda request, form, arrays: None
+        self.forms: list[str] = []
         self._layer, self._parameters = layer, parameters
-        self._by_body = {body: (question, form) for question in questions for form, body in question.bodies.items()}
+        self._by_body = {body: (request, form) for request in requests for form, body in request.bodies.items()}
 
-    def attend(self, layer: str, body: bytes, content_type: str) -> bytes:
-        question, form = self._by_body[body]
-        assert (content_type == SAFETENSORS) == (form == "safetensors")
-        self.asked.append(form)
-        arrays = answered(self._layer, self._parameters, question)
-        self.damage(question, form, arrays)
+    def __call__(self, path: str, body: bytes | None = None, content_type: str = "") -> bytes:
+        if body is None:
+            return orjson.dumps({"layers": [listed(), listed(name="even")]})
+        request, form = self._by_body[body]
+        assert path == f"/v1/layers/{request.layer}/attend"
+        assert (content_type == "application/vnd.safetensors") == (form == "safetensors")
+        self.forms.append(form)
+        arrays = answered(self._layer, self._parameters, request)
+        self.damage(request, form, arrays)
         return body_of(arrays, form)
 
 

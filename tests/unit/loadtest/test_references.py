@@ -1,81 +1,98 @@
-"""References: taken from the target alone, in all forms, and one bit is enough to differ."""
+"""References: fetched one request at a time in all forms, and one other bit is a difference."""
 
 import numpy as np
 import pytest
 
-from attention_load.question import FORMS, layer_questions
-from attention_load.references import references_digest, take_references
-from attention_load.target import TargetFailed
-from tests.unit.loadtest.answering import AnsweringTarget, answered, body_of, facts, flip_last_bit, spec, tensors
+from attention_load.attend_requests import FORMS, layer_requests
+from attention_load.references import bits_digest, difference, fetch_digests, fetch_layers, read_answer
+from tests.unit.loadtest.answering import (
+    AnsweringService,
+    answered,
+    body_of,
+    flip_last_bit,
+    listed,
+    spec,
+    tensors,
+)
 
 LAYER = spec()
 TENSORS = tensors(LAYER)
-QUESTIONS = layer_questions(facts(LAYER), seed=1, long_tokens=40)
+REQUESTS = layer_requests(listed(), seed=1, long_tokens=40)
 
 
 @pytest.fixture
-def target():
-    return AnsweringTarget(LAYER, TENSORS, QUESTIONS)
+def service():
+    return AnsweringService(LAYER, TENSORS, REQUESTS)
 
 
-def test_every_question_is_asked_once_in_every_form(target):
-    found = take_references(target, QUESTIONS)
-    assert [reference.question for reference in found] == QUESTIONS
-    assert target.asked == list(FORMS) * len(QUESTIONS)
+def test_every_request_is_sent_once_in_every_form(service):
+    assert list(fetch_digests(service, REQUESTS)) == [request.id for request in REQUESTS]
+    assert service.forms == list(FORMS) * len(REQUESTS)
 
 
 @pytest.mark.parametrize("form", ["base64", "safetensors"])
-def test_forms_that_disagree_in_one_bit_are_no_reference(target, form):
-    def damage(question, asked, arrays):
-        if asked == form and question.kind == "long":
+def test_forms_that_differ_in_one_bit_give_no_reference(service, form):
+    def damage(request, sent, arrays):
+        if sent == form and request.kind == "long":
             flip_last_bit(arrays["output"])
 
-    target.damage = damage
-    with pytest.raises(TargetFailed, match=f"long to odd as {form} is not as lists: 1 of 320 values of output"):
-        take_references(target, QUESTIONS)
+    service.damage = damage
+    with pytest.raises(ValueError, match=f"long request to odd, alone: {form} and lists differ in bits"):
+        fetch_digests(service, REQUESTS)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["short", "weights"])
-def test_an_answer_with_the_same_bits_has_no_difference_and_one_flipped_bit_is_told(target, form, kind):
-    for reference in take_references(target, [question for question in QUESTIONS if question.kind == kind]):
-        arrays = answered(LAYER, TENSORS, reference.question)
-        assert reference.difference(body_of(arrays, form), FORMS[form]) == ""
+def test_the_same_bits_are_no_difference_and_one_flipped_bit_is(service, form, kind):
+    for request in [request for request in REQUESTS if request.kind == kind]:
+        digest = fetch_digests(service, [request])[request.id]
+        arrays = answered(LAYER, TENSORS, request)
+        assert difference(digest, body_of(arrays, form), FORMS[form]) == ""
         for name in arrays:
             damaged = {other: array.copy() for other, array in arrays.items()}
             flip_last_bit(damaged[name])
-            told = reference.difference(body_of(damaged, form), FORMS[form])
-            assert told == f"1 of {arrays[name].size} values of {name} have other bits"
+            assert difference(digest, body_of(damaged, form), FORMS[form]) == "bits differ from the reference"
 
 
-def test_zero_and_minus_zero_are_other_bits(target):
-    reference = take_references(target, QUESTIONS[:1])[0]
-    arrays = {name: np.zeros_like(array) for name, array in reference.arrays.items()}
-    zeros = type(reference)(reference.question, {name: array.copy() for name, array in arrays.items()})
-    arrays["output"][0, 0] = -0.0
-    assert zeros.difference(body_of(arrays, "lists"), FORMS["lists"]).startswith("1 of")
+def test_a_reference_is_the_same_from_every_form():
+    for request in REQUESTS:
+        arrays = answered(LAYER, TENSORS, request)
+        digests = {bits_digest(read_answer(body_of(arrays, form), kind)) for form, kind in FORMS.items()}
+        assert digests == {bits_digest(arrays)}
+
+
+def test_zero_and_minus_zero_have_other_bits():
+    zeros = {"output": np.zeros((2, 2), np.float32)}
+    digest = bits_digest(zeros)
+    zeros["output"][0, 0] = -0.0
+    assert difference(digest, body_of(zeros, "lists"), FORMS["lists"])
+
+
+@pytest.mark.parametrize("other", [np.zeros((4, 1), np.float32), np.zeros((2, 2), np.int32)])
+def test_the_same_bytes_in_another_shape_or_dtype_are_a_difference(other):
+    assert bits_digest({"output": np.zeros((2, 2), np.float32)}) != bits_digest({"output": other})
+
+
+def test_a_tensor_that_is_missing_or_named_otherwise_is_a_difference():
+    ones = np.ones((2, 2), np.float32)
+    digests = {bits_digest(x) for x in ({"output": ones}, {"weights": ones}, {"output": ones, "weights": ones})}
+    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"output": [[1], [2, 3]], "weights": null}', b"\xff" * 40])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_cannot_be_read_is_told_as_a_difference(target, body, form):
-    reference = take_references(target, QUESTIONS[:1])[0]
-    assert "cannot be read" in reference.difference(body, FORMS[form])
+def test_an_unreadable_answer_is_a_difference(body, form):
+    assert "cannot read" in difference("", body, FORMS[form])
 
 
-def test_a_shape_that_is_not_the_references_is_told(target):
-    reference = take_references(target, QUESTIONS[:1])[0]
-    shorter = {"output": reference.arrays["output"][:3]}
-    assert reference.difference(body_of(shorter, "base64"), FORMS["base64"]) == (
-        "output is float32[3, 8] instead of float32[16, 8]"
-    )
+def test_layers_are_all_that_are_listed_or_those_named(service):
+    assert [layer["name"] for layer in fetch_layers(service, "")] == ["odd", "even"]
+    assert [layer["name"] for layer in fetch_layers(service, "even, odd")] == ["even", "odd"]
+    with pytest.raises(ValueError, match="has no layer other"):
+        fetch_layers(service, "odd,other")
 
 
-def test_the_digest_tells_one_bit(target):
-    found = take_references(target, QUESTIONS)
-    before = references_digest(found)
-    assert references_digest(take_references(target, QUESTIONS)) == before
-    output = found[3].arrays["output"].copy()
-    flip_last_bit(output)
-    found[3] = type(found[3])(found[3].question, {**found[3].arrays, "output": output})
-    assert references_digest(found) != before
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"layers": []}', b'{"layers": [1]}'])
+def test_what_lists_no_layers_is_an_error(body):
+    with pytest.raises((ValueError, TypeError)):
+        fetch_layers(lambda path: body, "")
