@@ -173,7 +173,7 @@ def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
 
 
 def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_something_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(reconciler, "ROLL_S", 0.0)
+    monkeypatch.setattr(reconciler, "DESIRED_STATE_S", 0.0)
     process = Process(tmp_path, has_peers=True)
     with pytest.raises(NotReady, match="does not say which"):
         asyncio.run(process.reconciler.begin(strict=True))
