@@ -177,9 +177,7 @@ def on_test_start(environment: Any, **_: Any) -> None:
         AttentionUser.prepare(options)
         options.references["digests"] = fetch_digests(send, AttentionUser.requests)
         scenario.begin(options)
-    except Exception as error:
-        # Of any kind: Locust goes on after an exception of a listener.
-        log.exception("no references")
+    except Exception as error:  # noqa: BLE001 (Locust goes on after an exception of a listener, of any kind)
         options.references, AttentionUser.requests = {"layers": [], "digests": {}}, []
         scenario.fault, scenario.is_over = f"{type(error).__name__}: {error}", True
 
@@ -212,7 +210,9 @@ def on_test_stop(environment: Any, **_: Any) -> None:
         environment.process_exit_code = 1 if report["missed"] else 0
     except OSError:
         log.exception("the JSON report cannot be written")
-    sys.stdout.write("\n".join([*lines(report), ""]))
+    log.info("%s", report["verdict"])
+    text = "\n".join([*lines(report), ""])
+    environment.events.quit.add_listener(lambda **_: sys.stdout.write(text))  # below Locust's own tables
 
 
 @events.report_to_master.add_listener
