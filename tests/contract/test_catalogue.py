@@ -63,3 +63,8 @@ def test_every_case_of_the_catalogue_is_named_by_a_test():
 def test_what_is_said_to_be_missing_is_missing():
     assert sorted(NOT_YET.keys() & named()) == []
     assert NOT_YET.keys() <= set(CATALOGUE)
+
+
+def test_the_legend_has_every_case():
+    legend = (TESTS / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| ([A-Z]\d+) \| .+ \|$", legend, re.MULTILINE) == CATALOGUE
