@@ -1,14 +1,14 @@
-"""What holds for the whole suite: what runs only where it is asked for, and what runs beside what."""
+"""Rules for the whole suite: which tests run only on request, and which run beside which."""
 
 import pytest
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that asserts a time, or tries the image, runs only where it is asked for. Tests that start processes wait most of
-    their time: where several run at once (`make test`), those run one after another beside all the others.
+    """Keep tests that take long, assert a time or need the image for runs whose `-m` names them. Tests that start processes
+    wait most of their time: where several run at once (`make test`), these run one after another beside all the others.
     """
-    for marker in ("timed", "image"):
+    for marker in ("timed", "image", "long"):
         if marker not in config.getoption("markexpr"):
             items[:] = [item for item in items if item.get_closest_marker(marker) is None]
     for item in items:

@@ -168,7 +168,7 @@ def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
     """Return one sequence in the form the kernels take: the views themselves, or copies.
 
     A small sequence is not copied if each row of a head begins at 64 bytes: batched products read rows at any stride with the
-    same bits, and copying is 3 to 6 % of such a sequence's time (docs/performance.md).
+    same bits, and copying is 6 to 7 % of such a sequence's time (docs/performance.md).
     """
     is_aligned = all(x.shape[2] * x.element_size() % ALIGNMENT == 0 for x in views)
     return views if is_aligned and is_small(views, mask, len(views.q)) else Heads(*copied(views))

@@ -114,6 +114,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("settings", "cases"), [({}, BY_DEFAULT), ({"allowed_hosts": "*.api.example"}, NAMED)])
 def test_D9_a_request_names_a_host_that_is_allowed(serve, settings, cases):
     service = serve(workers=1, **settings)
@@ -131,6 +132,7 @@ def test_a_key_that_cannot_be_made_is_one_line(arguments):
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_A9_a_removed_key_is_refused_in_every_process_within_5_s(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("old", "new"))

@@ -40,6 +40,7 @@ def running(tmp_path):
         yield running
 
 
+@pytest.mark.long
 def test_a_quick_run_measures_service_and_bound_and_prints_their_ratio(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "w2", "--subjects", "bound,service"]

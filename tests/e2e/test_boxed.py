@@ -58,6 +58,7 @@ def test_r1_it_serves_as_another_user_on_a_root_that_it_cannot_write_to(start):
     assert box.stop()[0] == 0
 
 
+@pytest.mark.long
 def test_l12_told_to_stop_the_first_process_ends_in_order_within_the_grace(start):
     box = start(ATTENTION_WORKERS="2", ATTENTION_SHUTDOWN_GRACE_S="10")
     url = box.wait_ready()
@@ -90,6 +91,7 @@ def test_l12_the_first_process_buries_a_worker_that_was_killed(start):
     eventually(lambda: len(box.pids()) == 2, "another takes its place")
 
 
+@pytest.mark.long
 def test_r3_there_are_no_more_processes_than_cores_and_each_has_few_threads(start):
     """By default, on whatever this machine has; the limit on processes that docs/container.md recommends is 128."""
     box = start()

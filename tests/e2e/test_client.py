@@ -51,6 +51,7 @@ def object_of(array: np.ndarray) -> dict:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("source", [X, BATCH], ids=["one", "batch"])
 def test_binary_and_json_give_the_same_bits(url, client, dtype, source):

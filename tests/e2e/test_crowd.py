@@ -93,6 +93,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_A_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [KEPT, KEPT + 10, 20 * KEPT])
 def test_above_the_kept_health_is_answered_and_everything_else_told_to_come_back(service, port, worker, number):
     before = num_descriptors(worker)

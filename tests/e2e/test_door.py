@@ -104,6 +104,7 @@ def only_answer(port: int, *parts: bytes):
 # What is no request
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 def test_what_is_no_request_has_one_answer_and_the_connection_ends(port, raw):
     answer = only_answer(port, raw)
@@ -493,6 +494,7 @@ def test_an_answer_that_nobody_takes_is_cut_off_and_counted(service, port):
     assert after["attention_received_total"] - before["attention_received_total"] == 1
 
 
+@pytest.mark.long
 def test_a_client_that_takes_every_piece_but_all_of_them_too_slowly_is_cut_off_D9(service, port):
     before = at_rest(service)
     heard = 0

@@ -87,6 +87,7 @@ def pool():
         yield made
 
 
+@pytest.mark.long
 def test_layers_are_loaded_replaced_and_unloaded_in_every_process_before_the_answer(serve, store):
     service = serve(workers=2)
     service.wait_ready()
@@ -108,6 +109,7 @@ def test_layers_are_loaded_replaced_and_unloaded_in_every_process_before_the_ans
     assert httpx2.get(f"{service.url}/readyz").status_code == 200
 
 
+@pytest.mark.long
 def test_a_replaced_process_serves_what_was_agreed_on(serve, store):
     service = serve(workers=2)
     service.wait_ready()
@@ -122,6 +124,7 @@ def test_a_replaced_process_serves_what_was_agreed_on(serve, store):
     assert service.seen("zero") == {"404"}
 
 
+@pytest.mark.long
 def test_a_replaced_process_gets_its_part_of_the_kept_alive_connections_and_no_request_fails_for_it_D9(serve, pool):
     service = serve(workers=2)
     service.wait_ready()
@@ -161,6 +164,7 @@ def test_a_replaced_process_gets_its_part_of_the_kept_alive_connections_and_no_r
     assert service.find(event="rebalancing")[-1]["connections"] > 0
 
 
+@pytest.mark.long
 def test_a_paused_process_keeps_all_from_changing_and_follows_when_it_wakes(serve, store):
     service = serve(workers=2, layer_change_s=3)
     service.wait_ready()
@@ -184,6 +188,7 @@ def test_a_paused_process_keeps_all_from_changing_and_follows_when_it_wakes(serv
     assert service.seen() == {small_layer("small", scale=0.25).digest} != before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, store, pool, victim):
     service = serve(workers=2, environment={"FAULTY_LOAD_S": "0.3"})
@@ -206,6 +211,7 @@ def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, sto
     assert service.seen("fresh") == {small_layer("fresh").digest}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("admins", "pause_s"),
     [("PUT", 0.0), ("PUT PUT", 0.005), ("PUT PUT DELETE DELETE", 0.03)],
@@ -275,6 +281,7 @@ def is_allowed(answer):
     return answer.status_code in {"PUT": (200, 201, 404, 409, 422), "DELETE": (204, 404)}[answer.request.method]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mark", "workers"), [(STUCK, 2), (DEVICE, 1)], ids=["stuck", "device"])
 def test_an_engine_that_is_lost_is_told_to_all_who_wait_and_its_process_is_replaced(serve, pool, mark, workers):
     service = serve(workers=workers, stuck_s=1, heartbeat_s=0.2, environment=IN_THE_THREAD)
@@ -295,6 +302,7 @@ def test_an_engine_that_is_lost_is_told_to_all_who_wait_and_its_process_is_repla
     assert len(service.pids()) == workers
 
 
+@pytest.mark.long
 def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
     service = serve(workers=1)
     service.wait_ready()
@@ -307,6 +315,7 @@ def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
     assert not service.find(event="worker_died")
 
 
+@pytest.mark.long
 def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool):
     service = serve(workers=2)
     service.wait_ready()
@@ -339,6 +348,7 @@ def test_l8_a_signal_while_a_large_layer_is_loaded_ends_the_service_in_time(serv
     assert time.monotonic() - signalled < 5
 
 
+@pytest.mark.long
 def test_l8_a_signal_while_a_replacement_loads_ends_the_service_in_time(serve):
     service = serve(workers=1, environment={"FAULTY_LOAD_S": "2"})
     service.wait_ready()
@@ -351,6 +361,7 @@ def test_l8_a_signal_while_a_replacement_loads_ends_the_service_in_time(serve):
     assert time.monotonic() - signalled < 5
 
 
+@pytest.mark.long
 def test_l6_a_forward_pass_longer_than_the_grace_does_not_delay_the_exit(serve, pool):
     service = serve(workers=1, shutdown_grace_s=1, environment=IN_THE_THREAD)
     service.wait_ready()

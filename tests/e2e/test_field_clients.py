@@ -39,6 +39,7 @@ def address(service):
     return service.url.removeprefix("http://")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["triton_sync", "triton_aio", "kserve_rest", "published_schema"])
 def test_every_check_of_a_real_client_passes(address, program):
     ran = subprocess.run(

@@ -146,6 +146,7 @@ def assert_mates_have_their_bits(service: Inline, alone: dict[float, bytes], mat
     assert not service.find(event="worker_died")
 
 
+@pytest.mark.long
 @BOTH
 def test_whatever_a_request_raises_inline_harms_no_mate_and_not_the_loop(serve, workers):
     service = serve(workers=workers, **IN_COMPANY)
@@ -162,6 +163,7 @@ def test_whatever_a_request_raises_inline_harms_no_mate_and_not_the_loop(serve, 
     assert httpx2.get(f"{service.url}/healthz").status_code == 200
 
 
+@pytest.mark.long
 @BOTH
 def test_a_batch_that_is_too_large_for_the_memory_inline_is_split_and_everybody_is_answered(serve, workers):
     service = serve(workers=workers, **IN_COMPANY)
@@ -180,6 +182,7 @@ def test_a_batch_that_is_too_large_for_the_memory_inline_is_split_and_everybody_
     assert_mates_have_their_bits(service, alone, mates)
 
 
+@pytest.mark.long
 def test_a_device_that_fails_inline_is_told_to_all_who_wait_and_its_process_is_replaced(serve):
     service = serve(workers=1, heartbeat_s=0.2, **IN_COMPANY)
     alone = service.alone()
@@ -195,6 +198,7 @@ def test_a_device_that_fails_inline_is_told_to_all_who_wait_and_its_process_is_r
     assert service.alone() == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mark", [SLOW, STUMBLES], ids=["slow", "slow and out of memory, on that thread only"])
 def test_after_a_pass_that_held_the_loop_for_long_its_lane_goes_to_the_thread_for_a_while(serve, mark):
     service = serve(workers=1, **IN_COMPANY)
@@ -214,6 +218,7 @@ def test_after_a_pass_that_held_the_loop_for_long_its_lane_goes_to_the_thread_fo
     service.trust()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pass_that_never_ends_inline_costs_its_own_process_only(serve):
     service = serve(workers=2, stuck_s=1, **IN_COMPANY)
@@ -248,6 +253,7 @@ def test_a_pass_that_never_ends_inline_costs_its_own_process_only(serve):
     assert len(service.find(event="worker_died")) == 1
 
 
+@pytest.mark.long
 def test_a_signal_while_a_pass_that_never_ends_holds_the_loop_ends_the_service_in_the_grace_and_two_seconds(serve):
     service = serve(workers=1, shutdown_grace_s=1)
     service.trust()
@@ -303,6 +309,7 @@ class Callers:
 BUSY = dict(environment={"FAULTY_FORWARD_S": "0.002"})
 
 
+@pytest.mark.long
 def test_callers_who_leave_during_a_pass_inline_take_nothing_from_their_mates(serve):
     service = serve(workers=1, **IN_COMPANY)
     alone = service.alone()
@@ -338,6 +345,7 @@ def leave(line: Line, *, is_rude: bool) -> None:
     line.close()
 
 
+@pytest.mark.long
 @BOTH
 def test_callers_who_leave_at_any_moment_of_a_batch_inline_take_nothing_from_their_mates(serve, workers):
     service, rng = serve(workers=workers, **BUSY), random.Random(6)
@@ -368,6 +376,7 @@ def test_callers_who_leave_at_any_moment_of_a_batch_inline_take_nothing_from_the
     assert not service.find(event="worker_died")
 
 
+@pytest.mark.long
 @BOTH
 def test_a_signal_under_load_on_this_path_loses_no_accepted_request(serve, workers):
     service = serve(workers=workers, shutdown_grace_s=10, **BUSY)

@@ -24,6 +24,7 @@ def helpers(worker: int) -> list[int]:
     return [int(child) for found in lists for child in found.split()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_helper_is_replaced_when_it_dies_and_ends_with_its_worker(tmp_path, signum):
     with Subject(tmp_path, layers=LAYERS, workers=1) as subject:

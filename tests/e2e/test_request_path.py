@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 MAX_FILES = {"JSON": 55, "safetensors": 53, "Open Inference": 54, "JSON parsed by the helper process": 56}
 
 
+@pytest.mark.long
 def test_a_request_enters_few_files():
     found = paths()
     assert found.keys() == MAX_FILES.keys()

@@ -192,6 +192,7 @@ LOSSES = {
 DEADLY = ("everything", "heartbeats")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_is_lost_is_made_again_and_no_request_fails_D4(lost, loss):
     eventually(lost.is_well, "nothing is left of the last loss", REPLACED_S)
@@ -223,6 +224,7 @@ def test_what_is_lost_is_made_again_and_no_request_fails_D4(lost, loss):
     assert "Traceback" not in str(lost.lines)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_by_one_that_serves_what_the_other_does_D4(start):
     """The others beat once in four seconds: the replacement starts before there is anything to read."""
     service = start(heartbeat_s=4)
@@ -266,6 +268,7 @@ def remove_whatever(path: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", [place_a_file, place_a_link, give_away])
 def test_what_is_not_a_directory_of_ours_is_left_alone_and_told_until_it_is_gone_D4(lost, spoil):
     eventually(lost.is_well, "nothing is left of the last loss", REPLACED_S)
@@ -303,6 +306,7 @@ def fill_with_names(directory: Path) -> None:
             (directory / f"filler-{time.monotonic_ns()}").touch()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_mount(), reason="a small file system is mounted in a namespace of its own")
 @pytest.mark.parametrize(
     ("options", "fill"),
@@ -366,6 +370,7 @@ class Refused(Started):
     close = Started.end
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["counter", "gauge_livesum"])
 def test_a_file_cut_under_a_process_costs_at_most_that_process_D4(lost, kind):
     """A page that its file no longer has is a SIGBUS."""
@@ -381,6 +386,7 @@ def test_a_file_cut_under_a_process_costs_at_most_that_process_D4(lost, kind):
     assert lost.attend().status_code == 200
 
 
+@pytest.mark.long
 def test_the_next_start_removes_what_a_killed_supervisor_left_and_nothing_else_D4(start, tmp_path):
     shared = tmp_path / "together"
     first, second = (start(tmp_path / name, run_dir=shared, workers=1) for name in ("first", "second"))
@@ -406,6 +412,7 @@ def test_the_next_start_removes_what_a_killed_supervisor_left_and_nothing_else_D
     assert second.process.pid != third.process.pid
 
 
+@pytest.mark.long
 def test_the_workers_of_a_killed_supervisor_leave_nothing_behind_D4(start):
     service = start()
     service.wait_ready()

@@ -74,6 +74,7 @@ def received(port, tls) -> tuple[float, ...]:
     )
 
 
+@pytest.mark.long
 def test_what_is_refused_is_read_counted_and_ends_in_the_clear_and_over_tls_alike(service, port, tls):
     raws = [*BAD_REQUESTS.values(), *(raw for raw, _ in TOO_MUCH.values() if len(raw) < 100_000)]
 
@@ -98,6 +99,7 @@ def test_a_client_that_only_connects_is_let_go_at_the_header_deadline(port):
         assert time.monotonic() - started < HEADER_TIMEOUT_S + 1
 
 
+@pytest.mark.long
 def test_clients_that_take_nothing_do_not_keep_the_end_from_being_orderly(service, port, tls):
     slow = [RawClient(port, tls=tls) for _ in range(8)]
     for client in slow:

@@ -35,6 +35,7 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     return ran
 
 
+@pytest.mark.long
 def test_a_key_is_made_and_lets_its_caller_in(tmp_path):
     widths = dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384)
     prepare(tmp_path, [small_layer("minilm-l3", **widths, num_heads=12, num_kv_heads=12)])

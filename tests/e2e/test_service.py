@@ -33,6 +33,7 @@ def serve(tmp_path):
         service.end()
 
 
+@pytest.mark.long
 def test_two_processes_answer_on_one_port_and_their_metrics_add_up(serve):
     service = serve(workers=2)
     service.wait_ready()
@@ -83,6 +84,7 @@ def test_a_device_that_is_not_there_is_one_line_and_an_exit_code(serve):
     assert "cuda" in service.process.stderr.read()
 
 
+@pytest.mark.long
 def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
     """X5."""
     service = serve(workers=2)
@@ -99,6 +101,7 @@ def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
     assert service.attend().text.split('"weights"')[0] == before
 
 
+@pytest.mark.long
 def test_l4_sigterm_under_load_loses_nothing_that_was_accepted(serve):
     service = serve(workers=2)
     service.wait_ready()
@@ -125,6 +128,7 @@ def test_l4_sigterm_under_load_loses_nothing_that_was_accepted(serve):
     assert set(statuses) <= {200, 503}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["empty", "broken"])
 def test_l11_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, tmp_path, damage):
     directory = tmp_path / damage

@@ -44,6 +44,7 @@ def form(directory, share) -> Form:
     return Form(share=share, soak_s=0, seed=20261121, directory=directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("figure", "share"),
     [
@@ -96,6 +97,7 @@ def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):
                 assert [told for told in (bombs._wrong(reply, bomb) for reply in replies) if told] == [], bomb.name
 
 
+@pytest.mark.long
 def test_a_caller_who_pipelines_and_leaves_is_no_fault(tmp_path):
     with Subject(tmp_path / "pipelined", workers=1) as subject:
         for _ in range(20):

@@ -36,6 +36,7 @@ def serve(tmp_path):
         service.end()
 
 
+@pytest.mark.long
 def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_trace(serve):
     with TraceCollector() as collector:
         service = serve(collector.url, workers=2, OTEL_BSP_SCHEDULE_DELAY="100")
@@ -88,6 +89,7 @@ def test_what_was_not_sent_yet_is_sent_at_the_end(serve):
         assert len(collector.named(ROUTE)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["refuses", "hangs"])
 def test_a_collector_that_is_not_there_holds_up_neither_answers_nor_the_end(serve, kind):
     with socket.create_server(("127.0.0.1", 0)) as deaf:

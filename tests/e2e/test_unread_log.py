@@ -137,6 +137,7 @@ def streams(request, pipe):
     return (pipe[1], subprocess.DEVNULL) if request.param == "stdout" else (pipe[1], pipe[1])
 
 
+@pytest.mark.long
 def test_requests_go_on_and_every_line_is_read_or_counted_and_reported_D3(tmp_path, pipe, streams):
     with Service(tmp_path, *streams, workers=2, heartbeat_s=0.2) as service:
         assert service.ask_many() == {200}
@@ -161,6 +162,7 @@ def test_requests_go_on_and_every_line_is_read_or_counted_and_reported_D3(tmp_pa
         assert [line["exit_code"] for line in reader.named("left")] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_replaced_and_the_end_comes_while_nobody_reads_D3(tmp_path, pipe, streams):
     with Service(tmp_path, *streams, workers=2, shutdown_grace_s=5) as service:
         assert service.ask_many() == {200}
@@ -176,6 +178,7 @@ def test_a_killed_worker_is_replaced_and_the_end_comes_while_nobody_reads_D3(tmp
         assert not any(map(is_alive, workers))
 
 
+@pytest.mark.long
 def test_a_service_starts_where_the_pipe_is_full_already(tmp_path, pipe, streams):
     os.set_blocking(pipe[1], False)
     with contextlib.suppress(BlockingIOError):
@@ -187,6 +190,7 @@ def test_a_service_starts_where_the_pipe_is_full_already(tmp_path, pipe, streams
         assert service.end() == 0
 
 
+@pytest.mark.long
 def test_what_keeps_it_from_starting_ends_it_with_its_code_though_nobody_reads_why(tmp_path, pipe):
     """The line of a worker, of the supervisor and of the command line."""
     os.set_blocking(pipe[1], False)
@@ -259,6 +263,7 @@ STREAMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", STREAMS.values(), ids=STREAMS)
 def test_whatever_stdout_and_stderr_are_the_service_serves_counts_what_it_lost_and_ends(tmp_path, made):
     with made() as end, Service(tmp_path, end, end, workers=1, heartbeat_s=0.2) as service:
@@ -276,6 +281,7 @@ def test_streams_that_were_closed_are_no_loss(tmp_path):
         assert service.end() == 0
 
 
+@pytest.mark.long
 def test_a_socket_gets_every_line_that_is_read(tmp_path):
     reader, end = socket.socketpair()
     with reader, end, Service(tmp_path, end.fileno(), workers=2) as service:

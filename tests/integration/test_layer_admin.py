@@ -248,6 +248,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(service, tmp_path, damage):
     async def story(one, two):

@@ -126,6 +126,7 @@ def check(found: dict[str, dict[str, np.ndarray]]) -> None:
             assert array.astype(wanted[name].dtype).tobytes() == wanted[name].tobytes(), (form, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("off_loop_bytes", [1, 2**20], ids=["in the thread", "on the loop"])
 def test_every_form_of_a_random_request_gives_the_same_bits(served, off_loop_bytes):
     """B16: 240 requests in six to eight forms each."""

@@ -39,8 +39,8 @@ MAX_PAUSE_S = 0.03
 DELETE_PAUSE_S = 1.0
 # As long as a change may take.
 CHANGE_S = 60.0
-# New connections, which the kernel spreads over the processes.
-CHECKS, NUM_STARTERS = 12, 6
+# New connections, which the kernel spreads over the processes: enough starters that every process was the author of a change.
+CHECKS, NUM_STARTERS = 12, 16
 
 
 def plant() -> None:

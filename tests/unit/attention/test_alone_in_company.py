@@ -39,7 +39,10 @@ from tests.engine_room import (
 from tests.strategies import calls, seeds, specs, weights_wanted
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_thread_count = pytest.mark.parametrize("threads", THREADS)
+# Two threads of this process and another beside it keep two cores busy for minutes.
+every_thread_count = pytest.mark.parametrize(
+    "threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])]
+)
 
 
 def differing(layer: Layer, batch: Sequence[Call]) -> list[int]:
