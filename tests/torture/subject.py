@@ -48,7 +48,6 @@ class Vitals:
     resident_bytes: int
     descriptors: Counter[str]
     num_threads: int
-    num_series: int
 
     @property
     def num_files(self) -> int:
@@ -164,11 +163,11 @@ class Subject:
         return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
 
     def vitals(self) -> Vitals:
-        """Of the workers together; the connection of the gauges is opened after the others were counted."""
+        """Of the workers together."""
         pids = tuple(process_tree.children(self.process.pid))
         resident, threads = (sum(map(kind, pids)) for kind in (process_tree.resident_bytes, process_tree.num_threads))
         descriptors = sum(map(process_tree.descriptors, pids), Counter())
-        return Vitals(pids, resident, descriptors, threads, len(self.samples()))
+        return Vitals(pids, resident, descriptors, threads)
 
     def baseline(self) -> Vitals:
         """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
