@@ -7,7 +7,6 @@ section has it, which leaves out heartbeats and other background work.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,10 +26,11 @@ from safetensors.numpy import save
 
 import service
 from tests.integration.running import LAYERS
+from tests.torture.planted import VARIABLE
 from tests.torture.subject import Subject
 
 SERVICE = str(Path(service.__file__).parent)
-LOG = "REQUEST_PATH_LOG"
+LOG = "request_path_log"
 SECTIONS = 4
 WIDTH = 16
 BEGIN = ("http/listener.py", "_take")
@@ -82,7 +81,7 @@ def plant() -> None:
 
 
 def _profile() -> None:
-    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(json.loads(os.environ[VARIABLE])[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @functools.cache
     def named(code_file: str) -> str | None:
@@ -120,24 +119,15 @@ def common(found: list[list[str]]) -> list[str]:
     return [name for name in found[-1] if all(name in other for other in found)]
 
 
-@contextlib.contextmanager
-def _profiled(directory: Path, log: Path) -> Iterator[Subject]:
-    os.environ[LOG] = str(log)
-    try:
-        with Subject(directory, layers=LAYERS, workers=1, plants={"modules": ["tests.request_path"]}) as subject:
-            yield subject
-    finally:
-        del os.environ[LOG]
-
-
-def paths(forms: tuple[Form, ...] = FORMS) -> dict[str, list[str]]:
+def paths() -> dict[str, list[str]]:
     """The files that one request of each form enters, in order."""
     found = {}
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         log = directory / "log"
-        with _profiled(directory / "service", log) as subject:
-            for form in forms:
+        plants = {"modules": ["tests.request_path"], LOG: str(log)}
+        with Subject(directory / "service", layers=LAYERS, workers=1, plants=plants) as subject:
+            for form in FORMS:
                 log.write_bytes(b"")
                 for rows in range(3, 3 + SECTIONS + 1):
                     # A connection for each request: accepting it begins a section.
