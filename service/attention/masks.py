@@ -6,9 +6,7 @@ Invariants: Three primitives express all kinds: allowed keys, values added to th
 primitive's tensors). So kinds of one meaning give the same tensor and the same bits. Keys are never sliced away, because a
 kernel over fewer keys rounds differently. Whether a row may attend to any key depends on the masks alone, not on scores.
 
-Masked rows: finds the query rows that may attend to no key, from the masks alone, never from scores.
-Legend: N heads, L query rows, S key rows; an axis written `N|1` broadcasts.
-
+Masked rows come from the masks alone, never from scores.
 Invariants: Work and memory grow with the masks' own shapes, not with the scores that they cover. A mask that is the same for
 all keys allows or blocks whole rows; one that is the same for all rows is read once. Only masks that differ by row and key
 are read row by row, in steps, so that an event loop can run other tasks in between.
@@ -128,7 +126,7 @@ class CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_sequence(mask, sequence) for mask in self.masks))
 
-    def run(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(self, sequence: int) -> Bounds | None:
         """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:

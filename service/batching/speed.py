@@ -1,17 +1,15 @@
 """Speed: forecasts when a job will be answered; InlinePolicy decides which batches the loop's thread computes.
 
-Independent of clocks, jobs and lanes.
+Independent of clocks, jobs and the engine.
 Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows the
 median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones badly, and
 the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is no forecast
 either, so a request that only a guess calls late is tried.
 
-Inline policy: decides which batches are short enough to compute on the event loop's thread.
-Independent of jobs, the engine and clocks.
-Invariants: A batch is judged by the rates of its own lane's last batches, because their times include what flops do not show of a
-layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small sequences worst, so such
-batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a failed batch, the next
-sixteen batches of that lane do not run inline.
+Invariants of the inline policy: A batch is judged by the rates of its own lane's last batches, because their times include what
+flops do not show of a layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small
+sequences worst, so such batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a
+failed batch, the next sixteen batches of that lane do not run inline.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ this service. Only CR LF ends a line. A head is refused as soon as the part that
 
 HeaderFields: header fields of one request by name, and a cache of what readers parse from them.
 Invariants: Names are lower-case bytes. Blanks around a value are removed (RFC 9110, section 5.5). No value is trusted.
-Clients repeat their heads, and the transport caches them (`http/head.py`). So a value that depends only on the fields is cached
+Clients repeat their heads, and `read_head` caches them. So a value that depends only on the fields is cached
 as well.
 """
 

@@ -6,8 +6,7 @@ Invariants: The stream does not block (`processes.unblock`). A line that finds n
 later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited. A line
 written in part (a full disk) is finished before the next one.
 
-Timestamp: formats the time of a log line as ISO 8601 in UTC to the microsecond.
-A module of its own because the supervisor must not load what `logs.py` imports. `datetime` takes three times as long.
+Times are ISO 8601 in UTC to the microsecond; `datetime` takes three times as long to format one.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_l12_the_process_is_the_first_and_its_processes_are_all_there_are(contai
     assert all(words[:4] == ["/opt/attention/bin/python", "-m", "service", "worker"] for words in workers)
 
 
-def test_l12_whoever_loses_its_parent_is_adopted_and_buried(container):
+def test_l12_a_process_that_loses_its_parent_is_adopted_and_reaped(container):
     before = container.pids()
     engine("exec", container.name, "/bin/sh", "-c", "(sleep 0.3 & sleep 0.3 &)")
     assert len(container.pids()) > len(before), "two were left behind"

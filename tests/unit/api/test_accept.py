@@ -77,7 +77,7 @@ def coding_for(*values: bytes, take_offers: bool = False) -> bytes | None:
     ("value", "coding"),
     [(b"gzip", b"gzip"), (b"zstd", b"zstd"), (b"GZIP;q=0.3", b"gzip"), (b"gzip, identity;q=0.5", b"gzip")],
 )
-def test_whoever_names_one_coding_or_weighs_identity_down_gets_it(value, coding):
+def test_a_caller_that_names_one_coding_or_lowers_identity_gets_it(value, coding):
     assert coding_for(value) == coding
 
 

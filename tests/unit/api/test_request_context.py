@@ -239,7 +239,7 @@ def test_a_deadline_of_many_digits_does_no_harm(value):
     story(told)
 
 
-def test_when_the_grace_is_over_whoever_is_not_yet_in_the_queue_is_told_so():
+def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
     """L6 Where his body is still arriving, and where it waits to be decoded."""
 
     async def told(house: House) -> None:

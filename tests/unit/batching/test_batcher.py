@@ -242,7 +242,7 @@ def test_a_cancelled_drain_leaves_no_timer_and_the_room_still_drains():
     run(main)
 
 
-def test_stop_ends_the_task_tells_whoever_waits_and_calls_the_batch_off():
+def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch():
     async def main():
         async with Room() as room:
             clients = [*await room.send_running("r"), *await room.send_waiting("w")]

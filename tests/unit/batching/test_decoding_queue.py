@@ -150,7 +150,7 @@ def test_a_queue_that_stands_takes_two_bodies():
     run(main)
 
 
-def test_whoever_leaves_frees_its_turn_and_its_bytes():
+def test_a_cancelled_request_frees_its_turn_and_its_bytes():
     async def main():
         async with known_pace() as bodies:
             first, second, third = (bodies.come(number) for number in range(3))

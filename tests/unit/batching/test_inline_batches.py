@@ -220,7 +220,7 @@ def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
     run(main)
 
 
-def test_whoever_leaves_while_others_are_taken_in_is_not_computed():
+def test_a_request_cancelled_while_others_are_admitted_is_not_computed():
     async def main():
         async with Room(inline_s=8.0) as room:
             await learn(room)

@@ -20,7 +20,7 @@ def test_a_row_is_told_for_each_subject_workload_and_point():
     ]
 
 
-def test_subjects_come_by_name_whoever_had_the_first_turn_and_points_as_they_were_measured():
+def test_subjects_are_sorted_by_name_and_points_keep_the_order_of_measurement():
     found = rows(
         [sample(0, "service", 10, point=8), sample(0, "service", 10, point=1), sample(0, "bound", 10, point=8)]
     )

@@ -44,7 +44,7 @@ def test_a_call_that_is_over_is_not_ended():
     run(main)
 
 
-def test_whoever_is_cancelled_while_all_end_is_cancelled():
+def test_a_call_cancelled_while_all_end_is_cancelled():
     async def main() -> None:
         calls = InFlight()
         task = asyncio.ensure_future(hang(calls))

@@ -161,7 +161,7 @@ async def test_bytes_are_counted_when_they_come_and_not_when_they_are_received()
 
 
 @on_the_loop
-async def test_a_body_that_finds_no_room_is_let_go_and_whoever_receives_it_hears_why():
+async def test_a_body_without_room_is_dropped_and_its_reader_gets_the_error():
     room = Room()
     held: list[int] = []
 
@@ -327,7 +327,7 @@ async def test_a_refusal_is_sent_to_a_client_that_has_said_its_last():
 
 
 @on_the_loop
-async def test_a_body_that_breaks_is_refused_by_whoever_reads_it():
+async def test_a_malformed_body_is_refused_by_its_reader():
     room = Room()
     await room.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"nonsense\r\n")
     assert room.statuses == [400]

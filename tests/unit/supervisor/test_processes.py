@@ -76,7 +76,7 @@ def fill(descriptor: int) -> int:
     return number
 
 
-def test_a_pipe_is_unblocked_for_us_and_not_for_whoever_shares_it(descriptors):
+def test_a_pipe_is_unblocked_here_and_not_for_a_process_that_shares_it(descriptors):
     source, theirs = os.pipe()
     ours = os.dup(theirs)
     descriptors += [source, theirs, ours]

@@ -249,7 +249,7 @@ def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollo
 
 
 @pytest.mark.parametrize("how", ["cancel", "drain"])
-def test_whoever_ends_a_change_early_takes_it_back(rollout, others, how):
+def test_a_rollout_that_ends_early_is_aborted(rollout, others, how):
     others.answers = lambda desired, pid: None if pid == 2 else (State.READY, None)
 
     async def story():

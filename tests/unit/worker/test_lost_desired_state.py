@@ -143,7 +143,7 @@ def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(foll
     ],
     ids=["preparing", "serving", "settled", "at-rest"],
 )
-def test_processes_that_are_not_equally_far_agree_again_whoever_looks_first(
+def test_processes_in_different_phases_agree_again_in_any_order_of_checks(
     followed, tmp_path, desired_states, layers, first
 ):
     async def story(*processes):

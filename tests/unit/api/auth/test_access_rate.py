@@ -26,7 +26,7 @@ def test_in_t_seconds_at_most_burst_and_t_times_the_rate_get_through(rate, gaps)
 
 
 @given(RATES, GAPS)
-def test_whoever_comes_back_when_told_gets_through(rate, gaps):
+def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
     clock = ManualClock(1e6)
     limiter = Limiter(rate, clock.now)
     for gap in [*gaps, 0.0]:
