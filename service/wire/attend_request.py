@@ -19,7 +19,7 @@ from service.attention.spec import LayerSpec
 from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.mask_fields import decode_mask, values_of
+from service.wire.mask_kinds import decode_mask, values_of
 from service.wire.schemas import AttendRequest, WeightsField
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor, look_over

@@ -1,4 +1,4 @@
-"""Mask fields: decodes the masks of a request to the masks of `attention`.
+"""Mask kinds: decodes the masks of a request to the masks of `attention`.
 
 Invariants: Only the rank decides what an axis means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with B in front for a batch),
 so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing here reads scores.
