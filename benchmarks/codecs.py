@@ -148,7 +148,7 @@ def read_safetensors(body: bytes) -> CheckedRequest:
 def read_inference(body: bytes, json_length: bytes) -> CheckedRequest:
     text, rest = split_inference(bytearray().join([body]), json_length)
     found = parse_inference(parse(text, max_depth=MAX_DEPTH), rest)
-    return check_request(found.attend, "layer", SPEC, LIMITS, found.mask_params)
+    return check_request(found.document, "layer", SPEC, LIMITS, found.mask_params)
 
 
 def inference_body(array: np.ndarray) -> tuple[bytes, bytes]:

@@ -19,7 +19,6 @@ from service.wire.answer import AnswerFacts, write_json
 from service.wire.attend_request import CheckedRequest, check_request
 from service.wire.request_template import RequestTemplates
 from service.wire.safetensors_document import write_safetensors
-from service.wire.schemas import checked_request
 
 ROUTE = "/v1/layers/{layer}/attend"
 BODY_CODINGS = (b"gzip", b"zstd")
@@ -51,9 +50,7 @@ async def _attend(context: RequestContext, templates: RequestTemplates, scope: S
             return await context.checked(lambda: templates.read(joined(parts), layer.name, layer.digest, layer.spec))
         # No name here refers to the text: the document alone keeps the parts of it that it needs.
         document = await context.parsed(joined(parts))
-        return await context.checked(
-            lambda: check_request(checked_request(document), layer.name, layer.spec, limits.request)
-        )
+        return await context.checked(lambda: check_request(document, layer.name, layer.spec, limits.request))
 
     with context.watched():
         request = await context.decoded(decode)

@@ -84,12 +84,11 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     from service.wire.answer import AnswerFacts, write_json
     from service.wire.attend_request import RequestLimits, check_request
     from service.wire.json_document import parse
-    from service.wire.schemas import checked_request
 
     stored = Store(directory).load(layer)
     plenty = RequestLimits(*(2**62,) * 5)
     document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
-    request = check_request(checked_request(document), layer, stored.spec, plenty).counted()
+    request = check_request(document, layer, stored.spec, plenty).counted()
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
         loaded = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))

@@ -21,9 +21,11 @@ import numpy.typing as npt
 import orjson
 import pybase64
 import torch
+from pydantic import BaseModel
 
 from service.attention.call import Answer, TopK
 from service.batching.job import BatchInfo
+from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
 
 Array: TypeAlias = npt.NDArray[np.generic]
@@ -102,7 +104,44 @@ def _base64(tensor: torch.Tensor) -> Iterator[bytes]:
         yield pybase64.b64encode(data[start : start + PIECE_BYTES])
 
 
-_TOP_K = ("values", "indices", "rest")
+class LayerName(BaseModel):
+    name: str
+    digest: str
+
+
+class BatchField(BaseModel):
+    """What shared the forward pass with this request, itself included."""
+
+    requests: int
+    sequences: int
+    tokens: int
+
+
+class TimingField(BaseModel):
+    """Milliseconds; `total` runs from the complete body to the encoded answer."""
+
+    decode: float
+    queue: float
+    compute: float
+    total: float
+
+
+class TopKField(BaseModel):
+    values: Tensor
+    indices: Tensor
+    rest: Tensor
+
+
+class AttendAnswer(BaseModel):
+    output: Tensor
+    weights: Tensor | TopKField | None
+    masked_rows: int
+    layer: LayerName
+    batch: BatchField
+    timing_ms: TimingField
+
+
+_TOP_K = tuple(TopKField.model_fields)
 
 
 class AnswerFacts(NamedTuple):

@@ -1,4 +1,4 @@
-"""Attend request: checks a decoded body against its layer and returns a `Call` with its exact cost.
+"""Attend request: its JSON form, and the check of a decoded body against its layer, which gives a `Call` with its exact cost.
 
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
 contract: unknown field, dtype, shape, mask, cost. Sizes are Python integers, which do not overflow.
@@ -7,11 +7,12 @@ contract: unknown field, dtype, shape, mask, cost. Sizes are Python integers, wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field, ValidationError
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, masked_rows
@@ -19,14 +20,45 @@ from service.attention.spec import LayerSpec
 from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.mask_kinds import decode_mask, values_of
-from service.wire.schemas import AttendRequest, WeightsField
+from service.wire.mask_kinds import MAX_MASKS, MaskField, MaskPlace, ValuedMask, kind_of
+from service.wire.number_list import NumberList
+from service.wire.schemas import StrictModel, Tensor, check_names, translated
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor, look_over
+from service.wire.weights_selection import WeightsField, weights_bytes
 
 BATCH_RANK = 3
 # Counting the masked rows of this many attention scores takes about a millisecond.
 MAX_COUNTED_CELLS = 2**21
+
+
+class AttendRequest(StrictModel):
+    """One sequence [L, d], or B sequences of one length [B, L, d], for a multi-head attention layer."""
+
+    query: Tensor
+    key: Tensor | None = None
+    value: Tensor | None = None
+    # A factory, because pydantic deep-copies a default list for every request.
+    masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
+    weights: WeightsField | None = None
+    masked_rows: Literal["zero", "error"] = "zero"
+    encoding: Literal["list", "base64"] | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, object]) -> AttendRequest:
+        """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others."""
+        check_names(document, cls, "")
+        masks, weights = document.get("masks"), document.get("weights")
+        if isinstance(masks, NumberList):  # a bare array
+            kind_of(None, "/masks/0")
+        if isinstance(weights, dict):
+            check_names(weights, WeightsField, "/weights")
+        for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
+            check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise translated(error) from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,13 +94,14 @@ class CheckedRequest(NamedTuple):
 
 
 def check_request(
-    body: AttendRequest, name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
+    document: Mapping[str, object], name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """Return the checked call for layer `name`; the caller runs the remaining check (`counted`).
+    """Return the checked call for layer `name` in a decoded body; the caller runs the remaining check (`counted`).
 
     Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits.
     `mask_params` are the JSON pointers to the values of the first masks; the default is `/masks/<i>/values`.
     """
+    body = AttendRequest.of(document)
     params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
     look_over(_fields(body, params))
     decoded = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
@@ -82,12 +115,9 @@ def check_request(
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
-    wanted = None if body.weights is None else _wanted(body.weights, sizes, spec)
-    fields = []
-    for i, field in enumerate(body.masks):
-        mask = decode_mask(field, sizes, is_batch=is_batch, param=f"/masks/{i}", values_param=params[i])
-        fields.append(mask)
-    combined = CombinedMask(sizes, tuple(fields)) if fields else None
+    wanted = None if body.weights is None else body.weights.wanted(sizes, spec)
+    masks = [field.mask(MaskPlace(sizes, is_batch, f"/masks/{i}", params[i])) for i, field in enumerate(body.masks)]
+    combined = CombinedMask(sizes, tuple(masks)) if masks else None
     cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
     # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
@@ -108,9 +138,9 @@ QUERY, KEY, VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("que
 def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
     """Return every tensor of a request before decoding, with its field."""
     found: list[tuple[object, TensorField]] = [(body.query, QUERY), (body.key, KEY), (body.value, VALUE)]
-    for field, param in zip(body.masks, mask_params, strict=True):
-        if (values := values_of(field, param)) is not None:
-            found.append(values)
+    for mask, param in zip(body.masks, mask_params, strict=True):
+        if isinstance(mask, ValuedMask):
+            found.append((mask.values, TensorField(param, mask.VALUES)))
     return found
 
 
@@ -151,30 +181,6 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         raise BadShape(f"value has {value.shape[1]} rows, key {rows}", param="/value")
 
 
-def _wanted(field: WeightsField, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
-    keys = sizes.keys + spec.extra_keys
-    if (field.form == "top_k") != (field.k is not None):
-        raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
-    if field.k is not None and field.k > keys:
-        raise InvalidInput(f"k must be from 1 to {keys}, the number of keys", param="/weights/k")
-    heads = _indices(field.heads, spec.num_heads, "heads")
-    queries = _indices(field.queries, sizes.queries, "queries")
-    return WeightsWanted(field.form, field.k, heads, queries, getattr(torch, field.dtype))
-
-
-def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
-    """Return a selection in the caller's order; raises InvalidInput unless it is non-empty, unique and in range."""
-    if value is None:
-        return None
-    param = f"/weights/{name}"
-    tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
-    # Check the length first, so that a list of millions of entries is not converted.
-    chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
-    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
-        raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
-    return chosen
-
-
 def _cost(
     spec: LayerSpec,
     sizes: Sizes,
@@ -190,22 +196,10 @@ def _cost(
         sequences=b,
         tokens=b * (queries + (keys if is_cross else 0)),
         cells=b * n * queries * columns,
-        weights_bytes=b * _weights_bytes(wanted, n, queries, columns),
+        weights_bytes=0 if wanted is None else b * weights_bytes(wanted, n, queries, columns),
         input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
         flops=flops(spec, sizes, mask, wanted),
     )
-
-
-def _weights_bytes(wanted: WeightsWanted | None, heads: int, queries: int, keys: int) -> int:
-    """Return the bytes of one sequence's returned weights, including the indices and rest of top_k."""
-    if wanted is None:
-        return 0
-    heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
-    rows = heads * (queries if wanted.queries is None else len(wanted.queries))
-    size = wanted.dtype.itemsize
-    if wanted.k is not None:
-        return rows * (wanted.k * (size + torch.int32.itemsize) + size)
-    return rows * keys * size
 
 
 def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:

@@ -1,110 +1,196 @@
-"""Mask kinds: decodes the masks of a request to the masks of `attention`.
+"""Mask kinds: the JSON form, the meaning and the decoding of every kind of mask.
 
-Invariants: Only the rank decides what an axis means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with B in front for a batch),
-so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing here reads scores.
+A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, and a constructor in
+the client. Invariants: Only the rank decides what an axis of values means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with
+B in front for a batch), so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing
+here reads scores.
 """
 
 from __future__ import annotations
 
+import abc
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
 import torch
+from pydantic import Field, WithJsonSchema
 
 from service.attention import masks
 from service.attention.masks import Mask, Sizes
-from service.errors import BadMask, CausalAlignRequired
-from service.wire.schemas import (
-    AttendMask,
-    BiasMask,
-    CausalMask,
-    IgnoreMask,
-    LengthsMask,
-    MaskField,
-    WindowMask,
-)
-from service.wire.tensor_values import TensorField, words_of
+from service.errors import BadMask, CausalAlignRequired, MaskKindRequired
+from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
+from service.wire.tensor_values import words_of
 from service.wire.tensors import TensorKind, decode_tensor
 
-
-def values_of(field: MaskField, values_param: str) -> tuple[object, TensorField] | None:
-    """Return a mask's values and their field; None if its kind has no values."""
-    match field:
-        case AttendMask() | IgnoreMask():
-            return field.values, TensorField(values_param, TensorKind.BOOL)
-        case BiasMask():
-            return field.values, TensorField(values_param, TensorKind.BIAS)
-        case LengthsMask():
-            return field.values, TensorField(values_param, TensorKind.INT)
-        case _:
-            return None
+MAX_MASKS = 16
+Lengths = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array", "items": {}}, TENSOR_OBJECT]})
+]
 
 
-def decode_mask(field: MaskField, sizes: Sizes, *, is_batch: bool, param: str, values_param: str) -> Mask:
-    """Return one mask of a request with these sizes; `param` points to it, `values_param` to its values.
+class MaskPlace(NamedTuple):
+    """The sizes that a mask must fit; `param` is the JSON pointer of the mask, `values_param` that of its values."""
 
-    Raises BadMask, CausalAlignRequired, NonFinite and the errors of `decode_tensor`.
-    """
-    match field:
-        case AttendMask():
-            return masks.attend(_values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
-        case IgnoreMask():
-            return masks.ignore(_values(field.values, TensorKind.BOOL, sizes, is_batch, values_param))
-        case BiasMask():
-            return masks.bias(_values(field.values, TensorKind.BIAS, sizes, is_batch, values_param))
-        case LengthsMask():
-            return masks.lengths(_lengths(field.values, sizes, is_batch, values_param))
-        case CausalMask():
-            return masks.causal(sizes, _offset(field, sizes, param))
-        case WindowMask():
-            return masks.window(sizes, _offset(field, sizes, param), field.left, field.right)
+    sizes: Sizes
+    is_batch: bool
+    param: str
+    values_param: str
 
 
-def _values(value: object, kind: TensorKind, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
-    """Return [B|1, N|1, L|1, S|1] from a mask written as `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
-    tensor = decode_tensor(value, param=param, kind=kind).tensor
-    b, n, queries, keys = sizes
-    full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
-    allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if is_batch else full
-    expected = allowed.get(tensor.dim())
-    if expected is None or any(have not in (want, 1) for have, want in zip(tensor.shape, expected, strict=True)):
-        raise BadMask(_shape_words(tensor, sizes, is_batch, param), param=param)
-    if not is_batch:
-        tensor = tensor.unsqueeze(0)
-    return tensor.reshape(tensor.shape[0], *(1,) * (4 - tensor.dim()), *tensor.shape[1:])
+class MaskKind(StrictModel, abc.ABC):
+    """One kind of mask."""
+
+    kind: str
+
+    @abc.abstractmethod
+    def mask(self, place: MaskPlace) -> Mask:
+        """Return the mask as tensors. Raises BadMask, CausalAlignRequired, NonFinite and the errors of `decode_tensor`."""
 
 
-def _shape_words(tensor: torch.Tensor, sizes: Sizes, is_batch: bool, param: str) -> str:
-    b, n, queries, keys = sizes
-    lead = f"{b}, " if is_batch else ""
+class ValuedMask(MaskKind):
+    """A kind with a tensor of values; `VALUES` is the kind of its numbers."""
+
+    VALUES: ClassVar[TensorKind]
+    values: Tensor
+
+
+class _TableMask(ValuedMask):
+    """A kind with a value for each head, query row and key."""
+
+    def table(self, place: MaskPlace) -> torch.Tensor:
+        """Return [B|1, N|1, L|1, S|1] from values `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
+        (b, n, queries, keys), param = place.sizes, place.values_param
+        tensor = decode_tensor(self.values, param=param, kind=self.VALUES).tensor
+        full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
+        allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if place.is_batch else full
+        expected = allowed.get(tensor.dim())
+        if expected is None or any(have not in (want, 1) for have, want in zip(tensor.shape, expected, strict=True)):
+            raise BadMask(_shape_words(tensor, place), param=param)
+        if not place.is_batch:
+            tensor = tensor.unsqueeze(0)
+        return tensor.reshape(tensor.shape[0], *(1,) * (4 - tensor.dim()), *tensor.shape[1:])
+
+
+def _shape_words(tensor: torch.Tensor, place: MaskPlace) -> str:
+    b, n, queries, keys = place.sizes
+    lead = f"{b}, " if place.is_batch else ""
     rows = f"[{lead}{keys}], [{lead}{queries}, {keys}] or [{lead}{n}, {queries}, {keys}]"
-    return f"{words_of(param)} must be {rows} (any axis may be 1), got {list(tensor.shape)}"
+    return f"{words_of(place.values_param)} must be {rows} (any axis may be 1), got {list(tensor.shape)}"
 
 
-def _lengths(value: object, sizes: Sizes, is_batch: bool, param: str) -> torch.Tensor:
-    """Return int64 [B|1, L|1] from a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        # Clamp the value so that it fits into int64; one out of range stays out of range for the check below.
-        tensor = torch.tensor(max(-1, min(value, sizes.keys + 1)))
-    else:
-        tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor.to(torch.int64)
-    b, queries = sizes.sequences, sizes.queries
-    shapes = ((b,), (b, queries)) if is_batch else ((), (queries,))
-    if tuple(tensor.shape) not in shapes:
-        words = f"[{b}] or [{b}, {queries}]" if is_batch else f"a number or [{queries}]"
-        raise BadMask(f"lengths must be {words}, got {list(tensor.shape)}", param=param)
-    if bool(((tensor < 0) | (tensor > sizes.keys)).any()):
-        raise BadMask(f"lengths must be from 0 to {sizes.keys}, the number of keys", param=param)
-    return tensor.reshape(b, -1) if is_batch else tensor.reshape(1, -1)
+class AttendMask(_TableMask):
+    """true = may attend (torch scaled_dot_product_attention, ONNX, Keras, JAX)."""
+
+    VALUES = TensorKind.BOOL
+    kind: Literal["attend"]
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.attend(self.table(place))
 
 
-def _offset(field: CausalMask | WindowMask, sizes: Sizes, param: str) -> int:
-    """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
-    if field.align is not None and field.offset is not None:
-        raise BadMask("a mask takes align or offset, not both", param=f"{param}/offset")
-    if field.offset is not None:
-        return field.offset
-    if field.align is None and sizes.queries != sizes.keys:
-        raise CausalAlignRequired(
-            f"{sizes.queries} query rows meet {sizes.keys} keys, so say how they line up: align top_left (query 0 at key 0), "
-            "bottom_right (the last query at the last key), or offset",
+class IgnoreMask(_TableMask):
+    """true = blocked (torch nn.MultiheadAttention's attn_mask and key_padding_mask)."""
+
+    VALUES = TensorKind.BOOL
+    kind: Literal["ignore"]
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.ignore(self.table(place))
+
+
+class BiasMask(_TableMask):
+    """Added to the scaled scores; "-inf" = may not attend."""
+
+    VALUES = TensorKind.BIAS
+    kind: Literal["bias"]
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.bias(self.table(place))
+
+
+class LengthsMask(ValuedMask):
+    """Only the first n keys: a number or [L] for one sequence, [B] or [B, L] for a batch."""
+
+    VALUES = TensorKind.INT
+    kind: Literal["lengths"]
+    values: Lengths
+
+    def mask(self, place: MaskPlace) -> Mask:
+        """Return the mask of int64 [B|1, L|1]."""
+        (b, _, queries, keys), param = place.sizes, place.values_param
+        if isinstance(self.values, int) and not isinstance(self.values, bool):
+            # Clamp the value so that it fits into int64; one out of range stays out of range for the check below.
+            tensor = torch.tensor(max(-1, min(self.values, keys + 1)))
+        else:
+            tensor = decode_tensor(self.values, param=param, kind=self.VALUES).tensor.to(torch.int64)
+        shapes = ((b,), (b, queries)) if place.is_batch else ((), (queries,))
+        if tuple(tensor.shape) not in shapes:
+            words = f"[{b}] or [{b}, {queries}]" if place.is_batch else f"a number or [{queries}]"
+            raise BadMask(f"lengths must be {words}, got {list(tensor.shape)}", param=param)
+        if bool(((tensor < 0) | (tensor > keys)).any()):
+            raise BadMask(f"lengths must be from 0 to {keys}, the number of keys", param=param)
+        return masks.lengths(tensor.reshape(b, -1) if place.is_batch else tensor.reshape(1, -1))
+
+
+class _Aligned(MaskKind):
+    """A kind that lines up query rows and keys."""
+
+    align: Literal["top_left", "bottom_right"] | None = None
+    offset: int | None = None
+
+    def position(self, place: MaskPlace) -> int:
+        """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
+        sizes = place.sizes
+        if self.align is not None and self.offset is not None:
+            raise BadMask("a mask takes align or offset, not both", param=f"{place.param}/offset")
+        if self.offset is not None:
+            return self.offset
+        if self.align is None and sizes.queries != sizes.keys:
+            raise CausalAlignRequired(
+                f"{sizes.queries} query rows meet {sizes.keys} keys, so say how they line up: align top_left (query 0 at "
+                "key 0), bottom_right (the last query at the last key), or offset",
+                param=place.param,
+            )
+        return sizes.keys - sizes.queries if self.align == "bottom_right" else 0
+
+
+class CausalMask(_Aligned):
+    """Query i sees keys up to i + offset; top_left = 0, bottom_right = S - L; may be left out only where L = S."""
+
+    kind: Literal["causal"]
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.causal(place.sizes, self.position(place))
+
+
+class WindowMask(_Aligned):
+    """Query i sees keys from i + offset - left to i + offset + right; null = open."""
+
+    kind: Literal["window"]
+    left: Annotated[int, Field(ge=0)] | None = None
+    right: Annotated[int, Field(ge=0)] | None = None
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.window(place.sizes, self.position(place), self.left, self.right)
+
+
+MaskField = Annotated[
+    AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask, Field(discriminator="kind")
+]
+MASK_KINDS: dict[str, type[MaskKind]] = {
+    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(MaskField)[0])
+}
+
+
+def kind_of(mask: object, param: str) -> type[MaskKind]:
+    """Return the model of the mask's kind; raises MaskKindRequired, with an explanation, for a mask without a kind."""
+    if not isinstance(mask, dict) or "kind" not in mask:
+        raise MaskKindRequired(
+            'a mask must say what its values mean: write {"kind": "attend", "values": …} where true = may attend, or '
+            '{"kind": "ignore", …} where true = blocked. A bare array is refused because torch\'s own two conventions '
+            f"contradict each other. Kinds: {', '.join(MASK_KINDS)}",
             param=param,
         )
-    return sizes.keys - sizes.queries if field.align == "bottom_right" else 0
+    kind = mask["kind"]
+    if not isinstance(kind, str) or kind not in MASK_KINDS:
+        raise BadMask(f"the mask's kind must be one of {', '.join(MASK_KINDS)}", param=f"{param}/kind")
+    return MASK_KINDS[kind]

@@ -24,7 +24,6 @@ from service.wire.safetensors_document import (
     parse_safetensors,
     read_header,
 )
-from service.wire.schemas import checked_request
 from service.wire.tensor_values import TensorField, bytes_to_tensor
 from service.wire.tensors import TensorForm
 
@@ -96,15 +95,13 @@ class RequestTemplates:
 
     def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
         """Return the request for layer `name`; the `digest` identifies its spec.
-        Raises the errors of `parse_safetensors`, then of `checked_request`, then of `check_request`.
+        Raises the errors of `parse_safetensors`, then those of `check_request`.
         """
         header = header_of(body)
         key = (name, digest, header, len(body))
         if (pattern := self._known.get(key)) is not None:
             return pattern.read(body)
-        document = checked_request(
-            parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
-        )
+        document = parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
         request = check_request(document, name, spec, self._limits)
         if request.call.mask is None and len(header) <= MAX_REMEMBERED_BYTES:
             if len(self._known) >= NUM_REMEMBERED:

@@ -21,8 +21,10 @@ from service.api.openinference.infer_route import ROUTES as INFER_ROUTES
 from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
+from service.wire.answer import AttendAnswer
+from service.wire.attend_request import AttendRequest
 from service.wire.openinference.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
-from service.wire.schemas import AttendAnswer, AttendRequest, Problem
+from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = (

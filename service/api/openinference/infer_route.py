@@ -42,7 +42,7 @@ async def _infer(context: RequestContext, scope: Scope, send: Send) -> None:
         text, rest = split_inference(joined(parts), json_length)
         found = read_inference(await context.parsed(text), rest)
         checked = await context.checked(
-            lambda: check_request(found.attend, layer.name, layer.spec, limits.request, mask_params=found.mask_params)
+            lambda: check_request(found.document, layer.name, layer.spec, limits.request, mask_params=found.mask_params)
         )
         return found.wanted, checked
 

@@ -24,7 +24,7 @@ from service.wire.openinference.inference_schemas import (
     InferParameters,
     InferRequest,
 )
-from service.wire.schemas import AttendRequest, checked_request, translated
+from service.wire.schemas import translated
 from service.wire.tensors import MAX_VALUES, RawTensor
 
 TENSORS = ("query", "key", "value")
@@ -63,9 +63,9 @@ class WantedAnswer:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class InferenceRequest:
-    """`attend` is the same request as for `/v1`; `mask_params` are JSON pointers to the inputs of its masks."""
+    """`document` is the same request as for `/v1`; `mask_params` are JSON pointers to the inputs of its masks."""
 
-    attend: AttendRequest
+    document: dict[str, object]
     mask_params: tuple[str, ...]
     wanted: WantedAnswer
 
@@ -95,7 +95,7 @@ def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceReque
     parameters = request.parameters or _NO_PARAMETERS
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     return InferenceRequest(
-        attend=_attend(tensors, parameters, outputs),
+        document=_document(tensors, parameters, outputs),
         mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
         wanted=WantedAnswer(request.id, outputs, timeout_s),
     )
@@ -222,13 +222,13 @@ def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]
             raise BadDtype(f"{entry.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
 
 
-def _attend(
+def _document(
     tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...]
-) -> AttendRequest:
+) -> dict[str, object]:
     masks = [{"kind": kind, "values": tensors[name]} for name, kind in MASKS.items() if name in tensors]
     if parameters.causal is not None:
         masks.append({"kind": "causal", "align": parameters.causal})
     document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}
     if any(output.name == "weights" for output in outputs):
         document["weights"] = {"form": parameters.weights or "heads"}
-    return checked_request({**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"})
+    return {**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"}

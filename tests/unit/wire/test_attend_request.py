@@ -9,7 +9,6 @@ import pytest
 from service.attention import masks
 from service.errors import CostLimit
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.schemas import checked_request
 from tests.engine_room import make_spec
 
 SPEC = make_spec(8, 4)
@@ -21,8 +20,7 @@ BY_KEY = {"kind": "bias", "values": [0.0] * 6}
 
 
 def check(limits: RequestLimits = PLENTY, **fields: Any) -> CheckedRequest:
-    body = checked_request({"query": ROWS, **fields})
-    return check_request(body, "layer", SPEC, limits)
+    return check_request({"query": ROWS, **fields}, "layer", SPEC, limits)
 
 
 def limited(table_bytes: int) -> RequestLimits:

@@ -18,7 +18,6 @@ from service.wire import request_template as pattern
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.request_template import RequestTemplates
 from service.wire.safetensors_document import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
-from service.wire.schemas import checked_request
 from tests.engine_room import make_spec
 
 SPEC = make_spec(8, 4)
@@ -45,8 +44,7 @@ def read(
 
 def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
     def go() -> CheckedRequest:
-        document = checked_request(parse_safetensors(bytearray(body), max_depth=DEPTH))
-        return check_request(document, name, SPEC, PLENTY)
+        return check_request(parse_safetensors(bytearray(body), max_depth=DEPTH), name, SPEC, PLENTY)
 
     return go()
 

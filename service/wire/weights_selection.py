@@ -1,0 +1,61 @@
+"""Weights selection: the JSON form and the decoding of which attention weights a request wants, and their bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, WithJsonSchema
+
+from service.attention.call import WeightsWanted
+from service.attention.masks import Sizes
+from service.attention.spec import LayerSpec
+from service.errors import InvalidInput
+from service.wire.schemas import StrictModel
+from service.wire.tensors import TensorKind, decode_tensor
+
+Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
+
+
+class WeightsField(StrictModel):
+    """Which attention weights to return: all heads, their mean, or the k largest of each row."""
+
+    form: Literal["heads", "mean", "top_k"]
+    k: Annotated[int, Field(ge=1)] | None = None
+    heads: Indices | None = None
+    queries: Indices | None = None
+    dtype: Literal["float32", "float16"] = "float32"
+
+    def wanted(self, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range."""
+        keys = sizes.keys + spec.extra_keys
+        if (self.form == "top_k") != (self.k is not None):
+            raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
+        if self.k is not None and self.k > keys:
+            raise InvalidInput(f"k must be from 1 to {keys}, the number of keys", param="/weights/k")
+        heads = _indices(self.heads, spec.num_heads, "heads")
+        queries = _indices(self.queries, sizes.queries, "queries")
+        return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
+
+
+def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
+    """Return a selection in the caller's order; raises InvalidInput unless it is non-empty, unique and in range."""
+    if value is None:
+        return None
+    param = f"/weights/{name}"
+    tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
+    # Check the length first, so that a list of millions of entries is not converted.
+    chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
+    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
+        raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
+    return chosen
+
+
+def weights_bytes(wanted: WeightsWanted, heads: int, queries: int, keys: int) -> int:
+    """Return the bytes of one sequence's returned weights, including the indices and rest of top_k."""
+    heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
+    rows = heads * (queries if wanted.queries is None else len(wanted.queries))
+    size = wanted.dtype.itemsize
+    if wanted.k is not None:
+        return rows * (wanted.k * (size + torch.int32.itemsize) + size)
+    return rows * keys * size
