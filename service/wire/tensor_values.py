@@ -36,11 +36,10 @@ class TensorKind(enum.Enum):
 
 
 class TensorField(NamedTuple):
-    """The field of a tensor: its JSON pointer, its kind, and the error for a value of another kind."""
+    """The field of a tensor: its JSON pointer and its kind."""
 
     param: str
     kind: TensorKind
-    error: type[InvalidInput] | None = None
 
     @property
     def words(self) -> str:
@@ -49,7 +48,7 @@ class TensorField(NamedTuple):
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
         """Return the error for `what`, found at `index`."""
         kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
-        error = NonFinite if what == BEYOND_FLOAT64 else self.error or kind_error
+        error = NonFinite if what == BEYOND_FLOAT64 else kind_error
         return error(f"{self.words} has {what}{_at(index)}, expected {self.kind.value}", param=self.param)
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:

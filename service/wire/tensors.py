@@ -66,16 +66,14 @@ class DecodedTensor(NamedTuple):
     form: TensorForm
 
 
-def decode_tensor(
-    value: object, *, param: str, kind: TensorKind, error: type[InvalidInput] | None = None
-) -> DecodedTensor:
+def decode_tensor(value: object, *, param: str, kind: TensorKind) -> DecodedTensor:
     """Return the tensor of `value`, which is part of a parsed body; `param` is the JSON pointer of its field.
 
     FLOAT and BIAS give floats, BOOL gives torch.bool, INT gives integers. Nested lists give float32, bool and int64. The rank
     is at most 4, and axes may be empty. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, CostLimit and
-    InvalidInput. A value of another kind raises `error`, by default BadMask for BOOL and BadDtype otherwise.
+    InvalidInput. A value of another kind raises BadMask for BOOL and BadDtype otherwise.
     """
-    field = TensorField(param, kind, error)
+    field = TensorField(param, kind)
     if isinstance(value, RawTensor):
         return _decode_raw(value, field)
     if isinstance(value, dict):
