@@ -1,12 +1,8 @@
 """Answer of an attend request: its named tensors, the facts beside them, and its JSON in small pieces of text.
 
-Invariants: Pieces are small, so that none holds the event loop for long and memory grows by one piece beside the tensors.
-The joined pieces are always one valid JSON object. Every number reads back to the same bits.
-
-Tensor text: writes the tensors of an answer as pieces of JSON text.
-Invariants: Every number reads back into its dtype to the same bits. A value that is not finite is the string "nan", "inf" or
-"-inf" in lists, and its bits in base64. A piece has at most about 256 KiB, so that the event loop is free between two pieces.
-The joined pieces are one JSON value.
+Invariants: A piece has at most about 256 KiB, so that the event loop is free between two pieces and memory grows by one piece
+beside the tensors. The joined pieces are one JSON object. Every number reads back into its dtype to the same bits. A value that
+is not finite is the string "nan", "inf" or "-inf" in lists, and its bits in base64.
 """
 
 from __future__ import annotations

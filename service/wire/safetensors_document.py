@@ -3,11 +3,8 @@
 The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key,
 `request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
 read. Nothing is copied here: a tensor is a view of the body. From here on both forms of a request take the same path, so they
-give the same bits and the same errors.
-
-Safetensors answer: writes a header with the other fields in its metadata, then the tensors' bytes.
-Invariants: No tensor is copied: a piece is a view of its memory. Tensors of wider dtypes come first, so that each one is aligned
-for a reader that maps the bytes. The bits arrive unchanged, whatever the values are.
+give the same bits and the same errors. An answer's tensors are not copied either. Those of wider dtypes come first, so that each
+one is aligned for a reader that maps the bytes. The bits arrive unchanged, whatever the values are.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ are decoded in short steps.
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 import enum
 import math
@@ -15,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pybase64
 import torch
 
-from service.errors import BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.base64_data import decode_base64
+from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.dtypes import FLOATS, WHOLES
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
@@ -28,6 +29,7 @@ __all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of",
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
 _MEMBERS = ("dtype", "shape", "data")
+_QUAD = 4  # characters of base64 that stand for three bytes
 _FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
 _WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
 _DTYPES: dict[TensorKind, dict[str, torch.dtype]] = {
@@ -110,7 +112,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
     """Return the tensor of a flat list or a base64 string, whose dtype and shape are known."""
     if isinstance(data, str):
-        content = decode_base64(data, words=field.words, param=field.param)
+        content = _decode_base64(data, field)
         _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
         tensor = bytes_to_tensor(content, field, dtype, shape)
         return DecodedTensor(tensor, TensorForm.BASE64)
@@ -124,6 +126,25 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
             )
         _check_count(math.prod(numbers.shape), shape, field, what="values")
     return DecodedTensor(numbers_to_tensor(numbers, field, dtype, shape), TensorForm.LIST)
+
+
+def _decode_base64(text: str, field: TensorField) -> bytearray:
+    """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
+    if len(text) % _QUAD:
+        raise BadEncoding(
+            f"{field.words} has {len(text)} base64 characters, expected a multiple of 4", param=field.param
+        )
+    try:
+        data = pybase64.b64decode_as_bytearray(text, validate=True)
+    except (binascii.Error, ValueError):  # ValueError: not ASCII
+        raise BadEncoding(
+            f"{field.words} is not base64 (standard alphabet, no white space)", param=field.param
+        ) from None
+    # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
+    tail = len(data) % 3
+    if tail and pybase64.b64encode(data[-tail:]) != text[-_QUAD:].encode("ascii"):
+        raise BadEncoding(f"{field.words} is not base64: bits behind the last byte are not zero", param=field.param)
+    return data
 
 
 def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
