@@ -1,9 +1,12 @@
 import asyncio
 import io
+import itertools
 
 import pytest
+import torch
 from blockbuster import blockbuster_ctx
 
+from service.attention import engine, self_check
 from service.observability.logs import configure_logs
 from tests.integration.running import LAYERS, prepare, running
 
@@ -20,6 +23,24 @@ MAY_BLOCK = [
 @pytest.fixture(autouse=True)
 def quiet_logs():
     configure_logs("info", io.StringIO())
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _layers_of_one_shape_are_checked_once():
+    """Run the whole self-check once for all services of these tests, then its first forward pass alone: its result is a
+    property of the machine and the shapes.
+    """
+    checks, passed = self_check.checks, set()
+
+    def checks_once(layer):
+        key = (layer.spec, layer.dtype, torch.get_num_threads())
+        yield from itertools.islice(checks(layer), 1 if key in passed else None)
+        passed.add(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (self_check, engine):
+            patch.setattr(module, "checks", checks_once)
+        yield
 
 
 @pytest.fixture

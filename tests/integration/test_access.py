@@ -288,6 +288,7 @@ def test_the_page_says_which_operations_need_a_key(served, keys):
     served(story, api_keys_file=keys)
 
 
+@pytest.mark.long
 def test_R5_ten_thousand_keys_paths_and_ids_make_no_series(served, keys):
     async def story(service):
         async def ask(number: int) -> None:

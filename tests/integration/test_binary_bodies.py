@@ -115,6 +115,7 @@ def test_what_is_wrong_with_a_tensor_is_the_same_error_in_every_form(served):
     served(story)
 
 
+@pytest.mark.long
 def test_a_body_cut_anywhere_is_refused_and_with_any_bit_flipped_refused_or_answered_right(served):
     """Every cut and every bit of a whole small body."""
 
@@ -147,6 +148,7 @@ async def _outputs_of_json(service, body: bytes) -> bytes:
     return read_json((await service.attend({"query": as_base64(query)})).json())["output"].tobytes()
 
 
+@pytest.mark.long
 def test_an_inference_body_cut_anywhere_is_refused_and_with_any_bit_flipped_refused_or_answered_right(served):
     body, head = as_inference(Request(X), binary=True)
 
