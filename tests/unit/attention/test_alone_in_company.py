@@ -44,6 +44,12 @@ every_thread_count = pytest.mark.parametrize(
     "threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])]
 )
 
+# How many times a test's few draws are drawn: in seconds in `make test`, more and at each thread count in `make test-long`.
+few_and_many_draws = pytest.mark.parametrize(
+    ("threads", "times"),
+    [(THREADS[0], 1), *(pytest.param(n, 4 if n == THREADS[0] else 2, marks=pytest.mark.long) for n in THREADS)],
+)
+
 
 def differing(layer: Layer, batch: Sequence[Call]) -> list[int]:
     """Which calls of this batch answer otherwise than alone."""
@@ -61,11 +67,11 @@ def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
 
 
 @every_dtype
-@every_thread_count
-def test_an_answer_has_the_same_bits_alone_and_in_any_company(dtype, threads):
+@few_and_many_draws
+def test_an_answer_has_the_same_bits_alone_and_in_any_company(dtype, threads, times):
     """Random layers of any widths, self- and cross-attention, any masks and weights wanted among the mates."""
 
-    @settings(max_examples=120 if threads == 1 else 60, deadline=None)
+    @settings(max_examples=30 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -78,11 +84,11 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_company(dtype, threads):
 
 
 @every_dtype
-@every_thread_count
-def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads):
+@few_and_many_draws
+def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads, times):
     """The widths that models have, where a product is cut over the threads."""
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=4 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         width, heads, kv_heads = data.draw(st.sampled_from([(384, 12, 12), (512, 8, 8), (256, 8, 2), (768, 12, 12)]))
@@ -96,12 +102,12 @@ def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads):
 
 
 @every_dtype
-@every_thread_count
-def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, monkeypatch):
+@few_and_many_draws
+def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, times, monkeypatch):
     """Calls of few rows each in passes of 40 rows; one call alone may have more."""
     monkeypatch.setattr(layer_module, "MAX_ROWS", 40)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=12 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -132,11 +138,11 @@ def test_passes_keep_the_order_and_are_few_and_alike(rows):
 
 
 @every_dtype
-@every_thread_count
-def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads):
+@few_and_many_draws
+def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
     """P2, for every form and selection, alone and beside mates."""
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -155,11 +161,11 @@ def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads):
 
 
 @every_dtype
-@every_thread_count
-def test_a_batch_answers_as_its_sequences_one_by_one(dtype, threads):
+@few_and_many_draws
+def test_a_batch_answers_as_its_sequences_one_by_one(dtype, threads, times):
     """[B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -240,11 +246,11 @@ def _random_call(rng: random.Random, spec, dtype: torch.dtype, length: int) -> C
 
 
 @every_dtype
-@every_thread_count
-def test_a_needle_comes_back_unchanged_from_any_batch(dtype, threads):
+@few_and_many_draws
+def test_a_needle_comes_back_unchanged_from_any_batch(dtype, threads, times):
     """T19 in little: a known sequence at a random place among random mates."""
     with torch_threads(threads):
-        assert find_needles(dtype, threads, draws=250) == []
+        assert find_needles(dtype, threads, draws=80 * times) == []
 
 
 @pytest.mark.slow
