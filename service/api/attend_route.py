@@ -18,7 +18,7 @@ from service.http.head import HeaderFields
 from service.wire.answer import AnswerFacts, write_json
 from service.wire.attend_request import CheckedRequest, check_request
 from service.wire.request_template import RequestTemplates
-from service.wire.safetensors_document import write_safetensors
+from service.wire.safetensors_codec import write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
 BODY_CODINGS = (b"gzip", b"zstd")

@@ -34,7 +34,7 @@ from service.http.head import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.attend_request import CheckedRequest, RequestLimits
-from service.wire.openinference.inference_schemas import VERSION
+from service.wire.inference_schemas import VERSION
 
 R = TypeVar("R")
 

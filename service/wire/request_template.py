@@ -17,7 +17,7 @@ from service.attention.spec import LayerSpec
 from service.batching.job import Cost
 from service.layers.safetensors_header import TensorEntry
 from service.wire.attend_request import KEY, QUERY, VALUE, CheckedRequest, RequestLimits, check_request
-from service.wire.safetensors_document import (
+from service.wire.safetensors_codec import (
     MAX_REMEMBERED_BYTES,
     NUM_REMEMBERED,
     header_of,

@@ -23,7 +23,7 @@ from service.attention.spec import LayerSpec
 from service.errors import ServiceError
 from service.wire.answer import AttendAnswer
 from service.wire.attend_request import AttendRequest
-from service.wire.openinference.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"

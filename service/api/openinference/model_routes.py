@@ -25,7 +25,7 @@ from service.batching.clock import LoopClock
 from service.errors import LayerNotFound, NotReady
 from service.events import LayerTotals
 from service.layers.catalog import Catalog
-from service.wire.openinference.inference_schemas import VERSION
+from service.wire.inference_schemas import VERSION
 
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]

@@ -17,7 +17,7 @@ from service.errors import BadShape, CostLimit, NonFinite, UnknownField
 from service.wire import request_template as pattern
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.request_template import RequestTemplates
-from service.wire.safetensors_document import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
+from service.wire.safetensors_codec import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
 from tests.engine_room import make_spec
 
 SPEC = make_spec(8, 4)

@@ -16,14 +16,14 @@ from pydantic import ValidationError
 
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.dtypes import BY_INFERENCE, FLOATS, WHOLES
-from service.wire.number_list import NumberList, nested_numbers
-from service.wire.openinference.inference_schemas import (
+from service.wire.inference_schemas import (
     WITHOUT_MEANING,
     InferInput,
     InferOutput,
     InferParameters,
     InferRequest,
 )
+from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated
 from service.wire.tensors import MAX_VALUES, RawTensor
 

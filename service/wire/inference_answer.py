@@ -15,8 +15,8 @@ import torch
 from service.attention.call import Answer
 from service.wire.answer import AnswerFacts, named_tensors, write_tensor
 from service.wire.dtypes import BY_TORCH
-from service.wire.openinference.inference_request import WantedAnswer
-from service.wire.openinference.inference_schemas import VERSION
+from service.wire.inference_codec import WantedAnswer
+from service.wire.inference_schemas import VERSION
 from service.wire.tensors import TensorForm, bytes_of
 
 

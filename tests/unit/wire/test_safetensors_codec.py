@@ -14,7 +14,7 @@ from service.attention.call import Answer, TopK
 from service.batching.job import BatchInfo
 from service.errors import BadBinary, BadEncoding, BadJson, JsonTooDeep, ServiceError, UnknownField
 from service.wire.answer import AnswerFacts
-from service.wire.safetensors_document import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
+from service.wire.safetensors_codec import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
 from service.wire.tensors import RawTensor, TensorForm, TensorKind, decode_tensor
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)

@@ -1,1 +1,0 @@
-"""Open Inference Protocol: decodes its requests and encodes its answers."""
