@@ -31,12 +31,10 @@ from service.batching.job import BatchInfo
 from service.errors import ServiceError
 from service.wire.answer import AnswerFacts, write_tensor
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.inference_answer import write_inference
-from service.wire.inference_codec import WantedAnswer, WantedOutput, split_inference
+from service.wire.inference_codec import WantedAnswer, WantedOutput, split_inference, write_inference
 from service.wire.inference_codec import read_inference as parse_inference
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.request_template import RequestTemplates
-from service.wire.safetensors_codec import write_safetensors
+from service.wire.safetensors_codec import RequestTemplates, write_safetensors
 from service.wire.tensors import TensorForm, TensorKind, decode_tensor
 
 MAX_DEPTH = 32

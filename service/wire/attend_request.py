@@ -132,12 +132,10 @@ def check_request(
     return request if cost.cells > MAX_COUNTED_CELLS else request.counted()
 
 
-QUERY, KEY, VALUE = (TensorField(f"/{name}", TensorKind.FLOAT) for name in ("query", "key", "value"))
-
-
 def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
     """Return every tensor of a request before decoding, with its field."""
-    found: list[tuple[object, TensorField]] = [(body.query, QUERY), (body.key, KEY), (body.value, VALUE)]
+    inputs = (("/query", body.query), ("/key", body.key), ("/value", body.value))
+    found: list[tuple[object, TensorField]] = [(value, TensorField(param, TensorKind.FLOAT)) for param, value in inputs]
     for mask, param in zip(body.masks, mask_params, strict=True):
         if isinstance(mask, ValuedMask):
             found.append((mask.values, TensorField(param, mask.VALUES)))

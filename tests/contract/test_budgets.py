@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Aims: 15,000 lines of service/ and 900 of the client. The figures are what there is, so that they do not grow unnoticed.
-MAX_SERVICE_LINES = 18_518
+MAX_SERVICE_LINES = 18_496
 MAX_CLIENT_LINES = 2_220
 MAX_FUNCTION_LINES = 40
 

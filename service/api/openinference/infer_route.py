@@ -14,8 +14,7 @@ from service.errors import BadRequest
 from service.http.asgi import Receive, Scope, Send
 from service.http.head import HeaderFields
 from service.wire.attend_request import CheckedRequest, check_request
-from service.wire.inference_answer import write_inference
-from service.wire.inference_codec import WantedAnswer, read_inference, split_inference
+from service.wire.inference_codec import WantedAnswer, read_inference, split_inference, write_inference
 
 ROUTES = ("/v2/models/{layer}/infer", "/v2/models/{layer}/versions/{version}/infer")
 CODINGS = (b"gzip", b"deflate")

@@ -14,10 +14,17 @@ from safetensors.torch import save
 
 from service.attention.spec import LayerSpec
 from service.errors import BadShape, CostLimit, NonFinite, UnknownField
-from service.wire import request_template as pattern
+from service.wire import safetensors_codec
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.request_template import RequestTemplates
-from service.wire.safetensors_codec import MAX_REMEMBERED_BYTES, NUM_REMEMBERED, parse_safetensors
+from service.wire.safetensors_codec import (
+    MAX_REMEMBERED_BYTES,
+    NUM_REMEMBERED,
+    RequestTemplate,
+    RequestTemplates,
+    header_of,
+    parse_safetensors,
+    read_header,
+)
 from tests.engine_room import make_spec
 
 SPEC = make_spec(8, 4)
@@ -42,7 +49,7 @@ def read(
     return templates.read(bytearray(body), name, digest, spec)
 
 
-def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
+def whole_way(body: bytes | bytearray, name: str = "a") -> CheckedRequest:
     def go() -> CheckedRequest:
         return check_request(parse_safetensors(bytearray(body), max_depth=DEPTH), name, SPEC, PLENTY)
 
@@ -51,13 +58,27 @@ def whole_way(body: bytes, name: str = "a") -> CheckedRequest:
 
 def assert_same(found: CheckedRequest, expected: CheckedRequest) -> None:
     assert found[1:] == expected[1:]
-    assert (found.call.layer, found.call.mask, found.call.weights) == (expected.call.layer, None, expected.call.weights)
-    for name in ("query", "key", "value"):
-        got, right = getattr(found.call, name), getattr(expected.call, name)
-        assert (got is None) == (right is None)
-        if got is not None:
+    for got, right in zip(found.call, expected.call, strict=True):
+        if isinstance(right, torch.Tensor):
+            assert isinstance(got, torch.Tensor)
             assert (got.dtype, got.shape) == (right.dtype, right.shape)
             assert torch.equal(got, right)
+        else:
+            assert got == right
+
+
+def test_a_template_has_every_field_of_its_request():
+    """Fields that come later too: each but the tensors is the same object."""
+    body = bytearray(body_of(0, {"query": (3, 8), "key": (2, 8)}))
+    request = whole_way(body)
+    tensors = {name for name, value in request.call._asdict().items() if isinstance(value, torch.Tensor)}
+    marks: dict[str, Any] = {name: object() for name in request.call._fields if name not in tensors}
+    others: dict[str, Any] = {name: object() for name in request._fields if name != "call"}
+    request = request._replace(call=request.call._replace(**marks), **others)
+    found = RequestTemplate.of(request, read_header(header_of(body), len(body)).tensors).read(body)
+    assert {name: getattr(found.call, name) for name in marks} == marks
+    assert {name: getattr(found, name) for name in others} == others
+    assert_same(found, request)
 
 
 @pytest.fixture
@@ -69,7 +90,7 @@ def counted(monkeypatch):
         calls.append(len(body))
         return parse_safetensors(body, **limits)
 
-    monkeypatch.setattr(pattern, "parse_safetensors", parse)
+    monkeypatch.setattr(safetensors_codec, "parse_safetensors", parse)
     return calls
 
 
