@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Aims: 15,000 lines of service/ and 900 of the client. The figures are what there is, so that they do not grow unnoticed.
-MAX_SERVICE_LINES = 18_496
+# 1,200 of them are for attention without a layer.
+MAX_SERVICE_LINES = 18_496 + 1_200
 MAX_CLIENT_LINES = 2_220
 MAX_FUNCTION_LINES = 40
 
@@ -18,12 +19,12 @@ def num_lines(directory: str) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths(directory))
 
 
-def test_the_service_and_the_client_stay_within_their_line_budgets():
+def test_the_service_and_the_client_have_at_most_so_many_lines():
     assert num_lines("service") <= MAX_SERVICE_LINES
     assert num_lines("client/attention_client") <= MAX_CLIENT_LINES
 
 
-def test_no_function_is_longer_than_40_lines():
+def test_no_function_is_longer_than_a_screen():
     long = [
         f"{path.relative_to(ROOT)}: {node.name} {node.end_lineno - node.lineno + 1}"
         for path in (*paths("service"), *paths("client/attention_client"))
