@@ -143,6 +143,45 @@ def multi_head_attention(
     return (linear(context, "output") if spec.has_output else context), weights
 
 
+@dataclasses.dataclass(frozen=True)
+class DotProduct:
+    """Attention without a layer: output [B, N, L, V], weights and the scores of each stage [B, N, L, S], lse [B, N, L]."""
+
+    output: np.ndarray
+    weights: np.ndarray
+    scaled: np.ndarray
+    capped: np.ndarray
+    masked: np.ndarray
+    lse: np.ndarray
+
+
+def scaled_dot_product(
+    inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    masks: Sequence[Mask] = (),
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> DotProduct:
+    """Attention of query [B, N, L, H], key [B, G, S, H] and value [B, G, S, V], past rows included."""
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    shared = q.shape[1] // k.shape[1]
+    k, v = (np.stack([x[:, n // shared] for n in range(q.shape[1])], 1) for x in (k, v))
+    scaled = q @ k.swapaxes(2, 3) * (1 / np.sqrt(q.shape[3]) if scale is None else scale)
+    capped = scaled if softcap is None else softcap * np.tanh(scaled / softcap)
+    allowed = may_attend(masks, scaled.shape)
+    masked = np.where(allowed, capped + added_bias(masks, scaled.shape), -np.inf)
+    sink = np.full(q.shape[1], -np.inf) if sinks is None else sinks.astype(np.float64)
+    logits = np.concatenate([masked, np.broadcast_to(sink[:, None, None], (*masked.shape[:3], 1))], -1)
+    top = logits.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    total = np.exp(logits - top).sum(-1, keepdims=True)
+    weights = np.exp(masked - top) / np.where(total > 0, total, 1.0)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+    return DotProduct(weights @ v, weights, scaled, capped, masked, lse)
+
+
 def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray, name: str) -> np.ndarray:
     """x [B, G, S, H] with bias_k or bias_v as one more row, and then a row of zeros, where the layer has them."""
     parts = [x]

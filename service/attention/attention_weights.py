@@ -18,12 +18,7 @@ import torch
 from service.attention import top_k
 from service.attention.call import TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, small_weights
-from service.attention.preemption import preemption_point
-
-# Query rows whose weights are computed together. A row's bits depend on its block, so blocks are fixed.
-BLOCK_ROWS = 128
-# Weights computed together, in whole heads: 4 MiB of float32 unless one head is larger. Heads do not depend on each other.
-MAX_CELLS = 2**20
+from service.attention.scores import Scores, ScoresAt, blocks
 
 # A selection of rows, by index or as a slice.
 Places = torch.Tensor | slice
@@ -37,7 +32,7 @@ def explain(
         return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
     w_NLS = small_weights(heads, scale)
     o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-    return o_NLV, _selected(_Known(w_NLS), wanted)
+    return o_NLV, selected(_Known(w_NLS), wanted)
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
@@ -46,22 +41,23 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
     They are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
     if is_small(heads, mask, len(heads.q)):
-        return _selected(_Known(small_weights(heads, scale)), wanted)
+        return selected(_Known(small_weights(heads, scale)), wanted)
     wide = torch.promote_types(heads.q.dtype, torch.float32)
-    return _selected(_Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+    return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
 
-def _selected(source: _Known | _Scores, wanted: WeightsWanted) -> Weights:
+def selected(source: Rows, wanted: WeightsWanted) -> Weights:
+    """Return the selected rows of one sequence's weights or scores, without the B axis."""
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
-        return next(source.weights(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+        return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     out = _Collected(wanted, len(chosen), num_rows, keys)
     for block, places, rows in _blocks(queries, wanted.queries):
-        out.put(places, source.weights(chosen, block), rows)
+        out.put(places, source.rows(chosen, block), rows)
     return out.weights()
 
 
@@ -71,14 +67,13 @@ def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice,
     If all rows are requested, places and indices are slices, which copy nothing.
     """
     rows = None if asked is None else torch.tensor(asked)
-    for start in range(0, num_rows, BLOCK_ROWS):
-        block = slice(start, min(start + BLOCK_ROWS, num_rows))
+    for block in blocks(num_rows):
         if rows is None:
             yield block, block, slice(None)
             continue
         places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
         if len(places):
-            yield block, places, rows[places] - start
+            yield block, places, rows[places] - block.start
 
 
 class _Known(NamedTuple):
@@ -94,63 +89,13 @@ class _Known(NamedTuple):
     def fit_at_once(self, _: int) -> bool:
         return True
 
-    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows of the chosen heads."""
         rows = self.w[:, block]
         yield rows if len(chosen) == len(rows) and list(chosen) == list(range(len(rows))) else rows[list(chosen)]
 
 
-class _Scores(NamedTuple):
-    """Inputs to the weights of one sequence: q_NLH and k_NSH, already in the dtype of the weights."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    mask: torch.Tensor | None
-    scale: float
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.q.shape[0], self.q.shape[1], self.k.shape[1]
-
-    def fit_at_once(self, num_heads: int) -> bool:
-        """Return whether all rows of `num_heads` heads are one block, computed together."""
-        num_rows, keys = self.q.shape[1], self.k.shape[1]
-        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
-
-    def weights(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """Yield w_NRS of a block of rows for a few chosen heads at a time, so that memory does not grow with their number."""
-        q, k = self.q, self.k
-        num_rows, keys = block.stop - block.start, k.shape[1]
-        num_heads = max(1, MAX_CELLS // (num_rows * keys))
-        for first in range(0, len(chosen), num_heads):
-            some = chosen[first : first + num_heads]
-            scores = q.new_empty(len(some), num_rows, keys)
-            for i, head in enumerate(some):
-                torch.mm(q[head, block], k[head].T, out=scores[i])
-            preemption_point()
-            yield _softmax(scores.mul_(self.scale), _block_mask(self.mask, some, block))
-
-
-def _block_mask(mask: torch.Tensor | None, heads: Sequence[int], block: slice) -> torch.Tensor | None:
-    if mask is None:
-        return None
-    part = mask if mask.shape[1] == 1 else mask[:, block]
-    return part if part.shape[0] == 1 else part[list(heads)]
-
-
-def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the softmax over the last axis; a row without an allowed key is zero, not NaN."""
-    if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype == torch.bool:
-        forbidden = ~mask
-    else:
-        forbidden = mask == -torch.inf
-        scores += mask
-    weights = torch.where(forbidden, -torch.inf, scores).softmax(-1)
-    # As bytes, because `all` of booleans over an axis takes ten times as long. Most blocks have no such row.
-    is_dead = forbidden.view(torch.uint8).amin(-1, keepdim=True).bool()
-    return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
+Rows = _Known | Scores | ScoresAt
 
 
 class _Collected:
@@ -200,3 +145,13 @@ def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
         total += weights
         count += 1
     return total.div_(count)
+
+
+def stacked(parts: Sequence[Weights]) -> Weights:
+    """Stack the weights of single sequences along a new B axis in front."""
+    if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
+        return parts[0].unsqueeze(0)
+    if isinstance(parts[0], TopK):
+        tops = [part for part in parts if isinstance(part, TopK)]
+        return TopK(*(torch.stack([getattr(top, name) for top in tops]) for name in ("values", "indices", "rest")))
+    return torch.stack([part for part in parts if isinstance(part, torch.Tensor)])

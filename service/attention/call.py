@@ -1,7 +1,8 @@
-"""Call and Answer: the input of one request to a layer, and its result.
+"""Call and Answer: the input of one request to a layer or to attention without a layer, and its result.
 
-Legend: B sequences, L query rows, S key rows, D model width. Invariants: `wire/` checks a call before it exists, so
-`attention/` trusts its shapes. A call holds everything that its answer depends on and nothing of other calls.
+Legend: B sequences, L query rows, S key rows, P of them past, D model width, N heads, G key/value heads, H head width, V value
+head width. Invariants: `wire/` checks a call before it exists, so `attention/` trusts its shapes. A call holds everything that
+its answer depends on and nothing of other calls.
 """
 
 from __future__ import annotations
@@ -59,6 +60,46 @@ class Call(NamedTuple):
         return parts
 
 
+Stage = Literal["scaled", "capped", "masked"]
+
+
+class ScoresWanted(NamedTuple):
+    """Selects the scores to return: times the scale, then capped, then masked. `selected` has the form "heads"."""
+
+    stage: Stage
+    selected: WeightsWanted
+
+
+class AttentionCall(NamedTuple):
+    """Attention without a layer: query [B, N, L, H], key [B, G, S - P, H], value [B, G, S - P, V].
+
+    Query head n uses key and value head n // (N / G). `past_key` [B, G, P, H] and `past_value` [B, G, P, V] stand before key and
+    value. `softcap` c turns a score s into c·tanh(s/c), before the masks. `sinks` [N] are logits that only count in the softmax's
+    denominator. `mask` covers the S keys.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    softcap: float | None = None
+    past_key: torch.Tensor | None = None
+    past_value: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    mask: CombinedMask | None = None
+    weights: WeightsWanted | None = None
+    scores: ScoresWanted | None = None
+    has_lse: bool = False
+    has_present: bool = False
+    rows_first: bool = False
+    """Whether the output lies in memory as [B, L, N, V], which is the layout of the request."""
+
+    @property
+    def is_float64(self) -> bool:
+        """A float64 query computes in float64, any other in float32."""
+        return self.query.dtype == torch.float64
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TopK:
     """The k largest weights of each row: values and int32 indices [B, N', L', k], and the mass not returned [B, N', L']."""
@@ -77,3 +118,19 @@ class Answer:
 
     output: torch.Tensor
     weights: Weights | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class AttentionAnswer:
+    """Output [B, N, L, V] in the query's dtype, weights as in `Answer`, and what else the call requests.
+
+    Scores [B, N', L', S]; lse [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and
+    present_value [B, G, S, V] in the dtype of the key.
+    """
+
+    output: torch.Tensor
+    weights: Weights | None = None
+    scores: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    present_key: torch.Tensor | None = None
+    present_value: torch.Tensor | None = None

@@ -17,14 +17,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import Answer
+from service.attention.call import Answer, AttentionAnswer
 from service.attention.heap import trim
-from service.attention.layer import Layer
-from service.attention.loaded_layer import LoadedLayer, Work
+from service.attention.loaded_layer import LoadedLayer, Variant, Work
 from service.attention.preemption import Steps, stopped_s
 from service.attention.self_check import checks, keeps_bits
 from service.attention.spec import LayerSpec
@@ -39,8 +38,9 @@ _CLOSED = "the engine is closed"
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Answers = Sequence[Answer] | Sequence[AttentionAnswer]
 # Result of one step of a batch: the answers, or the stopped batch itself.
-Step = Sequence[Answer] | Steps[Sequence[Answer]]
+Step = Answers | Steps[Answers]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter)
         self._threads: list[threading.Thread] = []  # threads that have started
-        self._steps: weakref.WeakSet[Steps[Sequence[Answer]]] = weakref.WeakSet()  # batches submitted to a thread
+        self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
         self._is_stopped = False  # whether a long batch waits for its next step
         self._turn = threading.Lock()  # held by the thread that computes
         self._is_closed = False
@@ -84,8 +84,11 @@ class Engine:
         self.filler_rows = 0
         """Filler rows computed so far (see `ragged.py`)."""
 
-    def load(self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
-        """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps."""
+    def load(self, spec: LayerSpec | None, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
+        """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.
+
+        Without a spec it is attention without a layer.
+        """
         if self._is_closed:
             raise EngineDown(_CLOSED)
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
@@ -112,7 +115,7 @@ class Engine:
     def _run_in_steps(self, batch: Sequence[Work]) -> Future[Step]:
         """Run the batch on a thread; without stops while another batch is stopped."""
         step_s = math.inf if self._is_stopped else self.options.step_s
-        steps: Steps[Sequence[Answer]] = Steps(self._turn, step_s, self._stops)
+        steps: Steps[Answers] = Steps(self._turn, step_s, self._stops)
         self._steps.add(steps)
 
         def close(handed: Future[None]) -> None:
@@ -157,7 +160,7 @@ class Engine:
         with self._turn:
             return work()
 
-    def _run_here(self, batch: Sequence[Work]) -> Sequence[Answer] | None:
+    def _run_here(self, batch: Sequence[Work]) -> Answers | None:
         """Run the batch on the caller's thread; return None if it fails, and the compute thread retries and reports the error.
 
         An error raised here would hold its callers' frames, their jobs and so itself: the tensors would stay until a later
@@ -209,17 +212,15 @@ class Engine:
             done.set_exception(error)
 
     def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
-        layer, is_bitwise = self._variant(loaded, self.options.dtype), True
+        dtype = torch.float32 if loaded.spec is None else self.options.dtype
+        layer, is_bitwise = loaded.variant(dtype, self.options.device), True
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
         self._take(loaded, layer, is_bitwise=is_bitwise)
         loaded.is_sequential = layer.is_sequential
 
-    def _variant(self, loaded: LoadedLayer, dtype: torch.dtype) -> Layer:
-        return Layer(loaded.spec, loaded.tensors, dtype=dtype, device=self.options.device)
-
-    def _take(self, loaded: LoadedLayer, layer: Layer, *, is_bitwise: bool) -> Layer:
+    def _take(self, loaded: LoadedLayer, layer: Variant, *, is_bitwise: bool) -> Variant:
         """Serve a checked variant from now on; return it."""
         is_gpu = self.options.device.type != "cpu"
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
@@ -229,7 +230,7 @@ class Engine:
         return layer
 
     @torch.inference_mode()
-    def _run(self, batch: Sequence[Work]) -> Sequence[Answer]:
+    def _run(self, batch: Sequence[Work]) -> Answers:
         started = time.perf_counter()
         try:
             return self._forward(batch)
@@ -245,11 +246,12 @@ class Engine:
         self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
-    def _forward(self, batch: Sequence[Work]) -> Sequence[Answer]:
+    def _forward(self, batch: Sequence[Work]) -> Answers:
         layer = self._layer(batch[0].loaded, self._dtype(batch))
         filled = layer.filler_rows
         try:
-            answers = layer.forward([work.call for work in batch])
+            calls: list[Any] = [work.call for work in batch]  # the wire makes calls of the layer's own kind
+            answers = layer.forward(calls)
         finally:
             self.filler_rows += layer.filler_rows - filled
         rows = [answer.output.shape[:2] for answer in answers]
@@ -258,13 +260,13 @@ class Engine:
         return answers
 
     def _dtype(self, batch: Sequence[Work]) -> torch.dtype:
-        return torch.float64 if batch[0].call.is_float64 else self.options.dtype
+        return batch[0].loaded.compute_dtype(batch[0].call, self.options.dtype)
 
-    def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Layer:
+    def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Variant:
         """Return the layer in `dtype`; the first request builds, warms up and checks it."""
         if found := loaded.variants.get(dtype):
             return found
-        layer = self._variant(loaded, dtype)
+        layer = loaded.variant(dtype, self.options.device)
         return self._take(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:

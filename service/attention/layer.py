@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, explain
+from service.attention.attention_weights import explain, stacked
 from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
+from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
 from service.attention.projection import Packed, Plain, Projection, packed, side_by_side
 from service.attention.ragged import fill, pack, padded_rows, padded_width, split
@@ -197,7 +198,7 @@ class Layer:
         """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
         for b, (views, output) in enumerate(sequences):
-            mask = self._mask(call, b)
+            mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
             heads = self._heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
@@ -207,7 +208,7 @@ class Layer:
             output.copy_(context)
             found.append(weights)
             preemption_point()
-        return _stacked(found) if found else None
+        return stacked(found) if found else None
 
     def _heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
         """Return heads as the kernels take them: appended columns last, and keys and values for each query head."""
@@ -221,36 +222,6 @@ class Layer:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
-
-    def _mask(self, call: Call, sequence: int) -> torch.Tensor | None:
-        """Return the combined mask of one sequence on the device, or None if it changes nothing.
-
-        So masks of one meaning give the same bits. Columns that the layer appends are never masked.
-        """
-        if call.mask is None:
-            return None
-        wide = torch.promote_types(self.dtype, torch.float32)
-        table = call.mask.lowered(sequence, wide, self.spec.extra_keys)
-        if table is None or not _is_any(table):
-            return None
-        if self.device.type == "cpu":
-            return table
-        # CUDA kernels take a bias in the query's dtype only. The cast must not turn a finite bias into -inf.
-        info = torch.finfo(self.dtype)
-        for block in table.split(BLOCK_ROWS, dim=1):
-            torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
-        return table.to(self.device, self.dtype)
-
-
-def _is_any(table_NLS: torch.Tensor) -> bool:
-    """Return whether any value is not zero; for most masks the first row already decides."""
-    if bool(table_NLS[:, 0].any()):
-        return True
-    for block in table_NLS.split(BLOCK_ROWS, dim=1):
-        if bool(block.any()):
-            return True
-        preemption_point()
-    return False
 
 
 def _num_rows(call: Call) -> int:
@@ -302,16 +273,6 @@ def _extra_columns(
             parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
         columns.append(torch.cat(parts, dim=1))
     return columns[0], columns[1]
-
-
-def _stacked(parts: Sequence[Weights]) -> Weights:
-    """Stack the weights of single sequences along a new B axis in front."""
-    if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
-        return parts[0].unsqueeze(0)
-    if isinstance(parts[0], TopK):
-        tops = [part for part in parts if isinstance(part, TopK)]
-        return TopK(*(torch.stack([getattr(top, name) for top in tops]) for name in ("values", "indices", "rest")))
-    return torch.stack([part for part in parts if isinstance(part, torch.Tensor)])
 
 
 def _joined(answers: Sequence[Answer]) -> Answer:

@@ -27,6 +27,8 @@ from service.attention.preemption import preemption_point
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
+# Rows of a table that are read together.
+BLOCK_ROWS = 128
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
@@ -180,6 +182,38 @@ class CombinedMask:
                 torch.where(values, part, _BLOCKED[dtype], out=part)
             preemption_point()
         return table
+
+
+def lowered_on(
+    mask: CombinedMask | None, sequence: int, like: torch.Tensor, extra_keys: int = 0
+) -> torch.Tensor | None:
+    """Return the kernels' mask of one sequence for the dtype and device of `like`, or None if it changes nothing.
+
+    So masks of one meaning give the same bits. Columns that a layer appends are never masked.
+    """
+    if mask is None:
+        return None
+    table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
+    if table is None or not _is_any(table):
+        return None
+    if like.device.type == "cpu":
+        return table
+    # CUDA kernels take a bias in the query's dtype only. The cast must not turn a finite bias into -inf.
+    info = torch.finfo(like.dtype)
+    for block in table.split(BLOCK_ROWS, dim=1):
+        torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
+    return table.to(like.device, like.dtype)
+
+
+def _is_any(table_NLS: torch.Tensor) -> bool:
+    """Return whether any value is not zero; for most masks the first row already decides."""
+    if bool(table_NLS[:, 0].any()):
+        return True
+    for block in table_NLS.split(BLOCK_ROWS, dim=1):
+        if bool(block.any()):
+            return True
+        preemption_point()
+    return False
 
 
 def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_held: bool) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from service.attention.call import Call, WeightsWanted
+from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import Layer
+from service.attention.loaded_layer import Variant
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import preemption_point
+from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one. The
 # last is plain self-attention; the large batch computes it 12 times, mostly in one call.
@@ -26,7 +28,7 @@ ALIKE_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 
 
-def keeps_bits(layer: Layer) -> bool:
+def keeps_bits(layer: Variant) -> bool:
     """Return whether each sample call gives the same bits alone, in pairs and all together, with and without weights."""
     for kept in checks(layer):
         if not kept:
@@ -35,8 +37,27 @@ def keeps_bits(layer: Layer) -> bool:
     return True
 
 
-def checks(layer: Layer) -> Iterator[bool]:
+def checks(layer: Variant) -> Iterator[bool]:
     """Run the check in steps of one forward pass each, so that batches can compute in between; yield whether bits agree."""
+    return _without_layer(layer) if isinstance(layer, ScaledDotProduct) else _of_layer(layer)
+
+
+def _without_layer(layer: ScaledDotProduct) -> Iterator[bool]:
+    """Compare the outputs of sample calls alone with those in a batch and with weights."""
+    generator = torch.Generator().manual_seed(SEED)
+    shapes = [(1, heads, length, width) for length in LENGTHS for heads, width in ((1, 1), (4, 32))]
+    tensors = [torch.randn(shape, generator=generator, dtype=layer.dtype) for shape in shapes]
+    calls = [AttentionCall(x, x, x, x.shape[3] ** -0.5) for x in tensors]
+    alone = []
+    for call in calls:
+        alone.append(layer.forward([call])[0].output)
+        yield True
+    for batch in (calls, [call._replace(weights=WeightsWanted("heads")) for call in calls]):
+        answers = layer.forward(batch)
+        yield all(torch.equal(answer.output, output) for answer, output in zip(answers, alone, strict=True))
+
+
+def _of_layer(layer: Layer) -> Iterator[bool]:
     calls = sample_calls(layer)
     alone = []
     for call in calls:

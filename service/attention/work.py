@@ -9,9 +9,14 @@ one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
 
 from __future__ import annotations
 
-from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS
-from service.attention.call import WeightsWanted
+import math
+
+import torch
+
+from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes
+from service.attention.scaled_dot_product import is_explicit
+from service.attention.scores import BLOCK_ROWS, MAX_CELLS
 from service.attention.spec import LayerSpec
 
 # Per element of a sequence's mask table: for the table itself, and for each mask in it.
@@ -30,24 +35,54 @@ WORKSPACE_TABLES = 4
 def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None) -> int:
     """Return the floating-point operations of one call, masks and weights included; `sizes` exclude appended columns."""
     b, _, queries, keys = sizes
-    columns = keys + spec.extra_keys
-    products = spec.flops(b * queries, b * keys, b * queries * columns)
-    return products + b * (_mask_flops(mask) + _weights_flops(spec, sizes, wanted))
+    whole = sizes._replace(keys=keys + spec.extra_keys)
+    products = spec.flops(b * queries, b * keys, b * queries * whole.keys)
+    return products + b * (_mask_flops(mask) + _weights_flops(spec.head_width, whole, wanted))
+
+
+def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
+    """Return the floating-point operations of attention without a layer; every query head visits each key row."""
+    cells, width, value_width = math.prod(sizes), call.query.shape[3], call.value.shape[3]
+    of_a_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
+    if call.scores is not None:
+        of_a_sequence += _weights_flops(width, sizes, call.scores.selected)
+    passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(_is_explicit(call)) * SOFTMAX_FLOPS
+    return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * of_a_sequence
 
 
 def table_bytes(
     spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None, size: int
 ) -> int:
     """Return the most bytes that the tables of one sequence take, at `size` bytes a number; one sequence runs at a time."""
-    columns = sizes.keys + spec.extra_keys
-    cells = 0
-    if mask is not None:
-        heads, rows, _ = mask.table_shape
-        cells = heads * rows * columns
+    whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
+    cells = _mask_cells(mask, whole)
     if wanted is not None:
-        head_cells = min(BLOCK_ROWS, sizes.queries) * columns
-        cells += WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), _num_heads(sizes, wanted) * head_cells)
+        cells += _workspace_cells(whole, _num_heads(sizes, wanted))
     return cells * size
+
+
+def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
+    """Return the same for attention without a layer, which may need the scores of all heads."""
+    cells = _mask_cells(call.mask, sizes)
+    if call.weights is not None or call.scores is not None or call.has_lse or _is_explicit(call):
+        cells += _workspace_cells(sizes, sizes.heads)
+    return cells * torch.promote_types(call.query.dtype, torch.float32).itemsize
+
+
+def _is_explicit(call: AttentionCall) -> bool:
+    return is_explicit(call.softcap, call.sinks, call.query.shape[3], call.value.shape[3])
+
+
+def _mask_cells(mask: CombinedMask | None, sizes: Sizes) -> int:
+    if mask is None:
+        return 0
+    heads, rows, _ = mask.table_shape
+    return heads * rows * sizes.keys
+
+
+def _workspace_cells(sizes: Sizes, num_heads: int) -> int:
+    head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
+    return WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
 
 
 def _mask_flops(mask: CombinedMask | None) -> int:
@@ -57,16 +92,16 @@ def _mask_flops(mask: CombinedMask | None) -> int:
     return heads * rows * keys * (TABLE_FLOPS + MASK_FLOPS * len(mask.masks))
 
 
-def _weights_flops(spec: LayerSpec, sizes: Sizes, wanted: WeightsWanted | None) -> int:
+def _weights_flops(head_width: int, sizes: Sizes, wanted: WeightsWanted | None) -> int:
     """Return the flops of the second pass over one sequence: blocks of the requested heads, then the form's own work.
 
     Small sequences need no second pass (`kernels.is_small`) but are charged for one; the error is within the factor of two.
     """
     if wanted is None:
         return 0
-    heads, columns = _num_heads(sizes, wanted), sizes.keys + spec.extra_keys
+    heads, columns = _num_heads(sizes, wanted), sizes.keys
     asked = heads * columns * (sizes.queries if wanted.queries is None else len(wanted.queries))
-    work = heads * columns * _num_block_rows(sizes, wanted) * (2 * spec.head_width + SOFTMAX_FLOPS)
+    work = heads * columns * _num_block_rows(sizes, wanted) * (2 * head_width + SOFTMAX_FLOPS)
     if wanted.form == "heads":
         return work + asked * RETURNED_FLOPS
     if wanted.k is not None:

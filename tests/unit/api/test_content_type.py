@@ -23,11 +23,11 @@ def said(*values: bytes) -> bytes:
         b"application/json ; x",
     ],
 )
-def test_json_in_utf8_is_accepted(value):
+def test_json_in_utf8_is_taken(value):
     assert said(value) == JSON
 
 
-def test_safetensors_is_accepted():
+def test_safetensors_is_taken():
     assert said(b"application/vnd.safetensors") == said(b"Application/vnd.Safetensors") == SAFETENSORS
 
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, attention_weights, explain
+from service.attention.attention_weights import attention_weights, explain
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
+from service.attention.scores import BLOCK_ROWS
 from tests import reference
 from tests.engine_room import (
     DTYPES,
@@ -93,7 +94,7 @@ def rows_of(weights, wanted: WeightsWanted):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", THREADS)
-def test_output_and_weights_together_equal_each_alone(dtype, threads):
+def test_what_is_explained_is_what_is_attended_to(dtype, threads):
     """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
 
     @settings(max_examples=60, deadline=None)
@@ -144,7 +145,7 @@ def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype
     st.builds(Sizes, st.just(1), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30)),
     seeds,
 )
-def test_the_weights_reproduce_the_output(data, sizes, seed):
+def test_the_weights_explain_the_output(data, sizes, seed):
     """The fast kernel and the second pass agree: weights times values is what `attend` answers."""
     combined = engine_mask(data.draw(masks_for(sizes)), sizes)
     mask = None if combined is None else combined.lowered(0, torch.float64)
@@ -170,7 +171,7 @@ def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
     heads = Heads(
         torch.ones(1, 2, 4), torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 6, 1).expand(1, 6, 4), torch.ones(1, 6, 4)
     )
-    mask = torch.tensor([[True, False, True, True, True, True], [False] * 6])[None]
+    mask = torch.tensor([[0, -torch.inf, 0, 0, 0, 0], [-torch.inf] * 6])[None]
     top = attention_weights(heads, mask, 1.0, WeightsWanted("top_k", k=6))
     assert isinstance(top, TopK)
     assert top.indices[0].tolist() == [[2, 4, 5, 0, 3, 1], [0, 1, 2, 3, 4, 5]]
@@ -181,7 +182,7 @@ def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.data(), seeds)
-def test_top_k_and_its_rest_sum_to_the_row(keys, data, seed):
+def test_top_k_and_its_rest_are_all_of_a_row(keys, data, seed):
     sizes = Sizes(1, 2, 5, keys)
     k = data.draw(st.integers(1, keys))
     top = attention_weights(random_heads(sizes, torch.float32, seed), None, 1.0, WeightsWanted("top_k", k=k))
@@ -224,7 +225,7 @@ def test_a_few_rows_of_a_long_sequence_need_a_block_and_not_the_whole_square():
     """One head and two rows of 4,096 x 4,096: nothing as large as a mask's or a head's full square is ever allocated."""
     sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
     heads = random_heads(sizes, torch.float32, width=4)
-    mask = torch.ones(8, 4096, 4096, dtype=torch.bool)
+    mask = torch.zeros(1, 1, 1).expand(8, 4096, 4096)
     with Allocations() as made:
         attention_weights(heads, mask, 1.0, WeightsWanted("heads", heads=(1,), queries=rows))
     assert 0 < max(made.sizes) <= BLOCK_ROWS * 4096
@@ -236,7 +237,7 @@ def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
     sizes = Sizes(1, 64, BLOCK_ROWS, 512)
     heads, wanted = random_heads(sizes, torch.float32, width=4), WeightsWanted(form, k=2 if form == "top_k" else None)
     with pytest.MonkeyPatch.context() as patch, Allocations() as made:
-        patch.setattr("service.attention.attention_weights.MAX_CELLS", 2 * BLOCK_ROWS * 512)
+        patch.setattr("service.attention.scores.MAX_CELLS", 2 * BLOCK_ROWS * 512)
         attention_weights(heads, None, 1.0, wanted)
     assert max(made.sizes) <= 2 * BLOCK_ROWS * 512
     assert all(keys <= 2 for keys in made.sorted_keys)
@@ -251,7 +252,7 @@ def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_he
     heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
     together = attention_weights(heads, mask, 0.3, wanted)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.attention.attention_weights.MAX_CELLS", 1)
+        patch.setattr("service.attention.scores.MAX_CELLS", 1)
         assert same_weights(attention_weights(heads, mask, 0.3, wanted), together)
 
 

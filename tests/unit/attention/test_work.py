@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.attention_weights import BLOCK_ROWS
-from service.attention.call import WeightsWanted
+from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, bias, causal
-from service.attention.work import WORKSPACE_TABLES, flops, table_bytes
+from service.attention.scores import BLOCK_ROWS
+from service.attention.work import WORKSPACE_TABLES, attention_flops, attention_table_bytes, flops, table_bytes
 from tests.engine_room import engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 
@@ -28,7 +28,7 @@ def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
         assert found == (0 if table is None else table.nbytes)
 
 
-def test_the_workspace_of_weights_is_one_block_of_rows():
+def test_the_workspace_of_weights_is_that_of_a_block_of_rows():
     spec, sizes = make_spec(24, 3), Sizes(5, 3, 10**6, 10**7)
     block = BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
     assert table_bytes(spec, sizes, None, WeightsWanted("heads"), 4) == block
@@ -67,7 +67,7 @@ def test_masks_and_weights_cost_and_more_of_them_cost_more(data, sizes):
     ],
     ids=["mean", "top_k of 1", "top_k of all", "two rows"],
 )
-def test_the_cost_of_weights_of_a_long_sequence_matches_the_measurement(wanted, least):
+def test_weights_of_a_long_sequence_cost_about_as_much_time_as_was_measured(wanted, least):
     """Twelve heads of 32 over 2,000 keys, as in docs/performance.md: within a factor of two."""
     spec, sizes = make_spec(384, 12), Sizes(1, 12, 2000, 2000)
     share = flops(spec, sizes, None, wanted) / flops(spec, sizes, None, None)
@@ -83,9 +83,42 @@ def test_a_selection_costs_the_blocks_that_it_touches():
     assert of_rows[3] < of_rows[0], "the last block is shorter"
 
 
-def test_a_bias_equal_for_all_rows_needs_no_table_of_rows():
+def test_a_bias_alike_for_all_rows_needs_no_table_of_rows():
     sizes = Sizes(1, 12, 4700, 4700)
     spec, columns = make_spec(384, 12), bias(torch.zeros(1, 1, 1, 4700))
     assert table_bytes(spec, sizes, CombinedMask(sizes, (columns,)), None, 4) == 4 * 4700
     rows = bias(torch.zeros(1, 12, 4700, 1))
     assert table_bytes(spec, sizes, CombinedMask(sizes, (rows, columns)), None, 4) == 4 * 12 * 4700**2
+
+
+def attention_call(heads: int, rows: int, keys: int, width: int, value_width: int, **fields) -> AttentionCall:
+    query, key, value = (
+        torch.empty(2, heads, rows, width),
+        torch.empty(2, 1, keys, width),
+        torch.empty(2, 1, keys, value_width),
+    )
+    return AttentionCall(query, key, value, 1.0, **fields)
+
+
+def test_attention_without_a_layer_counts_the_products_of_every_query_head():
+    sizes = Sizes(2, 3, 5, 7)
+    assert attention_flops(attention_call(3, 5, 7, 8, 8), sizes) == 2 * (2 * 3 * 5 * 7) * 16
+    assert attention_table_bytes(attention_call(3, 5, 7, 8, 8), sizes) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"softcap": 2.0},
+        {"sinks": torch.zeros(3)},
+        {"weights": WeightsWanted("heads")},
+        {"scores": ScoresWanted("masked", WeightsWanted("heads"))},
+        {"has_lse": True},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_each_extra_of_attention_without_a_layer_costs_flops_and_a_workspace(fields):
+    sizes = Sizes(2, 3, 5, 7)
+    plain, more = attention_call(3, 5, 7, 8, 8), attention_call(3, 5, 7, 8, 8, **fields)
+    assert attention_flops(more, sizes) > attention_flops(plain, sizes)
+    assert attention_table_bytes(more, sizes) == 3 * 5 * 7 * WORKSPACE_TABLES * 4

@@ -58,7 +58,7 @@ def test_answers_come_in_the_order_of_the_items(number, window, chance):
 
 
 @given(*SCRIPTS)
-def test_async_answers_come_in_the_order_of_the_items(number, window, chance):
+def test_tasks_answer_in_the_order_of_the_items(number, window, chance):
     open_: dict[int, asyncio.Future[int]] = {}
 
     async def work(item: int) -> int:
@@ -81,7 +81,7 @@ def test_async_answers_come_in_the_order_of_the_items(number, window, chance):
     assert run(main) == list(range(number))
 
 
-def test_an_endless_iterator_is_read_only_as_far_as_the_window():
+def test_an_endless_iterator_is_taken_from_only_as_there_is_room():
     taken = []
 
     def items():
@@ -100,7 +100,7 @@ def test_an_endless_iterator_is_read_only_as_far_as_the_window():
     assert taken == [0, 1, 2, 3], "what is ready is handed out before another item is taken"
 
 
-def test_a_consumer_that_stops_early_cancels_the_requests_in_flight():
+def test_a_consumer_who_stops_early_cancels_what_is_in_flight():
     started: list[Future[int]] = []
 
     def start(item: int) -> Future[int]:
@@ -115,7 +115,7 @@ def test_a_consumer_that_stops_early_cancels_the_requests_in_flight():
     assert [future.cancelled() for future in started] == [False, True, True]
 
 
-def test_an_error_of_the_iterator_cancels_the_requests_in_flight():
+def test_what_the_iterator_raises_cancels_what_is_in_flight():
     started: list[Future[int]] = []
 
     def items():
@@ -132,7 +132,7 @@ def test_an_error_of_the_iterator_cancels_the_requests_in_flight():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_tasks_in_flight_end_before_the_generator_when_the_consumer_stops(is_async):
+def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_generator_has(is_async):
     ended = []
 
     async def work(item: int) -> int:
@@ -157,7 +157,7 @@ def test_tasks_in_flight_end_before_the_generator_when_the_consumer_stops(is_asy
     run(main)
 
 
-def test_a_stalled_iterator_delays_no_answer():
+def test_an_item_that_never_comes_withholds_no_answer():
     """For example, an item may be made from the answer to the previous one."""
     asked: asyncio.Queue[int] = asyncio.Queue()
 
@@ -183,7 +183,7 @@ def test_a_stalled_iterator_delays_no_answer():
     assert run(main) == [1, 2, 4, 8]
 
 
-def test_an_error_of_an_async_iterator_is_raised_after_the_answers_to_its_items():
+def test_what_an_async_iterator_raises_is_raised_after_the_answers_to_what_it_gave():
     async def items():
         yield 0
         yield 1

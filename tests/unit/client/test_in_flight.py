@@ -14,7 +14,7 @@ async def hang(calls: InFlight, timeout_s: float | None = None) -> None:
         await asyncio.Event().wait()
 
 
-def test_ending_cancels_every_call_and_waits_for_all():
+def test_ending_ends_every_call_and_waits_until_none_is_left():
     async def main() -> None:
         calls = InFlight()
         hanging = [asyncio.ensure_future(hang(calls, timeout_s)) for timeout_s in (None, 60.0)]
@@ -31,7 +31,7 @@ def test_ending_cancels_every_call_and_waits_for_all():
     run(main)
 
 
-def test_a_finished_call_is_not_cancelled():
+def test_a_call_that_is_over_is_not_ended():
     async def main() -> None:
         calls = InFlight()
         async with calls.within(None):
@@ -44,7 +44,7 @@ def test_a_finished_call_is_not_cancelled():
     run(main)
 
 
-def test_a_call_cancelled_during_the_end_stays_cancelled():
+def test_a_call_cancelled_while_all_end_is_cancelled():
     async def main() -> None:
         calls = InFlight()
         task = asyncio.ensure_future(hang(calls))
@@ -57,7 +57,7 @@ def test_a_call_cancelled_during_the_end_stays_cancelled():
     run(main)
 
 
-def test_another_loop_is_refused():
+def test_another_loop_is_told_so():
     calls = InFlight()
     run(lambda: use(calls))
     with pytest.raises(RuntimeError, match="one for each loop"):

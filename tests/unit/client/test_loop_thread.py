@@ -19,7 +19,7 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def test_after_the_end_began_no_call_is_accepted():
+def test_once_the_end_has_begun_nothing_is_taken_any_more():
     """A loop drops work submitted after its last iteration, so a caller would wait for it for ever."""
     told: list[RuntimeError] = []
 
@@ -35,7 +35,7 @@ def test_after_the_end_began_no_call_is_accepted():
         thread.submit(for_ever())
 
 
-def test_a_call_submitted_in_the_tick_of_the_end_raises():
+def test_what_is_submitted_in_the_turn_of_the_end_is_told_so():
     entered, goes_on = threading.Event(), threading.Event()
 
     async def hold() -> None:

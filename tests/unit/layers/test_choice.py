@@ -40,11 +40,11 @@ def refused(prefixes=STACKS, *, made: Source | None = None, **how) -> str:
         ({"layer": 0, "prefix": "encoder"}, "encoder.0.attn."),
     ],
 )
-def test_a_prefix_a_number_or_both_select_a_layer(how, prefix):
+def test_a_prefix_or_a_number_or_both_choose(how, prefix):
     assert chosen(**how) == prefix
 
 
-def test_a_single_layer_needs_no_selection():
+def test_the_only_layer_needs_no_choice():
     assert chosen(["a.3.attn."]) == "a.3.attn."
     assert chosen(["a.3.attn."], layer=3) == "a.3.attn."
     assert chosen([""]) == ""
@@ -52,7 +52,7 @@ def test_a_single_layer_needs_no_selection():
     assert chosen(["", "a."], prefix="") == ""
 
 
-def test_several_layers_are_listed_with_the_options_that_select():
+def test_several_layers_are_listed_with_how_to_choose():
     """Bounded, and nothing is taken because it comes first."""
     message = refused()
     assert message.startswith(
@@ -71,7 +71,7 @@ def test_a_prefix_means_whole_names():
     assert "no attention layer is below the prefix 'encode'" in refused(both, prefix="encode")
 
 
-def test_a_number_out_of_range_gives_the_number_of_layers():
+def test_a_number_out_of_range_says_how_many_there_are():
     layers = [f"layer.{i}." for i in range(6)]
     for layer in (6, -1, 10**4000):
         assert refused(layers, layer=layer).endswith("there are 6, numbered 0 to 5")
@@ -101,7 +101,7 @@ def test_an_unknown_checkpoint_shows_some_of_its_keys():
     assert refused(made=source()).endswith("in its 0 keys; found keys like ")
 
 
-def test_only_a_named_family_is_searched():
+def test_a_named_family_is_the_only_one_sought():
     assert "no family is called 'gpt'; there are torch-mha, bert" in refused(family="gpt")
     assert "no layer of the family bert in its 6 keys" in refused(family="bert")
     assert chosen(["a."], family="torch-mha") == "a."

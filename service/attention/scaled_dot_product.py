@@ -1,0 +1,125 @@
+"""ScaledDotProduct: attention on the caller's own query, key and value, a layer without parameters.
+
+Legend: N heads, G key/value heads, L query rows, S key rows, P of them past, H head width, V value head width.
+
+Invariants: Each sequence is computed alone, in fresh aligned memory, so its bits depend on the call alone (P1). Its shape and its
+softcap, sinks and head widths choose the kernel; weights, scores, log-sum-exp and present do not (P2). No key or value head is
+copied for the query heads that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from service.attention import kernels
+from service.attention.attention_weights import selected, stacked
+from service.attention.call import AttentionAnswer, AttentionCall, Weights
+from service.attention.kernels import Heads
+from service.attention.masks import lowered_on
+from service.attention.preemption import preemption_point
+from service.attention.scores import Scores
+
+
+class ScaledDotProduct:
+    """softmax(softcap(q·kᵀ·scale) + mask)·v (Vaswani et al. 2017, eq. 1) in one dtype on one device."""
+
+    num_bytes = 0
+    filler_rows = 0
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.is_sequential = False  # written by the engine; a sequence never shares a product here
+        self._like = torch.empty(0, dtype=dtype, device=device)
+
+    def forward(self, calls: Sequence[AttentionCall]) -> list[AttentionAnswer]:
+        """Return one answer per call, in order."""
+        return [self._answer(call) for call in calls]
+
+    def _answer(self, call: AttentionCall) -> AttentionAnswer:
+        outputs = _empty_output(call)
+        weights: list[Weights] = []
+        scores: list[Weights] = []
+        sums: list[torch.Tensor] = []
+        for sequence, output in enumerate(outputs):
+            heads = self._heads(call, sequence)
+            source = self._scores(call, heads, sequence)
+            output.copy_(_attended(heads, source))
+            if call.weights is not None:
+                weights.append(selected(source, call.weights))
+            if call.scores is not None:
+                scores.append(selected(source.at(call.scores.stage), call.scores.selected))
+            if call.has_lse:
+                sums.append(source.log_sums().to("cpu"))
+            preemption_point()
+        return AttentionAnswer(
+            outputs,
+            weights=stacked(weights) if weights else None,
+            scores=torch.stack([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
+            lse=torch.stack(sums) if sums else None,
+            present_key=_present(call.past_key, call.key) if call.has_present else None,
+            present_value=_present(call.past_value, call.value) if call.has_present else None,
+        )
+
+    def _heads(self, call: AttentionCall, sequence: int) -> Heads:
+        """Return fresh copies in the compute dtype: a kernel reads unaligned memory by other instructions."""
+        k = [x[sequence] for x in (call.past_key, call.key) if x is not None]
+        v = [x[sequence] for x in (call.past_value, call.value) if x is not None]
+        return Heads(*(self._copied(parts) for parts in ([call.query[sequence]], k, v)))
+
+    def _copied(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return parts [heads, rows, width] one behind the other."""
+        heads, _, width = parts[0].shape
+        found = self._like.new_empty(heads, sum(part.shape[1] for part in parts), width)
+        for part, rows in zip(parts, found.split([part.shape[1] for part in parts], dim=1), strict=True):
+            rows.copy_(part)
+        return found
+
+    def _scores(self, call: AttentionCall, heads: Heads, sequence: int) -> Scores:
+        mask = lowered_on(call.mask, sequence, self._like)
+        sinks = None if call.sinks is None else call.sinks.to(self.device, self.dtype)
+        return Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
+
+
+def is_explicit(softcap: float | None, sinks: torch.Tensor | None, head_width: int, value_head_width: int) -> bool:
+    """Return whether a sequence is computed by the definition, block by block.
+
+    torch's fused kernel knows neither softcap nor sinks, and at unequal head widths it copies each key for each query head.
+    """
+    return softcap is not None or sinks is not None or head_width != value_head_width
+
+
+def _attended(heads: Heads, scores: Scores) -> torch.Tensor:
+    """Return the output o_NLV of one sequence."""
+    if is_explicit(scores.softcap, scores.sinks, heads.q.shape[2], heads.v.shape[2]):
+        return scores.attended(heads.v)
+    groups = _groups(heads)
+    masks = [scores.mask] * len(groups)
+    if scores.mask is not None and scores.mask.shape[0] > 1:
+        masks = list(scores.mask.split(len(heads.q) // len(groups)))
+    found = [kernels.attend(group, mask, scores.scale) for group, mask in zip(groups, masks, strict=True)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _groups(heads: Heads) -> list[Heads]:
+    """Return the query heads of each key/value head with views of it; one group if no two heads share one."""
+    num_heads, num_kv_heads = len(heads.q), len(heads.k)
+    if num_heads == num_kv_heads:
+        return [heads]
+    shared = num_heads // num_kv_heads
+    parts = zip(heads.q.split(shared), heads.k.split(1), heads.v.split(1), strict=True)
+    return [Heads(q, k.expand(shared, -1, -1), v.expand(shared, -1, -1)) for q, k, v in parts]
+
+
+def _empty_output(call: AttentionCall) -> torch.Tensor:
+    b, n, queries, _ = call.query.shape
+    width = call.value.shape[3]
+    if call.rows_first:
+        return torch.empty(b, queries, n, width, dtype=call.query.dtype).transpose(1, 2)
+    return torch.empty(b, n, queries, width, dtype=call.query.dtype)
+
+
+def _present(past: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+    return new.contiguous() if past is None else torch.cat([past, new], dim=2)
