@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,10 @@ from tests import reference
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 THREADS = (1, 2)
+# Two threads of this process and another process beside it keep two cores busy for minutes.
+every_thread_count = pytest.mark.parametrize(
+    "threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])]
+)
 
 
 def make_spec(

@@ -27,6 +27,7 @@ from tests.engine_room import (
     CPU,
     DTYPES,
     THREADS,
+    every_thread_count,
     make_layer,
     make_spec,
     make_tensors,
@@ -39,10 +40,6 @@ from tests.engine_room import (
 from tests.strategies import calls, seeds, specs, weights_wanted
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-# Two threads of this process and another beside it keep two cores busy for minutes.
-every_thread_count = pytest.mark.parametrize(
-    "threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])]
-)
 
 # How many times a test's few draws are drawn: in seconds in `make test`, more and at each thread count in `make test-long`.
 few_and_many_draws = pytest.mark.parametrize(

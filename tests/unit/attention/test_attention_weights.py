@@ -20,9 +20,9 @@ from service.attention.scores import BLOCK_ROWS
 from tests import reference
 from tests.engine_room import (
     DTYPES,
-    THREADS,
     Allocations,
     engine_mask,
+    every_thread_count,
     full_weights,
     make_layer,
     make_spec,
@@ -38,7 +38,7 @@ heads_wanted = WeightsWanted("heads")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("threads", THREADS)
+@every_thread_count
 def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads):
     """Heads, query rows, mean and top_k, over lengths beyond one block of rows, with any masks."""
     length = st.one_of(st.integers(1, 20), st.sampled_from([127, 128, 129, 150, 260]))
@@ -93,7 +93,7 @@ def rows_of(weights, wanted: WeightsWanted):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("threads", THREADS)
+@every_thread_count
 def test_what_is_explained_is_what_is_attended_to(dtype, threads):
     """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
 

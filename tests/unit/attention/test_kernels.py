@@ -11,7 +11,7 @@ from torch.nn import functional
 from service.attention import kernels
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from tests.engine_room import DTYPES, randn, random_heads, same_bits, torch_threads
+from tests.engine_room import DTYPES, every_thread_count, randn, random_heads, same_bits, torch_threads
 from tests.strategies import seeds
 
 
@@ -46,8 +46,8 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_small_sequence_keeps_its_bits_where_it_lies(dtype, num_threads):
+@every_thread_count
+def test_a_small_sequence_keeps_its_bits_where_it_lies(dtype, threads):
     """Amid the rows of others, and beside its own keys and values, as projections leave it."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256]))
 
@@ -61,7 +61,7 @@ def test_a_small_sequence_keeps_its_bits_where_it_lies(dtype, num_threads):
         there, copied = (kernels.attend(heads, None, 0.3) for heads in (views, Heads(*kernels.copied(views))))
         assert same_bits(there, copied)
 
-    with torch_threads(num_threads):
+    with torch_threads(threads):
         check()
 
 

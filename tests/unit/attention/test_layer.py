@@ -16,9 +16,9 @@ from tests import reference
 from tests.engine_room import (
     CPU,
     DTYPES,
-    THREADS,
     as_arrays,
     engine_mask,
+    every_thread_count,
     full_weights,
     make_layer,
     make_spec,
@@ -84,21 +84,25 @@ def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float) -> 
     assert worst <= tolerance * max(1.0, np.abs(expected).max()), f"off by {worst}"
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.data(), specs(width=narrow_widths), st.sampled_from(DTYPES), st.sampled_from(THREADS), seeds)
-def test_a_sequential_layer_gives_the_same_answers(data, spec, dtype, threads, seed):
-    query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    batch = [data.draw(calls(spec, dtype=query_dtype, rows=short_lengths)).call for _ in range(3)]
-    layer = make_layer(spec, dtype, seed)
-    with torch_threads(threads):
+@every_thread_count
+def test_a_sequential_layer_gives_the_same_answers(threads):
+    @settings(max_examples=40, deadline=None)
+    @given(st.data(), specs(width=narrow_widths), st.sampled_from(DTYPES), seeds)
+    def check(data, spec, dtype, seed):
+        query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        batch = [data.draw(calls(spec, dtype=query_dtype, rows=short_lengths)).call for _ in range(3)]
+        layer = make_layer(spec, dtype, seed)
         together = layer.forward(batch)
         layer.is_sequential = True
         apart = layer.forward(batch)
-    for one, other in zip(together, apart, strict=True):
-        torch.testing.assert_close(one.output, other.output, rtol=0, atol=TOLERANCE[dtype] * 10)
-        assert type(one.weights) is type(other.weights)
-        if isinstance(one.weights, torch.Tensor):
-            torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=max(1e-3, TOLERANCE[dtype]))
+        for one, other in zip(together, apart, strict=True):
+            torch.testing.assert_close(one.output, other.output, rtol=0, atol=TOLERANCE[dtype] * 10)
+            assert type(one.weights) is type(other.weights)
+            if isinstance(one.weights, torch.Tensor):
+                torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=max(1e-3, TOLERANCE[dtype]))
+
+    with torch_threads(threads):
+        check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

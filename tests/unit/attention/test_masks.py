@@ -14,9 +14,9 @@ from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
 from tests import reference
 from tests.engine_room import (
     DTYPES,
-    THREADS,
     Allocations,
     engine_mask,
+    every_thread_count,
     full_weights,
     make_layer,
     make_spec,
@@ -132,7 +132,7 @@ def test_causal_and_window_give_the_bits_of_the_same_mask_written_out(data, size
     _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
 
 
-@pytest.mark.parametrize("threads", THREADS)
+@every_thread_count
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [65, 130, 513])
 def test_long_sequences_do_not_care_how_a_mask_is_written_either(size, dtype, threads):

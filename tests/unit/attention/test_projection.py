@@ -11,7 +11,7 @@ from service.attention import projection
 from service.attention.call import Call
 from service.attention.projection import SIZES, Packed, Plain, in_sizes, packed, side_by_side
 from service.attention.self_check import keeps_bits
-from tests.engine_room import THREADS, make_layer, make_spec, randn, same_bits, torch_threads
+from tests.engine_room import every_thread_count, make_layer, make_spec, randn, same_bits, torch_threads
 from tests.strategies import seeds
 
 needs_packed = pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
@@ -38,7 +38,7 @@ def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
 
 @needs_packed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("threads", THREADS)
+@every_thread_count
 def test_a_packed_row_has_the_same_bits_whatever_is_around_it(dtype, threads):
     """Among 1,200 and in any slice of them of a multiple of four rows."""
 

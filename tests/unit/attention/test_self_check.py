@@ -14,9 +14,9 @@ from service.attention.self_check import ALIKE_LENGTHS, checks, keeps_bits, samp
 from tests.engine_room import (
     CPU,
     DTYPES,
-    THREADS,
     OneLayer,
     blas_keeps_rows,
+    every_thread_count,
     make_layer,
     make_spec,
     make_tensors,
@@ -87,7 +87,7 @@ def test_a_layer_that_was_found_out_runs_one_sequence_at_a_time_and_keeps_its_pr
         engine.close()
 
 
-@pytest.mark.parametrize("threads", THREADS)
+@every_thread_count
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_ordinary_layers_share_their_forward_passes_here(dtype, threads):
     """Where the BLAS has the measured property, the rounding rules are enough for layers of any width."""
