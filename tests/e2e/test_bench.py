@@ -59,6 +59,7 @@ def test_a_quick_run_measures_service_and_bound_and_prints_their_ratio(tmp_path)
     assert "### W2, 32 callers" in told.stdout
 
 
+@pytest.mark.long
 def test_the_echo_is_driven_by_both_generators_and_leaves_nobody_behind(tmp_path, sized):
     with Running(echo(2), {}, tmp_path / "two.log") as running:
         running.check_sizes(sized, 2)
@@ -94,6 +95,7 @@ def test_one_that_sleeps_when_it_has_nothing_to_do_is_left_alone(running, sized)
     assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
 
 
+@pytest.mark.long
 def test_the_bound_answers_again_and_again_says_what_it_died_of_and_comes_back(tmp_path):
     save_layer(tmp_path / "layer.safetensors")
     bound = BoundProcess(tmp_path / "layer.safetensors", 1, tmp_path / "bound.log")

@@ -41,6 +41,7 @@ def start(tmp_path):
         box.end()
 
 
+@pytest.mark.long
 def test_r1_it_serves_as_another_user_on_a_root_that_it_cannot_write_to(start):
     box = start(ATTENTION_WORKERS="1")
     url = box.wait_ready()
@@ -82,6 +83,7 @@ def test_l12_a_command_that_handles_no_signal_is_told_to_stop_all_the_same(start
             assert box.stop() == (128 + signal.SIGTERM, "")
 
 
+@pytest.mark.long
 def test_l12_the_first_process_buries_a_worker_that_was_killed(start):
     box = start(ATTENTION_WORKERS="1")
     box.wait_ready()

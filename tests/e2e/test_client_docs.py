@@ -5,25 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.started import Started
-from tests.integration.running import prepare, small_layer
-
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def url(tmp_path):
-    widths = dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384)
-    heads = dict(num_heads=12, num_kv_heads=12, head_width=32, value_head_width=32)
-    prepare(tmp_path, [small_layer("minilm-l3", **widths, **heads)])
-    service = Started(tmp_path / "layers", workers=1)
-    service.wait_ready()
-    yield service.url
-    service.process.kill()
-    service.process.communicate()
 
 
 def test_every_block_runs(url, capsys):

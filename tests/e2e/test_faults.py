@@ -338,6 +338,7 @@ def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool
     assert service.seen() == {small_layer("small").digest}
 
 
+@pytest.mark.long
 def test_l8_a_signal_while_a_large_layer_is_loaded_ends_the_service_in_time(serve):
     service = serve(workers=2, environment={"FAULTY_LOAD_S": "60"})
     service.line(event="listening")

@@ -85,6 +85,7 @@ def can_start_perf_analyzer() -> bool:
 needs_perf_analyzer = pytest.mark.skipif(not can_start_perf_analyzer(), reason="perf_analyzer does not start here")
 
 
+@pytest.mark.long
 @needs_perf_analyzer
 def test_perf_analyzer_completes_a_run_with_zeros_and_reads_the_statistics(address):
     told = analyze(address, "--shape", "query:8,16", "--input-data", "zero", "--concurrency-range", "1:4:3")
@@ -93,6 +94,7 @@ def test_perf_analyzer_completes_a_run_with_zeros_and_reads_the_statistics(addre
     assert "compute infer" in told
 
 
+@pytest.mark.long
 @needs_perf_analyzer
 @pytest.mark.parametrize("form", ["json", "binary"])
 def test_perf_analyzer_completes_a_run_with_batches_of_real_numbers(address, tmp_path, form):

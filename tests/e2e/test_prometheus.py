@@ -18,6 +18,7 @@ from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.e2e,
     pytest.mark.timeout(120),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
@@ -75,7 +76,6 @@ def watched(tmp_path_factory):
         service.end()
 
 
-@pytest.mark.long
 def test_the_service_is_a_target_that_answers(watched):
     (found,) = watched.prometheus.query("up")
     assert found == ({"__name__": "up", "job": "attention", "instance": watched.target}, 1.0)
@@ -93,7 +93,6 @@ def test_every_rule_is_evaluated_without_an_error(watched):
         watched.prometheus.get("query", query=rule["query"])
 
 
-@pytest.mark.long
 def test_every_record_has_a_value(watched):
     records = [rule["name"] for rule in watched.prometheus.rules() if rule["type"] == "recording"]
     empty = [name for name in records if not watched.prometheus.numbers(name, watched.since, watched.until)]
@@ -195,7 +194,6 @@ def test_the_choices_of_the_dashboards_reader_are_found(watched):
     }
 
 
-@pytest.mark.long
 def test_the_death_of_a_process_and_the_end_of_the_service_are_told(tmp_path):
     prepare(tmp_path, LAYERS)
     service = Started(tmp_path / "layers", workers=2, heartbeat_s=0.2)

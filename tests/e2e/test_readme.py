@@ -82,6 +82,7 @@ def test_the_first_curl_answers_the_question(port):
     assert f"prints `{answer.stdout.strip()}`" in README
 
 
+@pytest.mark.long
 def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
     lines = commands()
     curl = next(line for line in lines if "animal.safetensors" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
@@ -102,6 +103,7 @@ def test_the_other_curls_answer(port):
         assert answer.stdout
 
 
+@pytest.mark.long
 def test_show_draws_the_answer_with_its_words(port):
     show = next(command for command in commands() if " show " in command)
     show = show.replace(".venv/bin/attention-service", COMMAND)

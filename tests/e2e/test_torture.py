@@ -88,6 +88,7 @@ def test_a_figure_with_times_misses_no_target(tmp_path, figure):
     assert [row for row in rows if row.is_met is False] == []
 
 
+@pytest.mark.long
 def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):
     """The statuses; times and peaks are for a quiet machine."""
     with Subject(tmp_path / "bombs", workers=1) as subject:

@@ -61,6 +61,7 @@ def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_t
         assert collector.paths == {"/v1/traces"}
 
 
+@pytest.mark.long
 def test_the_standard_variables_name_the_service_and_choose_what_is_sampled(serve):
     with TraceCollector() as collector:
         service = serve(
@@ -79,6 +80,7 @@ def test_the_standard_variables_name_the_service_and_choose_what_is_sampled(serv
         assert len(collector.named(ROUTE)) == 1, "the one whose caller samples it"
 
 
+@pytest.mark.long
 def test_what_was_not_sent_yet_is_sent_at_the_end(serve):
     with TraceCollector() as collector:
         service = serve(collector.url, OTEL_BSP_SCHEDULE_DELAY="3600000")

@@ -8,25 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.started import Started
-from tests.integration.running import prepare, small_layer
-
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|bash|js)\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """A layer of the name and the widths that the page speaks of."""
-    directory = tmp_path_factory.mktemp("service")
-    widths = dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384)
-    prepare(directory, [small_layer("minilm-l3", **widths, num_heads=12, num_kv_heads=12)])
-    service = Started(directory / "layers", workers=1)
-    service.wait_ready()
-    yield service.url
-    service.end()
 
 
 def test_python_and_curl_run_one_after_the_other(url, tmp_path, monkeypatch):

@@ -1,0 +1,23 @@
+"""One service for all tests that only ask: `url` is shared by the whole session."""
+
+import pytest
+
+from tests.e2e.started import Started
+from tests.integration.running import LAYERS, prepare, small_layer
+
+MINILM = dict(
+    **dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384),
+    **dict.fromkeys(("num_heads", "num_kv_heads"), 12),
+    **dict.fromkeys(("head_width", "value_head_width"), 32),
+)
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory):
+    """A service of small layers and one of the name and widths that the pages of docs/ speak of."""
+    directory = tmp_path_factory.mktemp("service")
+    prepare(directory, [*LAYERS, small_layer("minilm-l3", **MINILM)])
+    service = Started(directory / "layers", workers=1)
+    service.wait_ready()
+    yield service.url
+    service.end()
