@@ -1,48 +1,53 @@
 """HTTP transport: sends a call, retries it where that is safe, and returns a reply or raises a typed error.
 
-Invariants: all calls share one connection pool. One deadline covers all attempts, and each attempt sends the time left to the
-service. Errors of the HTTP library and below are converted here. No more of an answer is kept than its limit (max_answer_bytes,
-MAX_PROBLEM_BYTES for an error). A cancelled call closes its connection, so the service drops it from its queue.
+Invariants: all calls share one connection pool, within one event loop, because a pool's sockets wake only the loop that opened
+them. One deadline covers all attempts and waits, and each attempt sends the time left to the service. Errors of the HTTP library
+and below are converted here. No more of an answer is kept than its limit. A cancelled call closes its connection, so the service
+drops it from its queue. `close` ends every call with ConnectionFailed and returns when none is left.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx2
 import stamina
 
-from attention_client.answer import read_json
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, ServiceError
-from attention_client.in_flight import InFlight
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout
-from attention_client.problem import MAX_PROBLEM_BYTES, Reply, check
-from attention_client.request import Call, ready_call
+from attention_client.problem import OK, Reply, check
+from attention_client.request import Call
 from attention_client.retry_policy import Deadline, RetryPolicy
 
 CONNECT_TIMEOUT_S = 5.0
-_OK = 200
+MAX_PROBLEM_BYTES = 2**16
+
+Result = TypeVar("Result")
 
 
 class HttpTransport:
-    """All I/O of the client, within one event loop; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
+    """All I/O of the client; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
 
     def __init__(
         self,
         options: ClientOptions,
-        transport: httpx2.AsyncBaseTransport | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._options = options
-        self._clock = clock
-        self._draw = draw
-        self._calls = InFlight()
-        # Arrays of floats hardly compress, so the client asks for none.
+        self._timeout_s, self._attempts = options.timeout_s, options.attempts
+        self._max_answer_bytes = options.max_answer_bytes
+        self._clock, self._draw = clock, draw
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._limits: set[asyncio.Timeout] = set()
+        self._one_left = asyncio.Event()
+        self._is_closed = False
+        # Arrays of floats hardly compress, so the client asks for none; a compressed answer is never unpacked.
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
             headers["authorization"] = f"Bearer {options.api_key}"
@@ -56,50 +61,66 @@ class HttpTransport:
             limits=httpx2.Limits(
                 max_connections=options.max_connections, max_keepalive_connections=options.max_connections
             ),
-            transport=transport,
+            transport=options.transport,
         )
 
-    async def ask(
-        self, call: Call, *, timeout_s: float | None = None, request_id: str | None = None, attempts: int | None = None
-    ) -> Reply:
-        """Return the reply if it is a 200. Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer.
+    async def ask(self, call: Call[Result], timeout_s: float | None = None, request_id: str | None = None) -> Result:
+        """Return the decoded answer. Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer.
 
         None takes the value from the options; the request id is then random. All attempts have the same request id.
         Raises InvalidInput for a timeout or id that is not valid, RuntimeError once closed or in another event loop.
         """
         request_id = checked_request_id(request_id) or secrets.token_hex(12)
-        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        deadline = Deadline(checked_timeout(timeout_s), self._clock)
-        again = RetryPolicy(deadline, self._draw)
-        attempts = attempts or self._options.attempts
+        deadline = Deadline(checked_timeout(self._timeout_s if timeout_s is None else timeout_s), self._clock)
+        self._claim_loop()
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        limit = asyncio.timeout(deadline.timeout_s)
         try:
-            async with self._calls.within(deadline.timeout_s):
-                async for attempt in stamina.retry_context(again, attempts=attempts, timeout=None):
-                    with attempt:
-                        return check(await self._once(call, deadline, request_id))
+            async with limit:
+                self._limits.add(limit)
+                return call.read(await self._retried(call, deadline, request_id))
         except TimeoutError:
-            late = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s:g} s")
-            late.request_id = request_id
-            raise late from None
+            raise self._timed_out(deadline, request_id) from None
         except ServiceError as error:
             error.request_id = error.request_id or request_id
-            raise
-        raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
-
-    async def is_ready(self) -> bool:
-        """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
-        try:
-            return read_json(await self.ask(ready_call(), attempts=1)).get("status") == "ready"
-        except ServiceError:
-            return False
+            # Without the frames of the retry library, and with a cause only where `_once` gives one.
+            raise error.with_traceback(None) from error.__cause__
+        finally:
+            self._limits.discard(limit)
+            self._one_left.set()
 
     async def close(self) -> None:
-        """Close the pool; calls in flight raise ConnectionFailed."""
-        await self._calls.end()
+        """Close the pool; calls in flight raise ConnectionFailed. A second call does nothing."""
+        if self._is_closed and not self._limits:
+            return
+        self._claim_loop()
+        self._is_closed = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0)
+        while self._limits:
+            self._one_left.clear()
+            await self._one_left.wait()
         await self._http.aclose()
 
-    async def _once(self, call: Call, deadline: Deadline, request_id: str) -> Reply:
-        headers = {**call.headers, "x-request-id": request_id}
+    def _claim_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError("a client belongs to the event loop that it was first used in; make one for each loop")
+
+    async def _retried(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
+        policy = RetryPolicy(deadline, self._draw)
+        async for attempt in stamina.retry_context(policy, attempts=call.attempts or self._attempts, timeout=None):
+            with attempt:
+                return check(await self._once(call, deadline, request_id))
+        raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
+
+    async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
+        headers = {"accept": call.media_type, "x-request-id": request_id}
+        if call.content is not None:
+            headers["content-type"] = call.media_type
         if (left_ms := deadline.left_ms()) is not None:
             headers["x-request-timeout-ms"] = str(left_ms)
         try:
@@ -112,32 +133,34 @@ class HttpTransport:
         except Exception as failure:
             # From the library below, a socket or the caller's transport; chained, because it may be a bug there.
             raise self._no_answer(failure) from failure
-        answered_as = got.headers.get("x-request-id", request_id)
-        return Reply(got.status_code, dict(got.headers), content, answered_as)
+        return Reply(got.status_code, got.headers, content, got.headers.get("x-request-id", request_id))
 
     async def _content(self, got: httpx2.Response) -> bytes:
-        """Return the body as sent, or b"" for an error response that is too long or compressed: its status is enough."""
-        is_ok = got.status_code == _OK
-        max_bytes = self._options.max_answer_bytes if is_ok else MAX_PROBLEM_BYTES
-        if got.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            return self._unread("is compressed, though that was not asked for", is_ok=is_ok)
+        """Return the body as sent, or b"" for an error response that is too long: its status is enough."""
+        is_ok = got.status_code == OK
+        max_bytes = self._max_answer_bytes if is_ok else MAX_PROBLEM_BYTES
         assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
         pieces, num_bytes = [], 0
         # Not `aiter_raw`: it omits the content that a test transport has read already.
         async for piece in got.stream:
             num_bytes += len(piece)
+            if num_bytes > max_bytes and is_ok:
+                error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes, max_answer_bytes")
+                error.status = OK
+                raise error
             if num_bytes > max_bytes:
-                return self._unread(f"is larger than {max_bytes} bytes, the client's max_answer_bytes", is_ok=is_ok)
+                return b""
             pieces.append(piece)
         return b"".join(pieces)
-
-    def _unread(self, why: str, *, is_ok: bool) -> bytes:
-        if is_ok:
-            error = BadAnswer(f"the answer of {self._address} {why}")
-            error.status = _OK
-            raise error
-        return b""
 
     def _no_answer(self, failure: Exception) -> ConnectionFailed:
         name = type(failure).__name__
         return ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
+
+    def _timed_out(self, deadline: Deadline, request_id: str) -> ServiceError:
+        """Return the error of a call whose time ended, either by its deadline or because the client was closed."""
+        error: ServiceError = ConnectionFailed("the client was closed before the answer came")
+        if not self._is_closed:
+            error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s:g} s")
+        error.request_id = request_id
+        return error

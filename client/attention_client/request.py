@@ -7,43 +7,37 @@ the service would answer. The service checks everything else, so a newer one may
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw, shape_of
-from attention_client.errors import BadShape, InvalidInput, LayerNotFound, MaskKindRequired
+from attention_client.answer import Answer, Layer, read_answer, read_json, read_layer, read_layers
+from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
+from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
+from attention_client.problem import Reply
 from attention_client.safetensors_body import MEDIA_TYPE, write
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
-WeightsForm = Literal["heads", "mean", "top_k"]
 MaskedRows = Literal["zero", "error"]
+Result = TypeVar("Result")
 
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_RANKS = (2, 3)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """Attention weights to return: those of `heads` and `queries` (default: all); for `top_k` the `k` largest of each row."""
 
-    form: WeightsForm = "heads"
+    form: Literal["heads", "mean", "top_k"] = "heads"
     heads: Indices | None = None
     queries: Indices | None = None
     k: int | None = None
     dtype: Literal["float32", "float16"] | None = None
-
-    def fields(self) -> dict[str, object]:
-        named = {name: getattr(self, name) for name in ("form", "heads", "queries", "k", "dtype")}
-        given = {name: value for name, value in named.items() if value is not None}
-        return {name: list(value) if isinstance(value, range) else value for name, value in given.items()}
 
 
 WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
@@ -65,112 +59,99 @@ class Request(Generic[Array]):
     masked_rows: MaskedRows = "zero"
 
 
-class Call(NamedTuple):
-    """One HTTP request without its address: `path` begins with a slash, `content` is None for a GET."""
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Call(Generic[Result]):
+    """One HTTP request without its address, and the function that decodes its reply; `content` is None for a GET."""
 
     method: Literal["GET", "POST"]
     path: str
-    headers: Mapping[str, str]
+    media_type: str
+    read: Callable[[Reply], Result]
     content: bytes | None = None
+    attempts: int | None = None  # None: those of the client
 
 
-def attend_call(layer: str, request: Request[Any]) -> Call:
-    """Encode an attend call. Raises InvalidInput, BadShape, BadDtype, MaskKindRequired or LayerNotFound."""
-    if len(shape_of(request.query, "/query")) not in _RANKS:
-        raise BadShape("query must be [L, d] for one sequence or [B, L, d] for a batch", param="/query")
+def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
+    """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
+    path = _path(layer) + "/attend"
     tensors = {
         name: raw(array, f"/{name}", FLOATS)
         for name in ("query", "key", "value")
         if (array := getattr(request, name)) is not None
     }
     fields: dict[str, object] = {}
-    if masks := _listed(request.masks):
-        fields["masks"] = [_mask_fields(mask, i, tensors) for i, mask in enumerate(masks)]
-    if (weights := weights_fields(request.weights)) is not None:
-        fields["weights"] = weights
+    if request.masks is not None and (masks := _masks(request.masks, tensors)):
+        fields["masks"] = masks
+    if isinstance(request.weights, Weights):
+        named = {field.name: getattr(request.weights, field.name) for field in dataclasses.fields(Weights)}
+        fields["weights"] = {name: value for name, value in named.items() if value is not None}
+    elif request.weights is not None:
+        fields["weights"] = {"form": request.weights} if isinstance(request.weights, str) else request.weights
     if request.masked_rows != "zero":
         fields["masked_rows"] = request.masked_rows
-    content = write(tensors, {"request": _json(fields).decode()})
-    return Call("POST", _path(layer) + "/attend", {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE}, content)
+    query, sent = request.query, tensors["query"]
+    content = write(tensors, {"request": _json(fields)})
+    return Call("POST", path, MEDIA_TYPE, lambda reply: read_answer(reply, query, sent), content)
 
 
-def attend_json_call(layer: str, body: Mapping[str, Any]) -> Call:
-    headers = {"content-type": "application/json", "accept": "application/json"}
-    return Call("POST", _path(layer) + "/attend", headers, _json(body))
+def attend_json_call(layer: str, body: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    return Call("POST", _path(layer) + "/attend", "application/json", read_json, _json(body).encode())
 
 
-def layers_call() -> Call:
-    return Call("GET", "/v1/layers", {"accept": "application/json"})
+def layers_call() -> Call[list[Layer]]:
+    return Call("GET", "/v1/layers", "application/json", read_layers)
 
 
-def layer_call(layer: str) -> Call:
-    return Call("GET", _path(layer), {"accept": "application/json"})
+def layer_call(layer: str) -> Call[Layer]:
+    return Call("GET", _path(layer), "application/json", read_layer)
 
 
-def ready_call() -> Call:
-    return Call("GET", "/readyz", {"accept": "application/json"})
+def ready_call() -> Call[bool]:
+    return Call("GET", "/readyz", "application/json", _read_ready, attempts=1)
 
 
-def weights_fields(wanted: WeightsWanted) -> Mapping[str, Any] | None:
-    if isinstance(wanted, Weights):
-        return wanted.fields()
-    return {"form": wanted} if isinstance(wanted, str) else wanted
+def _read_ready(reply: Reply) -> bool:
+    return read_json(reply).get("status") == "ready"
 
 
-def _listed(masks: object) -> list[object]:
-    """Return any iterable of masks as a list. An array in place of the list is a mask without a kind, so it raises."""
-    if masks is None:
-        return []
-    if hasattr(masks, "dtype"):
-        raise _kind_required("/masks")
-    if isinstance(masks, Iterable) and not isinstance(masks, Mask | Mapping | str | bytes):
-        return list(masks)
-    raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
-
-
-def _mask_fields(mask: object, i: int, tensors: dict[str, Raw]) -> dict[str, object]:
-    """Return the mask's fields without its values, and add the values to `tensors`."""
-    if not isinstance(mask, Mask):
-        raise _kind_required(f"/masks/{i}")
-    if not isinstance(mask.fields, Mapping):
-        raise InvalidInput("the fields of a mask must be a mapping", param=f"/masks/{i}")
-    if mask.values is not None:
-        tensors[f"masks.{i}.values"] = raw(mask.values, f"/masks/{i}/values", VALUES)
-    return {"kind": mask.kind, **mask.fields}
-
-
-def _kind_required(param: str) -> MaskKindRequired:
-    return MaskKindRequired(
-        "a mask must say what its values mean: masks.attend(values) where true = may attend, masks.ignore(values) "
-        "where true = blocked, or lengths, bias, causal, window",
-        param=param,
-    )
+def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
+    """Return the fields of the masks, and add their values to `tensors`. An array is a mask without a kind, so it raises."""
+    if isinstance(masks, Mask | str | Mapping) or not hasattr(masks, "__iter__"):
+        raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
+    found: list[dict[str, object]] = []
+    for i, mask in enumerate([None] if hasattr(masks, "dtype") else masks):
+        if not isinstance(mask, Mask):
+            raise MaskKindRequired(
+                "a mask must say what its values mean: masks.attend(values) where true = may attend, "
+                "masks.ignore(values) where true = blocked, or lengths, bias, causal, window",
+                param=f"/masks/{i}",
+            )
+        if mask.values is not None:
+            tensors[f"masks.{i}.values"] = raw(mask.values, f"/masks/{i}/values", VALUES)
+        found.append({"kind": mask.kind, **mask.fields})
+    return found
 
 
 def _path(layer: object) -> str:
     # A malformed name ("..", "") would reach another route, which answers something else.
     if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
-    return f"/v1/layers/{quote(layer, safe='')}"
+    return f"/v1/layers/{layer}"
 
 
-def _is_finite(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    if isinstance(value, np.ndarray | np.floating):
-        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _json(fields: Mapping[str, object]) -> bytes:
+def _json(fields: Mapping[str, object]) -> str:
     try:
-        content = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
-    except orjson.JSONEncodeError:
-        raise InvalidInput("masks and weights must be numbers, strings and lists of them") from None
-    # orjson writes null for a number that is not finite: the service would read it as an unbounded window, or report a
-    # null that the caller never wrote.
-    if b"null" in content and not _is_finite(fields):
-        raise InvalidInput('numbers must be finite; a bias in JSON writes minus infinity as "-inf"')
-    return content
+        return json.dumps(fields, default=_listed, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidInput(
+            'a request must be JSON: strings, lists and finite numbers; a bias in JSON writes minus infinity as "-inf"'
+        ) from None
+
+
+def _listed(value: Any) -> Any:
+    """Return what JSON lacks as lists and numbers: arrays and numbers of NumPy, ranges. Raises TypeError for others."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, range):
+        return list(value)
+    raise TypeError

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from attention_client.errors import ConnectionFailed, EngineDown, Refused, ServiceError
+from attention_client.errors import ConnectionFailed, EngineDown, Refused
 
 FIRST_WAIT_S = 0.1
 MAX_WAIT_S = 5.0
 SPREAD = 0.5
 _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
+_FOR_EVER_S = 1e9
 
 
 class Deadline:
@@ -32,8 +33,9 @@ class Deadline:
         return self._end - self._now()
 
     def left_ms(self) -> int | None:
-        """Return the whole milliseconds left, at least 1; None without a deadline."""
-        return None if self.timeout_s is None else max(1, int(self.left_s() * 1000))
+        """Return the whole milliseconds left, at least 1; None without a deadline, or with one in decades."""
+        left_s = self.left_s()
+        return None if left_s > _FOR_EVER_S else max(1, int(left_s * 1000))
 
 
 class RetryPolicy:
@@ -42,16 +44,12 @@ class RetryPolicy:
     def __init__(self, deadline: Deadline, draw: Callable[[], float]) -> None:
         self._deadline = deadline
         self._draw = draw
-        self._num_failures = 0
+        self._next_wait_s = FIRST_WAIT_S
 
     def __call__(self, error: BaseException) -> bool | float:
         """Return the seconds to wait before the next attempt, or False to raise the error."""
         if not isinstance(error, _TRANSIENT):
             return False
-        wait_s = self._wait_s(error)
-        self._num_failures += 1
+        wait_s = max(self._next_wait_s, error.retry_after_s or 0.0) * (1 + SPREAD * self._draw())
+        self._next_wait_s = min(MAX_WAIT_S, 2 * self._next_wait_s)
         return wait_s if wait_s < self._deadline.left_s() else False
-
-    def _wait_s(self, error: ServiceError) -> float:
-        growing = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._num_failures, 10))
-        return max(growing, error.retry_after_s or 0.0) * (1 + SPREAD * self._draw())

@@ -7,22 +7,23 @@ malformed body raises ValueError.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
-from attention_client.arrays import DTYPES, Entry, Raw
+from attention_client.arrays import Entry, Raw
 
 MEDIA_TYPE = "application/vnd.safetensors"
 _LENGTH_BYTES = 8
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I32": "int32", "I64": "int64"}  # fmt: skip  # noqa: E501
 
 
 def write(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
-    # The pointers stay valid until `serialize` returns, because each Raw holds the owner of its memory.
+    # The pointers stay valid until `serialize` returns, because each Raw holds its array.
     specs = {
-        name: TensorSpec(dtype=raw.dtype, shape=raw.shape, data_ptr=raw.address, data_len=raw.num_bytes)
+        name: TensorSpec(dtype=raw.dtype, shape=raw.bits.shape, data_ptr=raw.bits.ctypes.data, data_len=raw.bits.nbytes)
         for name, raw in tensors.items()
     }
     return serialize(specs, dict(metadata))
@@ -32,15 +33,10 @@ def read(body: bytes) -> tuple[dict[str, Entry], dict[str, Any]]:
     """Return the tensors by name, and the metadata. Raises ValueError."""
     try:
         found = deserialize(body)  # type: ignore[no-untyped-call]
-    except SafetensorError:
-        raise ValueError("the body is no whole safetensors file") from None
-    unknown = {tensor["dtype"] for _, tensor in found} - DTYPES.keys()
-    if unknown:
-        raise ValueError(f"a tensor is none of {', '.join(DTYPES.values())}")
-    length = int.from_bytes(body[:_LENGTH_BYTES], "little")
-    try:
-        header = orjson.loads(memoryview(body)[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    except orjson.JSONDecodeError:
-        raise ValueError("the header is no JSON") from None
-    tensors = {name: Entry(DTYPES[tensor["dtype"]], tuple(tensor["shape"]), tensor["data"]) for name, tensor in found}
-    return tensors, header.get("__metadata__", {})
+        header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")])
+        entries = {
+            name: Entry(_DTYPES[tensor["dtype"]], tuple(tensor["shape"]), tensor["data"]) for name, tensor in found
+        }
+    except (SafetensorError, KeyError, RecursionError):
+        raise ValueError("the body is no whole safetensors file of these dtypes") from None
+    return entries, header.get("__metadata__", {})

@@ -1,4 +1,4 @@
-"""Client: calls the attention service from synchronous code, through an event loop on its own thread.
+"""Client: calls the attention service from synchronous code, through an AsyncClient on an event loop of its own thread.
 
 Invariants: calls run on an event loop, so deadlines are exact and calls in flight can be cancelled. Threads may share one
 client; a forked process gets its own loop. A call that fails raises a ServiceError, of the class that the service raised.
@@ -6,185 +6,103 @@ client; a forked process gets its own loop. A call that fails raises a ServiceEr
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, overload
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
-import httpx2
-
-from attention_client.answer import Answer, Layer, read_answer, read_json, read_layer, read_layers
+from attention_client import attend_many as many
+from attention_client.answer import Answer
 from attention_client.arrays import Array
-from attention_client.attend_many import (
-    DEFAULT_WINDOW,
-    OnError,
-    answered,
-    built,
-    check_items,
-    check_many,
-    in_order,
-    progress_bar,
-    settled,
-)
+from attention_client.async_client import AsyncClient
+from attention_client.attend_many import Items, OnError, Outcome
 from attention_client.errors import ServiceError
-from attention_client.http_transport import HttpTransport
-from attention_client.loop_thread import LoopThread, Work
-from attention_client.masks import Mask
-from attention_client.options import (
-    DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
-    MAX_ANSWER_BYTES,
-    ClientOptions,
-    check_transport,
-)
-from attention_client.request import (
-    MaskedRows,
-    Request,
-    WeightsWanted,
-    attend_call,
-    attend_json_call,
-    layer_call,
-    layers_call,
-)
+from attention_client.loop_thread import LoopThread
+from attention_client.options import ClientOptions
+from attention_client.request import Request
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
-class Client:
-    """Calls a service; use it as a context manager. Threads may share one, and a forked process may go on using it.
+def _plain(
+    method: Callable[Concatenate[AsyncClient, Given], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Client, Given], Result]:
+    """Return the method of AsyncClient as one of Client, with its types and its docstring."""
 
-    `timeout_s` (default 30) limits a call with all its attempts, in seconds; None means no limit, and a call may set its own.
-    A call makes at most `attempts` attempts. An answer of more than `max_answer_bytes` (512 MiB) raises BadAnswer. `api_key`
-    is sent as a bearer token. `transport`, asynchronous here too, replaces the network (tests, a proxy, your own
-    certificates). The constructor raises InvalidInput for an option that is not valid.
-    """
+    @functools.wraps(method)
+    def call(self: Client, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        thread, client = self._started()
+        work = thread.submit(method(client, *args, **kwargs))
+        try:
+            return thread.result(work)
+        except ServiceError as error:
+            raise error.with_traceback(None) from error.__cause__  # without the frames of the other thread
+        finally:
+            thread.cancel(work)  # an interrupt (Ctrl-C) ends the call
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
-        max_connections: int = 16,
-        attempts: int = 5,
-        api_key: str | None = None,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._options = ClientOptions(url, timeout_s, max_connections, attempts, api_key, max_answer_bytes)
-        check_transport(transport)
-        self._transport = transport
+    return call
+
+
+class Client(ClientOptions):
+    """Calls a service; use it as a context manager. Threads may share one, and a forked process may go on using it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._starting = threading.Lock()
-        self._running: tuple[LoopThread, HttpTransport] | None = None
+        self._running: tuple[LoopThread, AsyncClient] | None = None
         self._is_closed = False
 
-    def attend(
-        self,
-        layer: str,
-        query: Array,
-        key: Array | None = None,
-        value: Array | None = None,
-        *,
-        masks: Sequence[Mask] = (),
-        weights: WeightsWanted = None,
-        masked_rows: MaskedRows = "zero",
-        timeout_s: float | None = None,
-        request_id: str | None = None,
-    ) -> Answer[Array]:
-        """Attend from query `[L, d]` to key `[S, d]` and value `[S, dv]`; for a batch, each has `B` in front.
-
-        Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
-        to the client's. A row that may attend to nothing gives zeros from the heads; `masked_rows="error"` raises MaskedRow.
-        Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed
-        or BadAnswer; RuntimeError if the client is closed.
-        """
-        request = Request(query, key, value, masks, weights, masked_rows)
-        call = attend_call(layer, request)
-        thread, http = self._started()
-        return read_answer(thread.run(http.ask(call, timeout_s=timeout_s, request_id=request_id)), request)
+    attend = _plain(AsyncClient.attend)
+    attend_json = _plain(AsyncClient.attend_json)
+    layers = _plain(AsyncClient.layers)
+    layer = _plain(AsyncClient.layer)
+    is_ready = _plain(AsyncClient.is_ready)
 
     @overload
     def attend_many(
-        self,
-        layer: str,
-        items: Iterable[Array | Request[Array]],
-        *,
-        window: int = ...,
-        timeout_s: float | None = ...,
-        progress: bool = ...,
-        on_error: Literal["raise"] = ...,
+        self, layer: str, items: Items[Array], *, window: int = ..., timeout_s: float | None = ...
     ) -> Generator[Answer[Array]]: ...
 
     @overload
     def attend_many(
-        self,
-        layer: str,
-        items: Iterable[Array | Request[Array]],
-        *,
-        window: int = ...,
-        timeout_s: float | None = ...,
-        progress: bool = ...,
-        on_error: Literal["yield"],
-    ) -> Generator[Answer[Array] | ServiceError]: ...
+        self, layer: str, items: Items[Array], *, on_error: OnError, window: int = ..., timeout_s: float | None = ...
+    ) -> Generator[Outcome[Array]]: ...
 
     def attend_many(
         self,
         layer: str,
-        items: Iterable[Array | Request[Array]],
+        items: Items[Array],
         *,
-        window: int = DEFAULT_WINDOW,
+        window: int = many.DEFAULT_WINDOW,
         timeout_s: float | None = None,
-        progress: bool = False,
         on_error: OnError = "raise",
-    ) -> Generator[Answer[Array] | ServiceError]:
+    ) -> Generator[Outcome[Array]]:
         """Yield answers in the order of the items, which are queries or Requests, with at most `window` (8) in flight.
 
         Items are taken one by one as the window has room, so the iterator may be endless. `timeout_s` (seconds) limits each
         item. An item that fails raises in its position, with a note of its number, and cancels the calls in flight; with
         `on_error="yield"` its error is yielded instead of its answer, and the others go on. Leaving the loop early cancels
-        the calls in flight. `progress` shows a bar on stderr. Raises InvalidInput for arguments that are not valid.
+        the calls in flight. Raises InvalidInput for arguments that are not valid.
         """
-        check_items(items)
-        check_many(window, timeout_s, on_error)
-        thread, http = self._started()
+        many.check_many(items, window, timeout_s, on_error)
+        thread, client = self._started()
 
-        def begin(item: Array | Request[Array]) -> Work[Answer[Array] | ServiceError]:
+        def start(item: Array | Request[Array]) -> Future[Outcome[Array]]:
             # This use of `self` keeps the client alive while its answers are awaited, even if the caller drops it.
             self._check_open()
-            return thread.submit(answered(http, built(layer, item), timeout_s))
+            return thread.submit(many.outcome(client._http, many.encoded(layer, item), timeout_s))  # noqa: SLF001
 
-        def answers() -> Generator[Answer[Array] | ServiceError]:
-            found = in_order(items, begin, window)
-            with progress_bar(layer, items, is_wanted=progress) as advance:
-                try:
-                    for number, outcome in enumerate(found):
-                        yield settled(outcome, number, on_error)
-                        advance()
-                finally:
-                    found.close()
+        def answers() -> Generator[Outcome[Array]]:
+            with contextlib.closing(many.in_order(items, start, thread, window)) as outcomes:
+                for number, found in enumerate(outcomes):
+                    yield many.settled(found, number, on_error)
 
         return answers()
-
-    def attend_json(
-        self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
-    ) -> dict[str, Any]:
-        """Send `body`, a request in JSON form, unchanged, and return the JSON object of the answer. Raises as `attend` does."""
-        call = attend_json_call(layer, body)
-        thread, http = self._started()
-        return read_json(thread.run(http.ask(call, timeout_s=timeout_s, request_id=request_id)))
-
-    def layers(self) -> list[Layer]:
-        """Return the layers that the service serves."""
-        thread, http = self._started()
-        return read_layers(thread.run(http.ask(layers_call())))
-
-    def layer(self, name: str) -> Layer:
-        """Return the layer of this name. Raises LayerNotFound."""
-        thread, http = self._started()
-        return read_layer(thread.run(http.ask(layer_call(name))))
-
-    def is_ready(self) -> bool:
-        """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
-        thread, http = self._started()
-        return thread.run(http.is_ready())
 
     def close(self) -> None:
         """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
@@ -197,22 +115,20 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the client is closed")
 
-    def _started(self) -> tuple[LoopThread, HttpTransport]:
-        """Return the loop and the pool of this process, created at the first call and again after a fork."""
+    def _started(self) -> tuple[LoopThread, AsyncClient]:
+        """Return the loop and the client on it of this process, made at the first call and again after a fork."""
         with self._starting:
             self._check_open()
             if self._running is None or not self._running[0].is_ours:
-                http = HttpTransport(self._options, self._transport)
-                thread = LoopThread(http.close)
+                client = AsyncClient(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+                thread = LoopThread(client.close)
                 weakref.finalize(self, thread.stop, wait=False)
-                self._running = thread, http
+                self._running = thread, client
             return self._running

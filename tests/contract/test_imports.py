@@ -104,9 +104,7 @@ def test_a_room_does_not_know_what_is_not_its_business(room, forbidden):
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: path.name)
 def test_the_client_imports_nothing_that_its_own_distribution_does_not_name(path):
     project = tomllib.loads((CLIENT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {
-        re.split("[><=]", text)[0] for text in [*project["dependencies"], *project["optional-dependencies"]["progress"]]
-    }
+    named = {re.split("[><=]", text)[0] for text in project["dependencies"]}
     known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
     # Recognised where the caller has them already, and never installed for the client's sake.
     assert known <= named | {"attention_client", "torch", "ml_dtypes"}

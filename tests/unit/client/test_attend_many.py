@@ -5,6 +5,7 @@ import contextlib
 import random
 from concurrent.futures import Future
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,19 @@ from attention_client.attend_many import in_order, in_order_async
 from tests.doubles import run, turns
 
 SCRIPTS = (st.integers(0, 30), st.integers(1, 9), st.randoms(use_true_random=False))
+
+
+class Inline:
+    """In place of the thread: the futures are the test's."""
+
+    def result(self, future: Future):
+        return future.result()
+
+    def cancel(self, future: Future) -> None:
+        future.cancel()
+
+
+INLINE: Any = Inline()
 
 
 class Work:
@@ -50,7 +64,7 @@ class Work:
 def test_answers_come_in_the_order_of_the_items(number, window, chance):
     work = Work(chance, window)
     handed_out = 0
-    for answer in in_order(work.items(number), work.start, window):
+    for answer in in_order(work.items(number), work.start, INLINE, window):
         assert answer == handed_out
         assert work.started - handed_out <= window
         handed_out += 1
@@ -94,7 +108,7 @@ def test_an_endless_iterator_is_taken_from_only_as_there_is_room():
         future.set_result(item)
         return future
 
-    answers = in_order(items(), start, 3)
+    answers = in_order(items(), start, INLINE, 3)
     assert [next(answers) for _ in range(4)] == [0, 1, 2, 3]
     answers.close()
     assert taken == [0, 1, 2, 3], "what is ready is handed out before another item is taken"
@@ -109,7 +123,7 @@ def test_a_consumer_who_stops_early_cancels_what_is_in_flight():
             started[0].set_result(0)
         return started[-1]
 
-    answers = in_order(range(9), start, 3)
+    answers = in_order(range(9), start, INLINE, 3)
     assert next(answers) == 0
     answers.close()
     assert [future.cancelled() for future in started] == [False, True, True]
@@ -127,7 +141,7 @@ def test_what_the_iterator_raises_cancels_what_is_in_flight():
         return started[-1]
 
     with pytest.raises(KeyError):
-        list(in_order(items(), start, 3))
+        list(in_order(items(), start, INLINE, 3))
     assert started[0].cancelled()
 
 
@@ -153,73 +167,5 @@ def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_gen
                 assert answer == 0
                 break
         assert sorted(ended) == [0, 1, 2]
-
-    run(main)
-
-
-def test_an_item_that_never_comes_withholds_no_answer():
-    """For example, an item may be made from the answer to the previous one."""
-    asked: asyncio.Queue[int] = asyncio.Queue()
-
-    async def items():
-        while True:
-            yield await asked.get()
-
-    async def work(item: int) -> int:
-        await asyncio.sleep(0)
-        return item
-
-    async def main() -> list[int]:
-        found = []
-        asked.put_nowait(1)
-        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
-            async for answer in answers:
-                found.append(answer)
-                if answer == 8:
-                    break
-                asked.put_nowait(2 * answer)
-        return found
-
-    assert run(main) == [1, 2, 4, 8]
-
-
-def test_what_an_async_iterator_raises_is_raised_after_the_answers_to_what_it_gave():
-    async def items():
-        yield 0
-        yield 1
-        raise KeyError
-
-    async def work(item: int) -> int:
-        await asyncio.sleep(0)
-        return item
-
-    async def main() -> list[int]:
-        answers = in_order_async(items(), work, 5)
-        found = [await anext(answers), await anext(answers)]
-        with pytest.raises(KeyError):
-            await anext(answers)
-        return found
-
-    assert run(main) == [0, 1]
-
-
-def test_an_async_iterator_that_waits_is_closed_when_the_consumer_stops():
-    closed = []
-
-    async def items():
-        try:
-            yield 0
-            await asyncio.Event().wait()
-        finally:
-            closed.append("items")
-
-    async def work(item: int) -> int:
-        return item
-
-    async def main() -> None:
-        async with contextlib.aclosing(in_order_async(items(), work, 3)) as answers:
-            assert await anext(answers) == 0
-            await turns()
-        assert closed == ["items"]
 
     run(main)

@@ -1,4 +1,4 @@
-"""LoopThread: submitted work ends, whenever the thread is stopped."""
+"""LoopThread: work that was accepted ends, whenever the thread is stopped."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import threading
 
 import pytest
 
-from attention_client.errors import ConnectionFailed
 from attention_client.loop_thread import LoopThread
 
 
 async def nothing() -> None:
     pass
-
-
-async def for_ever() -> None:
-    await asyncio.Event().wait()
 
 
 def test_once_the_end_has_begun_nothing_is_taken_any_more():
@@ -25,30 +20,38 @@ def test_once_the_end_has_begun_nothing_is_taken_any_more():
 
     async def farewell() -> None:
         with pytest.raises(RuntimeError, match="closed") as refused:
-            thread.submit(for_ever())
+            thread.submit(nothing())
         told.append(refused.value)
 
     thread = LoopThread(farewell)
     thread.stop()
+    thread.stop()
     assert len(told) == 1
     with pytest.raises(RuntimeError, match="closed"):
-        thread.submit(for_ever())
+        thread.submit(nothing())
 
 
-def test_what_is_submitted_in_the_turn_of_the_end_is_told_so():
-    entered, goes_on = threading.Event(), threading.Event()
+def test_what_is_submitted_before_the_end_has_started_when_the_farewell_runs():
+    entered, goes_on, ends = threading.Event(), threading.Event(), asyncio.Event()
+    num_started = 0
 
     async def hold() -> None:
         entered.set()
         goes_on.wait(20)
 
-    thread = LoopThread(nothing)
-    held = thread.submit(hold())
+    async def wait_for_the_end() -> bool:
+        nonlocal num_started
+        num_started += 1
+        return await ends.wait()
+
+    async def farewell() -> None:
+        assert num_started == 3
+        ends.set()
+
+    thread = LoopThread(farewell)
+    thread.submit(hold())
     assert entered.wait(20)
+    late = [thread.submit(wait_for_the_end()) for _ in range(3)]
     thread.stop(wait=False)
-    late = [thread.submit(for_ever()) for _ in range(3)]
     goes_on.set()
-    for work in late:
-        with pytest.raises(ConnectionFailed, match="closed"):
-            work.result()
-    held.result()
+    assert [work.result(20) for work in late] == [True] * 3

@@ -58,8 +58,7 @@ def test_a_code_that_is_not_known_and_a_page_of_a_proxy_raise_the_branch_of_thei
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"null", b"{" * 9999, b"\xff", b'{"code": 1, "detail": "x"}', b'{"code": "invalid"}',
-     b'{"code": "invalid", "detail": "' + b"x" * 70000 + b'"}'],
+    [b"", b"[]", b"null", b"{" * 9999, b"\xff", b'{"code": 1, "detail": "x"}', b'{"code": "invalid"}'],
 )  # fmt: skip
 def test_a_body_that_is_no_problem_leaves_the_status_to_speak(body):
     assert type(raised(422, body)) is errors.Rejected
