@@ -98,7 +98,7 @@ class RequestContext:
         self._answer_share.release()
         if self._is_settled and self._serving is not None and isinstance(error, asyncio.CancelledError):
             self._serving.uncancel()
-            raise Draining("the service shut down before this was finished") from None
+            raise Draining("the service shut down before the request finished") from None
 
     def settle(self) -> None:
         """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
@@ -310,7 +310,7 @@ class LayerRequests:
     def open(self, scope: Scope, receive: Receive) -> RequestContext:
         """Return the context of a request whose headers have arrived; raise Draining after `close`."""
         if self._is_closed:
-            raise Draining("the service is shutting down and takes no new requests")
+            raise Draining("the service is shutting down and accepts no new requests")
         return RequestContext(self, record_of(scope), scope, receive)
 
     def entered(self, context: RequestContext) -> None:

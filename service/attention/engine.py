@@ -60,7 +60,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device; `auto` is the GPU if there is one. Raise EngineDown if `cuda` is requested and there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise EngineDown('device "cuda" was asked for and this machine has none that torch can use')
+        raise EngineDown('device "cuda" was requested, but torch finds no CUDA device on this machine')
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
@@ -242,7 +242,7 @@ class Engine:
             self.busy_seconds += time.perf_counter() - started - stopped_s()
         # Raised outside the handler: the caught exception would keep the batch's tensors alive.
         if not is_memory:
-            raise EngineDown("the device has failed; nothing can be computed until this process is replaced")
+            raise EngineDown("the device failed; this process computes nothing until it is replaced")
         self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
@@ -256,7 +256,7 @@ class Engine:
             self.filler_rows += layer.filler_rows - filled
         rows = [answer.output.shape[:2] for answer in answers]
         if rows != [work.call.query.shape[:2] for work in batch]:
-            raise RuntimeError("the layer's answers are not those of the calls. This is a bug.")
+            raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
 
     def _dtype(self, batch: Sequence[Work]) -> torch.dtype:

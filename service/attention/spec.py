@@ -51,16 +51,16 @@ class LayerSpec:
         widest = max(self.query_width, self.key_width, self.value_width, self.out_width, *heads_widths)
         if widest > MAX_WIDTH or self.num_heads > MAX_HEADS:
             found = f"{widest} features and {self.num_heads} heads"
-            raise LayerError(f"the layer has {found}, expected at most {MAX_WIDTH} and {MAX_HEADS}")
+            raise LayerError(f"the layer has {found}; expected at most {MAX_WIDTH} and {MAX_HEADS}")
         if self.num_heads % self.num_kv_heads:
-            raise LayerError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
+            raise LayerError(f"{self.num_heads} heads must be a multiple of the {self.num_kv_heads} key/value heads")
         if not isinstance(self.scale, float) or not 0 < self.scale <= MAX_SCALE:
             raise LayerError("scale must be a finite number above 0, in float32 as well")
         known = PROJECTIONS if self.has_output else PROJECTIONS[:3]
         if len(set(self.biases)) != len(self.biases) or not set(self.biases) <= set(known):
             raise LayerError(f"biases must be among {', '.join(known)}, each once")
         if not self.has_output and self.out_width != self.num_heads * self.value_head_width:
-            raise LayerError("a layer without output projection is as wide as its heads together")
+            raise LayerError("without an output projection, out_width must be num_heads times value_head_width")
 
     @property
     def extra_keys(self) -> int:
@@ -110,7 +110,7 @@ class LayerSpec:
     def from_json(cls, value: object) -> LayerSpec:
         """Invert `to_json`; raise LayerError that names missing and surplus fields."""
         if not isinstance(value, dict):
-            raise LayerError("the layer's spec is not a JSON object")
+            raise LayerError("the layer's spec must be a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}
         if missing := sorted(known - value.keys()):
             raise LayerError(f"the layer's spec lacks {', '.join(missing)}")

@@ -147,19 +147,19 @@ def check_room(cost: Cost, queue: Queue, caller: Hashable = None) -> None:
     """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
     lanes, limits = queue.lanes, queue.limits
     if lanes.num_jobs >= limits.capacity:
-        reason = f"{lanes.num_jobs} requests wait; the queue takes at most {limits.capacity}"
+        reason = f"{lanes.num_jobs} requests wait; the queue holds at most {limits.capacity}"
     elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
         reason = (
             f"{lanes.num_cells} attention scores wait and this request has {cost.cells}; "
-            f"the queue takes at most {limits.max_cells}"
+            f"the queue holds at most {limits.max_cells}"
         )
     elif lanes.num_bytes + cost.input_bytes > limits.max_bytes:
         reason = (
             f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
-            f"the queue takes at most {limits.max_bytes}"
+            f"the queue holds at most {limits.max_bytes}"
         )
     elif caller is not None and _has_its_share(cost, queue, caller):
-        reason = "as much of this key waits as the queue takes of one caller while others may come"
+        reason = "this key's waiting requests fill the part of the queue that one key may use"
     else:
         return
     raise QueueFull(reason, retry_after_s=queue.speed.retry_after_s(lanes.num_flops))
@@ -185,7 +185,7 @@ def check_standing(lane: Hashable, queue: Queue, now: float, caller: Hashable = 
     stood_s = queue.congestion.standing_s(lane, own_flops, now)
     if stood_s is not None:
         raise QueueFull(
-            f"for {stood_s:.1f} s more requests of this kind have come than can be done; enough of them wait",
+            f"for {stood_s:.1f} s requests of this kind have arrived faster than they can be computed",
             retry_after_s=queue.speed.retry_after_s(queue.lanes.flops_ahead(lane, caller)),
         )
 
@@ -202,7 +202,7 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: flo
     An overloaded service that admits such requests spends its time on answers that come too late.
     """
     if left_s <= 0:
-        raise DeadlineExceeded("the request's deadline had passed before it was queued")
+        raise DeadlineExceeded("the deadline passed before the request was queued")
     lanes = queue.lanes
     if queue.speed.is_sure_in(left_s, lanes.num_flops + flops):
         return
@@ -211,5 +211,5 @@ def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: flo
     likely_s = queue.speed.finish_s(flops, ahead, beside, now, _most_left_s(lane, flops, queue))
     if likely_s > left_s:
         raise DeadlineExceeded(
-            f"with the work queued ahead of this request its answer takes {likely_s:.3f} s; its deadline is in {left_s:.3f} s"
+            f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"
         )

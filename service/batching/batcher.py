@@ -32,7 +32,7 @@ from service.batching.runner import Runner, let_come_in
 from service.batching.speed import Speed
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 
-DOWN = "the engine has stopped working; nothing can be computed until this process is replaced"
+DOWN = "the engine has stopped; this process computes nothing until it is replaced"
 
 
 class Batcher(Generic[P, R]):
@@ -165,7 +165,7 @@ class Batcher(Generic[P, R]):
     def give_up(self) -> int:
         """Admit nothing more and fail every waiting or running job at once; return how many."""
         self.begin_drain()
-        return self._fail_all(partial(Draining, "the service shut down before this was finished"))
+        return self._fail_all(partial(Draining, "the service shut down before the request finished"))
 
     async def stop(self) -> None:
         """End the task; jobs that still wait fail with Draining."""
@@ -300,7 +300,7 @@ class Batcher(Generic[P, R]):
         if self._task is not None and self._task.done() and not self._is_stopping:
             raise EngineDown(DOWN)
         if self._is_draining:
-            raise Draining("the service is shutting down and takes no new requests")
+            raise Draining("the service is shutting down and accepts no new requests")
         if self._task is None:
             raise NotReady("the service has not started yet")
 

@@ -53,7 +53,7 @@ class DecodingQueue:
         wait_s, now = self.wait_s(num_bytes), self._clock.now()
         if left_s < wait_s and left_s < most_s:
             raise DeadlineExceeded(
-                f"with the bodies ahead of this one it takes {wait_s:.3f} s to decode; its deadline is in {left_s:.3f} s"
+                f"with the bodies queued ahead decoding would take {wait_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
         stands = self._congestion.standing_s(_LANE, self.num_bytes, now) is not None
         is_long = self._num_bodies >= MAX_BODIES and self.num_bytes > MAX_WAIT_S * self._rate

@@ -24,7 +24,7 @@ from service.batching.clock import Clock
 from service.batching.job import BatchInfo, Cost, P, R, Stage
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 
-STUCK = "the engine is stuck: a batch has not ended in the longest time that any may take"
+STUCK = "the engine is stuck: a batch runs longer than any batch may"
 
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -129,7 +129,7 @@ def told(failure: BaseException) -> ServiceError:
     """Return the error that the caller gets: a ServiceError as itself, any other without its text."""
     if isinstance(failure, ServiceError):
         return failure
-    error = EngineFailed("the engine failed on this request; the fault is the service's, and is in its log")
+    error = EngineFailed("the engine failed on this request; the service has logged the fault")
     error.__cause__ = failure
     return error
 

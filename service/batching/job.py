@@ -140,7 +140,7 @@ class Job(Generic[P, R]):
         """Fail with DeadlineExceeded."""
         left_s = self.deadline - self.accepted_at
         return self.fail(
-            DeadlineExceeded(f"there was no answer in the {left_s:.3f} s that were left when it came to wait")
+            DeadlineExceeded(f"no answer within the {left_s:.3f} s that were left when the request was queued")
         )
 
     def _finish(self, now: float) -> None:

@@ -101,24 +101,26 @@ class ChunkedBody:
         """Return where the line that begins at `at` ends, or -1 if its end has not arrived."""
         end = data.find(CRLF, at, at + MAX_LINE_BYTES)
         if end < 0 and (len(data) - at >= MAX_LINE_BYTES or b"\n" in data[at:] or b"\r" in data[at:-1]):
-            raise BadRequest(f"a line of a chunked body ends with CR LF and has less than {MAX_LINE_BYTES:,} bytes")
+            raise BadRequest(
+                f"a line of a chunked body must end with CR LF and have fewer than {MAX_LINE_BYTES:,} bytes"
+            )
         return end
 
     def _line(self, line: bytes) -> None:
         if not self._has_line_end:
             if line:
-                raise BadRequest("a chunk is as long as its size says")
+                raise BadRequest("a chunk must have as many bytes as its size states")
             self._has_line_end = True
         elif not self._in_trailer:
             found = _SIZE.fullmatch(line)
             if found is None:
-                raise BadRequest("a chunk begins with its size in hexadecimal digits")
+                raise BadRequest("a chunk must begin with its size in hexadecimal digits")
             self._chunk_left = int(found[1], 16)
             self._in_trailer = not self._chunk_left
         elif line:
             read_field(line)
             if not is_clean(line):
-                raise BadRequest("a trailer field has no control characters")
+                raise BadRequest("a trailer field must not have control characters")
         else:
             self.is_complete = True
 
@@ -126,5 +128,5 @@ class ChunkedBody:
         self._num_framing_bytes += num_bytes
         if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
             raise BadRequest(
-                "a chunked body may spend half as many bytes on chunk sizes as on data: send larger chunks"
+                "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
             )

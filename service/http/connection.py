@@ -257,7 +257,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._stage is Stage.HEAD and self._begun:
             self._refuse(
-                ClientTimeout(f"the headers took longer than {self._limits.header_timeout_s:g} s"), self._begun
+                ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"), self._begun
             )
         else:
             self._outlet.depart()

@@ -112,7 +112,7 @@ def _read_head(head: bytes, max_target_bytes: int, max_header_bytes: int, max_he
         raise _unclean()
     lines = block.split(CRLF) if block else []
     if len(lines) > max_headers:
-        raise HeadersTooLarge(f"a request may have {max_headers:,} header fields")
+        raise HeadersTooLarge(f"a request may have at most {max_headers:,} header fields")
     return _framed(request_line, [read_field(line) for line in lines], _authority(line))
 
 
@@ -129,7 +129,7 @@ def check_begun(begun: bytes, limits: ConnectionLimits) -> None:
     if end:
         read_request_line(line, limits.max_target_bytes)
     elif _BEGUN.match(begun) is None:
-        raise BadRequest("a request begins with its method, a target and a version")
+        raise BadRequest("a request must begin with a method, a target and a version")
     elif len(begun) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
         raise _too_long(limits.max_target_bytes)
     if len(block) > limits.max_header_bytes + len(END):
@@ -150,12 +150,12 @@ def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
     if len(line) > max_target_bytes and len(line.partition(b" ")[2].partition(b" ")[0]) > max_target_bytes:
         raise _too_long(max_target_bytes)
     if found is None:
-        raise BadRequest("a request line is a method, a target of visible ASCII and HTTP/1.1 or HTTP/1.0")
+        raise BadRequest("a request line must be a method, a target of visible ASCII and HTTP/1.1 or HTTP/1.0")
     method, target = found[1].decode("ascii"), found[2]
     if not target.startswith(b"/"):
         target = _other_target(method, target)
     if b"#" in target:
-        raise BadRequest("a request target has no fragment")
+        raise BadRequest("a request target must not have a fragment")
     raw_path, _, query = target.partition(b"?")
     path = raw_path.decode("ascii")
     return RequestLine(
@@ -173,7 +173,7 @@ def _other_target(method: str, target: bytes) -> bytes:
         return target
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
-        raise BadRequest("a request target is a path, or an http URL, or * for OPTIONS")
+        raise BadRequest("a request target must be a path, an http URL, or * for OPTIONS")
     rest: bytes = found[1] or b"/"
     return rest if rest.startswith(b"/") else b"/" + rest
 
@@ -183,7 +183,7 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
     """Parse one header or trailer field. A name with a space is refused: it is a folded line or a smuggling attempt."""
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, _TOKEN):
-        raise BadRequest("a header field is a name, a colon and a value, on one line")
+        raise BadRequest("a header field must be a name, a colon and a value on one line")
     return name.lower(), value.strip(BLANKS)
 
 
@@ -210,15 +210,15 @@ def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]], authority: byt
 
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:
     if len(hosts) > 1 or (is_needed and not hosts):
-        raise BadRequest("a request has one Host")
+        raise BadRequest("a request must have exactly one Host")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise BadRequest("Host must be a name or an address, and a port if need be")
+        raise BadRequest("Host must be a name or an address, with an optional port")
 
 
 def _expects_continue(expected: Sequence[bytes]) -> bool:
     for value in expected:
         if value.lower() != b"100-continue":
-            raise BadRequest("the only expectation that can be met is 100-continue")
+            raise BadRequest("the only supported expectation is 100-continue")
     return bool(expected)
 
 
@@ -230,12 +230,12 @@ def _says_close(options: Sequence[bytes]) -> bool:
 def _length(lengths: Sequence[bytes], codings: Sequence[bytes], *, may_be_chunked: bool) -> int | None:
     if codings:
         if lengths or not may_be_chunked or len(codings) > 1 or codings[0].lower() != b"chunked":
-            raise BadRequest("Transfer-Encoding may be chunked, once, without Content-Length and from HTTP/1.1 on")
+            raise BadRequest("Transfer-Encoding must be chunked, once, without Content-Length and in HTTP/1.1")
         return None
     if not lengths:
         return 0
     if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > MAX_LENGTH_DIGITS:
-        raise BadRequest(f"Content-Length must be one number of bytes, in at most {MAX_LENGTH_DIGITS} digits")
+        raise BadRequest(f"Content-Length must be one number of bytes with at most {MAX_LENGTH_DIGITS} digits")
     return int(lengths[0])
 
 
@@ -245,12 +245,12 @@ def is_clean(text: bytes) -> bool:
 
 
 def _unclean() -> BadRequest:
-    return BadRequest("a request has no control characters before its body, and its lines end with CR LF")
+    return BadRequest("the lines of a request must end with CR LF and have no control characters")
 
 
 def _too_long(max_target_bytes: int) -> TargetTooLong:
-    return TargetTooLong(f"a request target may have {max_target_bytes:,} bytes")
+    return TargetTooLong(f"a request target may have at most {max_target_bytes:,} bytes")
 
 
 def _too_large(max_header_bytes: int) -> HeadersTooLarge:
-    return HeadersTooLarge(f"the header fields of a request may have {max_header_bytes:,} bytes together")
+    return HeadersTooLarge(f"the header fields of a request may have at most {max_header_bytes:,} bytes together")

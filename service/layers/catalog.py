@@ -48,7 +48,7 @@ class Catalog:
         if layer is not None:
             return layer
         if name in self.awaited:
-            raise NotReady("this process cannot load the layer as it is served", retry_after_s=5)
+            raise NotReady("this process could not load the served version of the layer", retry_after_s=5)
         raise LayerNotFound("no layer of that name is served; GET /v1/layers lists them")
 
 

@@ -19,7 +19,7 @@ MAX_DEPTH = 10_000
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
     """Return the one layer that fits. `prefix` is the path of the layer's module or a parent; with `layer` both must fit."""
     if family is not None and family not in FAMILY_NAMES:
-        raise LayerError(f"no family is called {quoted(family)}; there are {', '.join(FAMILY_NAMES)}")
+        raise LayerError(f"the family {quoted(family)} is unknown; known families are {', '.join(FAMILY_NAMES)}")
     keys = source.keys()
     found = find_candidates(keys, family)
     if not found:
@@ -32,7 +32,7 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
         found = _numbered(found, layer, source.config)
     if len(found) > 1:
         raise LayerError(
-            f"it has {len(found)} attention layers, say which with --layer N or --prefix P: {listed(_modules(found))}"
+            f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {listed(_modules(found))}"
         )
     return found[0]
 
@@ -48,7 +48,7 @@ def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
     matching = [candidate for candidate in found if not path or candidate.module.startswith(f"{path}.")]
     if not matching:
         raise LayerError(
-            f"no attention layer is below the prefix {quoted(prefix)}; there are {listed(_modules(found))}"
+            f"no attention layer has the prefix {quoted(prefix)}; the layers are {listed(_modules(found))}"
         )
     return matching
 
@@ -63,9 +63,11 @@ def _numbered(found: list[Candidate], layer: int, config: Mapping[str, object] |
         matching = [candidate for candidate in found if candidate.number == layer]
     if layer not in numbers:
         span = (
-            f"{len(numbers)}, numbered {numbers[0]} to {numbers[-1]}" if numbers else "none with a number in its name"
+            f"attention layers numbered {numbers[0]} to {numbers[-1]} ({len(numbers)} in all)"
+            if numbers
+            else "no attention layer with a number in its name"
         )
-        raise LayerError(f"layer {bounded(str(layer), 20)} is out of range: of such attention layers there are {span}")
+        raise LayerError(f"layer {bounded(str(layer), 20)} is out of range; the checkpoint has {span}")
     return matching
 
 

@@ -19,8 +19,8 @@ QKV_BIAS = ("query.bias", "key.bias", "value.bias")
 # Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")
-RELATIVE = "it attends by relative positions, which a served layer does not have"
-TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not do"
+RELATIVE = "it uses relative positions, which a served layer does not support"
+TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not support"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 

@@ -45,7 +45,7 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     strangers = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
     if extra := sorted(prefix + key for key in strangers if not key.startswith(family.ignored)):
-        raise LayerError(f"the module has keys that the family {family.name} does not know: {listed(extra)}")
+        raise LayerError(f"the module has keys unknown to the family {family.name}: {listed(extra)}")
     return {key: names for key, names in family.parts.items() if key in keys}
 
 
@@ -54,17 +54,17 @@ def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shape
     shapes: Shapes = {}
     for key, names in present.items():
         shape = source.shape(chosen.prefix + key)
-        told = f"{quoted(chosen.prefix + key)} is {shape_text(shape)}"
+        found = f"{quoted(chosen.prefix + key)} has the shape {shape_text(shape)}"
         is_weight, is_bias_kv = names[0].endswith(".weight"), names[0].startswith("bias_")
         if is_bias_kv:
             shape = shape[2:] if shape[:-1] == (1, 1) else ()
         if len(shape) != (2 if is_weight else 1) or 0 in shape:
             expected = "two widths" if is_weight else "[1, 1, width]" if is_bias_kv else "one width"
-            raise LayerError(f"{told}, expected {expected}")
+            raise LayerError(f"{found}, expected {expected}")
         if chosen.family.transposed:
             shape = shape[::-1]
         if shape[0] % len(names):
-            raise LayerError(f"{told}; {shape[0]} rows do not divide into {len(names)} projections")
+            raise LayerError(f"{found}; {shape[0]} rows do not divide into {len(names)} projections")
         shapes |= dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
     return shapes
 
@@ -73,7 +73,7 @@ def derive_spec(chosen: Candidate, shapes: Shapes, config: Mapping[str, object] 
     """Return the spec that the query's weight, the family, the config and the options imply; `check_fit` checks all shapes."""
     family = chosen.family
     if options.add_zero_attn and not family.takes_zero_attn:
-        raise LayerError(f"add_zero_attn belongs to torch-mha; this layer is of the family {family.name}")
+        raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {family.name}")
     heads, sizes = _heads(family, config, options.heads), _sizes(family, shapes)
     for name in ("query", "value"):
         if sizes[f"{name}_rows"] % heads:
@@ -101,10 +101,9 @@ def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes
     keys = {name: chosen.prefix + key for key, names in present.items() for name in names}
     for name, expected in spec.tensor_shapes().items():
         if shapes[name] != expected:
-            turned = ", transposed" if chosen.family.transposed else ""
-            raise LayerError(
-                f"{name} (from {quoted(keys[name])}{turned}) is {shape_text(shapes[name])}, expected {shape_text(expected)}"
-            )
+            transposed = ", transposed" if chosen.family.transposed else ""
+            found = f"{name} (from {quoted(keys[name])}{transposed}) has the shape {shape_text(shapes[name])}"
+            raise LayerError(f"{found}, expected {shape_text(expected)}")
 
 
 def _sizes(family: Family, shapes: Shapes) -> dict[str, int]:
@@ -122,11 +121,11 @@ def _heads(family: Family, config: Mapping[str, object] | None, asked: int | Non
     if asked is not None:
         named["the caller"] = asked
     if not named:
-        raise LayerError("a checkpoint of this kind does not tell its number of heads: say it with --heads H")
-    for who, number in named.items():
+        raise LayerError("this checkpoint does not record its number of heads; give it with --heads H")
+    for origin, number in named.items():
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_HEADS:
-            raise LayerError(f"the number of heads by {who} is not a whole number from 1 to {MAX_HEADS}")
+            raise LayerError(f"the number of heads given by {origin} must be a whole number from 1 to {MAX_HEADS}")
     if len(set(named.values())) > 1:
-        told = ", ".join(f"{number} by {who}" for who, number in named.items())
-        raise LayerError(f"the number of heads is contradictory: {told}")
+        given = ", ".join(f"{number} by {origin}" for origin, number in named.items())
+        raise LayerError(f"the number of heads is contradictory: {given}")
     return next(number for number in named.values() if isinstance(number, int))

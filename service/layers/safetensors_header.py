@@ -55,14 +55,14 @@ def _parse_strictly(raw: bytes | bytearray, what: str, failure: type[ServiceErro
     except ValueError as error:  # bad UTF-8 or bad syntax
         raise failure(f"{what} is not valid JSON in UTF-8") from error
     if not isinstance(value, dict):
-        raise failure(f"{what} is not a JSON object")
+        raise failure(f"{what} must be a JSON object")
     return value
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _RefusedJsonError("has a key twice")
+        raise _RefusedJsonError("has a duplicate key")
     return found
 
 
@@ -142,7 +142,7 @@ class HeaderReader:
     def read(self, raw: bytes | bytearray, size: int) -> Header:
         """Return the header whose JSON is `raw`; the file or body has `size` bytes in all."""
         if not raw.startswith(b"{"):
-            raise self.failure(f"{self.what}'s header is not a JSON object: not safetensors")
+            raise self.failure(f"{self.what}'s header must be a JSON object: not safetensors")
         fields = parse_object(raw, f"{self.what}'s header", self.failure)
         metadata = self._metadata(fields.pop("__metadata__", {}))
         start = LENGTH_BYTES + len(raw)
@@ -152,7 +152,7 @@ class HeaderReader:
 
     def _metadata(self, value: object) -> dict[str, str]:
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise self.failure("the header's __metadata__ does not map names to strings")
+            raise self.failure("the header's __metadata__ must map names to strings")
         return value
 
     def _entry(self, name: str, value: object, start: int) -> TensorEntry:
@@ -162,7 +162,7 @@ class HeaderReader:
             )
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or dtype not in BITS:
-            raise self.failure(f"{self.label(name)} has a dtype that safetensors does not know")
+            raise self.failure(f"{self.label(name)} has a dtype unknown to safetensors")
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:  # noqa: PLR2004 - begin and end
             raise self.failure(f"{self.label(name)} has a shape or data_offsets that are not lists of counts")
         if len(shape) > MAX_RANK:
@@ -170,7 +170,7 @@ class HeaderReader:
         begin, end = offsets
         if math.prod(shape) * BITS[dtype] != 8 * (end - begin):
             raise self.failure(
-                f"{self.label(name)} spans {end - begin} bytes, which is not what its shape and dtype take"
+                f"{self.label(name)} spans {end - begin} bytes, which does not match its shape and dtype"
             )
         return TensorEntry(dtype, tuple(shape), start + begin, start + end)
 
@@ -178,7 +178,7 @@ class HeaderReader:
         position = start
         for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
             if entry.begin != position:
-                raise self.failure(f"there is a hole or an overlap in {self.what} before {self.label(name)}")
+                raise self.failure(f"{self.what} has a hole or an overlap before {self.label(name)}")
             position = entry.end
         if position != size:
             raise self.failure(f"the tensors end at byte {position} of {self.what}, which has {size} bytes")

@@ -66,7 +66,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
                 return Source(label, _config(where), _directory_entries(where))
             return Source(label, None, _file_entries(where))
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
-            raise LayerError("the file or directory cannot be reached") from error
+            raise LayerError("the file or directory does not exist or cannot be opened") from error
 
 
 def _file_entries(path: Path) -> dict[str, Entry]:
@@ -78,7 +78,7 @@ def _file_entries(path: Path) -> dict[str, Entry]:
     if suffix in TORCH_SUFFIXES:
         return _torch_entries(path)
     open_regular(path).close()
-    raise LayerError(f"a source ends in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}, or is a directory")
+    raise LayerError(f"a source must be a directory or end in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}")
 
 
 def _directory_entries(directory: Path) -> dict[str, Entry]:
@@ -125,7 +125,7 @@ def _joined_entries(paths: list[Path]) -> dict[str, Entry]:
         with about(quoted(path.name)):
             entries = _safetensors_entries(path)
             if twice := sorted(joined.keys() & entries.keys()):
-                raise LayerError(f"another file of the directory also has {listed(twice)}")
+                raise LayerError(f"more than one file of the directory has {listed(twice)}")
         joined |= entries
     return joined
 
@@ -135,7 +135,7 @@ def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise LayerError(f"{index.name} has no weight_map")
     if outside := [key for key, shard in weight_map.items() if not _is_shard_name(shard)]:
-        raise LayerError(f"{index.name} puts {listed(outside)} into what is not a .safetensors file of the directory")
+        raise LayerError(f"{index.name} maps {listed(outside)} to no .safetensors file of the directory")
     joined = _joined_entries([directory / shard for shard in sorted(set(weight_map.values()))])
     if missing := sorted(weight_map.keys() - joined.keys()):
         raise LayerError(f"no shard has {listed(missing)}, which {index.name} lists")
@@ -164,7 +164,7 @@ def _npz_entries(path: Path) -> dict[str, Entry]:
         for member in archive.namelist():
             key = member.removesuffix(".npy")
             if key == member or key in entries:
-                raise LayerError(f"the archive holds {quoted(member)}, which is not an array or comes twice")
+                raise LayerError(f"the archive holds {quoted(member)}, which is not an array or is there twice")
             with archive.open(member) as stream, _translated(f"{quoted(key)} is not a plain array"):
                 shape = _npy_shape(stream)
             entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
@@ -195,7 +195,7 @@ def _read_npz(path: Path, member: str) -> torch.Tensor:
 def _torch_entries(path: Path) -> dict[str, Entry]:
     with open_regular(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-    sentence = "the file is not a torch file of plain tensors (only what weights_only=True takes is read)"
+    sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
     with _translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be mapped; a mapped file lets the import of a layer skip the rest of the model.
@@ -213,7 +213,7 @@ def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
             return tensors
         loaded = next((loaded[key] for key in NESTED_UNDER if key in loaded), None)
     raise LayerError(
-        f"the torch file holds no state dict of tensors, neither itself nor under {', '.join(NESTED_UNDER)}"
+        f"the torch file holds no state dict of tensors, at its top level or under {', '.join(NESTED_UNDER)}"
     )
 
 

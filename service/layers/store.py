@@ -59,7 +59,7 @@ class Store:
             except LayerError:
                 raise
             except Exception as error:  # a lack of memory or descriptors raises many types
-                raise LayerNotLoaded("the file could not be read here") from error
+                raise LayerNotLoaded("this process could not read the file") from error
 
     def save(self, layer: StoredLayer) -> Path:
         """Write or replace the layer's file; a crash leaves the old file, or none."""
@@ -89,9 +89,9 @@ class Store:
         except FileNotFoundError as error:
             raise LayerMissing("the layer directory has no file of that name") from error
         except OSError as error:  # a loop of links, a directory without permission
-            raise LayerError("the file cannot be reached") from error
+            raise LayerError("the file cannot be opened") from error
         if os.path.commonpath([root, path]) != root:
-            raise LayerError("the file is a link that leads out of the layer directory")
+            raise LayerError("the file is a link to a place outside the layer directory")
         return path
 
 
@@ -112,7 +112,7 @@ def _encode(layer: StoredLayer) -> bytes:
 def _decode(name: str, file: io.FileIO) -> StoredLayer:
     header = read_header(file, max_bytes=MAX_HEADER_BYTES)
     if header.metadata.keys() != {"spec"}:
-        raise LayerError("the file's metadata must have one key, spec: not a stored layer; import it first")
+        raise LayerError("not a stored layer: the file's metadata must have the one key spec; import the file first")
     fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec", LayerError)
     version = fields.pop("format_version", None)
     if version != FORMAT_VERSION or isinstance(version, bool):
@@ -123,7 +123,7 @@ def _decode(name: str, file: io.FileIO) -> StoredLayer:
     tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items()}
     layer = StoredLayer(name, spec, tensors, source, family)
     if layer.digest != recorded:
-        raise LayerError("the recorded digest is not that of the tensors and the spec: the file was changed")
+        raise LayerError("the recorded digest does not match the tensors and the spec: the file was changed")
     return layer
 
 

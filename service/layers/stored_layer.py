@@ -42,9 +42,9 @@ class StoredLayer:
     def __post_init__(self) -> None:
         check_name(self.name)
         if len(self.source) > MAX_SOURCE or not self.source.isprintable():
-            raise LayerError(f"the source must be told in at most {MAX_SOURCE} printable characters")
+            raise LayerError(f"the source must have at most {MAX_SOURCE} characters, all printable")
         if NAME.fullmatch(self.family) is None:
-            raise LayerError("the family is not a family's name")
+            raise LayerError("the family must be 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
         _check_values(self.tensors)
         object.__setattr__(self, "digest", digest(self.spec, self.tensors))
@@ -69,10 +69,10 @@ def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     if missing := sorted(expected.keys() - found.keys()):
         raise LayerError(f"tensors are missing: {listed(missing)}")
     if extra := sorted(found.keys() - expected.keys()):
-        raise LayerError(f"tensors that the spec does not have: {listed(extra)}")
+        raise LayerError(f"tensors unknown to the spec: {listed(extra)}")
     for name, shape in expected.items():
         if found[name] != shape:
-            raise LayerError(f"{quoted(name)} is {shape_text(found[name])}, expected {shape_text(shape)}")
+            raise LayerError(f"{quoted(name)} has the shape {shape_text(found[name])}, expected {shape_text(shape)}")
 
 
 def digest(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -49,7 +49,9 @@ def read_tensor(file: io.FileIO, name: str, entry: TensorEntry) -> torch.Tensor:
     if entry.dtype not in DTYPES:
         raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(DTYPES)}")
     if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
-        raise LayerError(f"{quoted(name)} has the shape {shape_text(entry.shape)}, which no layer's tensor has")
+        raise LayerError(
+            f"{quoted(name)} has the shape {shape_text(entry.shape)}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0"
+        )
     try:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:

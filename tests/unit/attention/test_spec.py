@@ -18,7 +18,7 @@ SPEC = make_spec(24, 3)
 
 @given(specs())
 @settings(max_examples=60, deadline=None)
-def test_json_brings_back_the_same_spec(spec):
+def test_a_spec_survives_a_round_trip_through_json(spec):
     assert LayerSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
@@ -51,19 +51,19 @@ def test_json_brings_back_the_same_spec(spec):
         ("add_zero_attn", "no"),
     ],
 )
-def test_a_spec_that_contradicts_itself_cannot_be_made(field, value):
+def test_a_contradictory_spec_is_refused(field, value):
     """Three heads cannot share two; a layer without output projection has no output bias and its heads' width."""
     with pytest.raises(LayerError):
         LayerSpec.from_json({**SPEC.to_json(), field: value})
 
 
-def test_a_layer_without_output_is_as_wide_as_its_heads_together():
-    with pytest.raises(LayerError, match="as wide as its heads"):
+def test_a_layer_without_output_projection_is_as_wide_as_its_heads_together():
+    with pytest.raises(LayerError, match="out_width must be num_heads times value_head_width"):
         make_spec(24, 3, has_output=False).from_json({**make_spec(24, 3, has_output=False).to_json(), "out_width": 23})
 
 
 @pytest.mark.parametrize("value", [None, [], "spec", 3])
-def test_what_is_no_object_is_no_spec(value):
+def test_a_spec_must_be_an_object(value):
     with pytest.raises(LayerError):
         LayerSpec.from_json(value)
 
@@ -140,7 +140,7 @@ def test_flops_are_whole_numbers_of_any_size():
     ],
     ids=str,
 )
-def test_a_layer_whose_small_file_would_take_all_memory_cannot_be_made(changes):
+def test_a_spec_that_would_exhaust_the_memory_is_refused(changes):
     """A million heads one wide over one feature are 16 MB of weights, and 4 GB for each matrix of a forward pass."""
     with pytest.raises(LayerError, match="expected at most"):
         dataclasses.replace(SPEC, **changes)

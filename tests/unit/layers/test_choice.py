@@ -40,11 +40,11 @@ def refused(prefixes=STACKS, *, made: Source | None = None, **how) -> str:
         ({"layer": 0, "prefix": "encoder"}, "encoder.0.attn."),
     ],
 )
-def test_a_prefix_or_a_number_or_both_choose(how, prefix):
+def test_a_prefix_a_number_or_both_select_a_layer(how, prefix):
     assert chosen(**how) == prefix
 
 
-def test_the_only_layer_needs_no_choice():
+def test_a_single_layer_needs_no_selection():
     assert chosen(["a.3.attn."]) == "a.3.attn."
     assert chosen(["a.3.attn."], layer=3) == "a.3.attn."
     assert chosen([""]) == ""
@@ -52,11 +52,11 @@ def test_the_only_layer_needs_no_choice():
     assert chosen(["", "a."], prefix="") == ""
 
 
-def test_several_layers_are_listed_with_how_to_choose():
+def test_several_layers_are_listed_with_the_options_that_select():
     """Bounded, and nothing is taken because it comes first."""
     message = refused()
     assert message.startswith(
-        "it has 6 attention layers, say which with --layer N or --prefix P: 'head', 'decoder.0.att"
+        "it has 6 attention layers; choose one with --layer N or --prefix P: 'head', 'decoder.0.att"
     )
     assert message.endswith("and 2 more")
     assert refused(layer=0).startswith("it has 3 attention layers")
@@ -68,15 +68,15 @@ def test_a_prefix_means_whole_names():
     """encoder.1 is not encoder.10, and half a name is none."""
     both = ["encoder.1.", "encoder.10."]
     assert chosen(both, prefix="encoder.1") == "encoder.1."
-    assert "no attention layer is below the prefix 'encode'" in refused(both, prefix="encode")
+    assert "no attention layer has the prefix 'encode'" in refused(both, prefix="encode")
 
 
-def test_a_number_out_of_range_says_how_many_there_are():
+def test_a_number_out_of_range_gives_the_number_of_layers():
     layers = [f"layer.{i}." for i in range(6)]
     for layer in (6, -1, 10**4000):
-        assert refused(layers, layer=layer).endswith("there are 6, numbered 0 to 5")
-    assert refused(["a.", "b."], layer=0).endswith("there are none with a number in its name")
-    assert refused(["a."], layer=1).endswith("there are 1, numbered 0 to 0")
+        assert refused(layers, layer=layer).endswith("has attention layers numbered 0 to 5 (6 in all)")
+    assert refused(["a.", "b."], layer=0).endswith("has no attention layer with a number in its name")
+    assert refused(["a."], layer=1).endswith("has attention layers numbered 0 to 0 (1 in all)")
 
 
 ALBERT = "albert.encoder.albert_layer_groups.0.albert_layers.0."
@@ -89,7 +89,7 @@ def test_the_shared_layer_of_albert_is_every_layer(config, depth):
     made = source(ALBERT, name="attention.query.weight", config=config)
     for layer in (None, 0, depth - 1):
         assert choose(made, family=None, prefix=None, layer=layer).prefix == ALBERT
-    assert f"there are {depth}, numbered 0 to {depth - 1}" in refused(made=made, layer=depth)
+    assert f"has attention layers numbered 0 to {depth - 1} ({depth} in all)" in refused(made=made, layer=depth)
 
 
 def test_an_unknown_checkpoint_shows_some_of_its_keys():
@@ -101,8 +101,8 @@ def test_an_unknown_checkpoint_shows_some_of_its_keys():
     assert refused(made=source()).endswith("in its 0 keys; found keys like ")
 
 
-def test_a_named_family_is_the_only_one_sought():
-    assert "no family is called 'gpt'; there are torch-mha, bert" in refused(family="gpt")
+def test_only_a_named_family_is_searched():
+    assert "the family 'gpt' is unknown; known families are torch-mha, bert" in refused(family="gpt")
     assert "no layer of the family bert in its 6 keys" in refused(family="bert")
     assert chosen(["a."], family="torch-mha") == "a."
     assert len(refused(family="x" * 10_000)) < 300

@@ -66,17 +66,17 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"digest": "sha256:" + "0" * 64}, "digest is not that of the tensors"),
-        ({"digest": ""}, "digest is not that of the tensors"),
-        ({"scale": 0.75}, "digest is not that of the tensors"),
-        ({"add_zero_attn": True}, "digest is not that of the tensors"),
+        ({"digest": "sha256:" + "0" * 64}, "digest does not match the tensors"),
+        ({"digest": ""}, "digest does not match the tensors"),
+        ({"scale": 0.75}, "digest does not match the tensors"),
+        ({"add_zero_attn": True}, "digest does not match the tensors"),
         ({"digest": None}, "has no digest"),
         ({"digest": 5}, "has no digest"),
         ({"source": None}, "has no source"),
-        ({"source": "a\u0000b"}, "source must be told"),
-        ({"source": "x" * 1000}, "source must be told"),
+        ({"source": "a\u0000b"}, "source must have at most"),
+        ({"source": "x" * 1000}, "source must have at most"),
         ({"family": ["bert"]}, "has no family"),
-        ({"family": "<script>"}, "not a family's name"),
+        ({"family": "<script>"}, "the family must be 1 to 64"),
         ({"format_version": 2}, "format_version 1 only"),
         ({"format_version": True}, "format_version 1 only"),
         ({"format_version": None}, "format_version 1 only"),
@@ -92,7 +92,7 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
         ({"biases": "query"}, "biases must be"),
         ({"biases": ["query", "query"]}, "biases must be"),
         ({"biases": [["query"]]}, "biases must be"),
-        ({"biases": ["query", "key", "value"]}, "does not have: 'output.bias'"),
+        ({"biases": ["query", "key", "value"]}, "unknown to the spec: 'output.bias'"),
         ({"has_bias_kv": True}, "missing: 'bias_k', 'bias_v'"),
         ({"has_output": 1}, "must be true or false"),
         ({"more": 1}, "unknown fields 'more'"),
@@ -112,7 +112,9 @@ def test_f4_tensors_that_are_not_the_specs_are_refused(store):
     extra = {**tensors, **{f"x{i:05}" * 20: torch.zeros(1) for i in range(99)}}
     assert "missing: 'key.weight'" in rewritten(store, tensors=lacking)
     assert "and 95 more" in rewritten(store, tensors=extra)
-    assert "'key.bias' is [5], expected [6]" in rewritten(store, tensors={**tensors, "key.bias": torch.zeros(5)})
+    assert "'key.bias' has the shape [5], expected [6]" in rewritten(
+        store, tensors={**tensors, "key.bias": torch.zeros(5)}
+    )
     assert "mix the dtypes F16, F32" in rewritten(store, tensors={**tensors, "key.bias": torch.zeros(6).half()})
     assert "holds I64" in rewritten(store, tensors={**tensors, "key.bias": torch.zeros(6, dtype=torch.int64)})
 
@@ -127,12 +129,12 @@ def test_f6_weights_that_are_not_finite_are_refused(store, value):
 @pytest.mark.parametrize(
     ("metadata", "why"),
     [
-        ({}, "one key, spec"),
-        ({"format": "pt"}, "one key, spec"),
-        ({"spec": "{}", "format": "pt"}, "one key, spec"),
+        ({}, "the one key spec"),
+        ({"format": "pt"}, "the one key spec"),
+        ({"spec": "{}", "format": "pt"}, "the one key spec"),
         ({"spec": ""}, "not valid JSON"),
-        ({"spec": "[]"}, "not a JSON object"),
-        ({"spec": '{"a": 1, "a": 1}'}, "key twice"),
+        ({"spec": "[]"}, "must be a JSON object"),
+        ({"spec": '{"a": 1, "a": 1}'}, "duplicate key"),
         ({"spec": '{"scale": NaN}'}, "not finite"),
         ({"spec": '{"a":' * 3000}, "nested too deeply"),
         ({"spec": "x" * 70_000}, "the limit is 65536"),

@@ -80,7 +80,7 @@ def test_a_hugging_face_directory_gives_each_of_its_layers(tmp_path, family):
         assert (layer.spec.num_heads, layer.spec.head_width, layer.spec.scale) == (4, 2, 1 / math.sqrt(2))
         assert layer.family == {"roberta": "bert"}.get(family, family)
         assert layer.source == f"model {prefix.format(index)}attention ({layer.family})"
-    assert f"there are {depth}, numbered 0 to {depth - 1}" in refused(path, layer=depth)
+    assert f"has attention layers numbered 0 to {depth - 1} ({depth} in all)" in refused(path, layer=depth)
 
 
 def test_a_vit_without_qkv_biases_has_only_the_output_bias(tmp_path):

@@ -61,7 +61,10 @@ def test_a_wrong_shape_is_named_with_what_was_expected(key, shape):
 
 def test_an_embedding_of_512_in_a_layer_of_768_is_told_with_both_numbers():
     tensors = {**BERT, f"{BELOW}self.key.weight": random(8, 5)}
-    assert refused(tensors, heads=2) == f"key.weight (from {BELOW + 'self.key.weight'!r}) is [8, 5], expected [8, 8]"
+    assert (
+        refused(tensors, heads=2)
+        == f"key.weight (from {BELOW + 'self.key.weight'!r}) has the shape [8, 5], expected [8, 8]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,9 @@ def test_an_embedding_of_512_in_a_layer_of_768_is_told_with_both_numbers():
 )
 def test_an_unknown_key_inside_the_module_is_refused(extra):
     """F4: leaving it out would compute something else; outside the module anything may stand."""
-    assert refused({**BERT, BELOW + extra: random(3)}, heads=2).endswith(f"does not know: {BELOW + extra!r}")
+    assert refused({**BERT, BELOW + extra: random(3)}, heads=2).endswith(
+        f"unknown to the family bert: {BELOW + extra!r}"
+    )
     assert layout({**BERT, "bert.encoder.layer.0.intermediate.dense.weight": random(3)}, heads=2)
 
 
@@ -80,7 +85,7 @@ def test_layer_norms_are_known_and_left_out():
 
 def test_relative_positions_and_rotary_embeddings_are_refused_with_a_reason():
     relative = {**BERT, f"{BELOW}self.distance_embedding.weight": random(3, 4)}
-    assert refused(relative, heads=2).endswith("it attends by relative positions, which a served layer does not have")
+    assert refused(relative, heads=2).endswith("it uses relative positions, which a served layer does not support")
     rotary = {**BERT, f"{BELOW}self.rotary_embeddings.inv_freq": random(3)}
     assert "changes queries or keys" in refused(rotary, heads=2)
 
@@ -91,8 +96,8 @@ def test_heads_come_from_the_config_or_the_caller_and_must_agree():
     assert layout(BERT, {"num_attention_heads": 4}, heads=4).num_heads == 4
     assert refused(BERT, {"num_attention_heads": 4}, heads=2).endswith("4 by num_attention_heads, 2 by the caller")
     assert refused(BERT, {"num_attention_heads": 4, "n_heads": 2}).endswith("4 by num_attention_heads, 2 by n_heads")
-    assert "say it with --heads H" in refused(BERT)
-    assert "say it with --heads H" in refused(BERT, {})
+    assert "give it with --heads H" in refused(BERT)
+    assert "give it with --heads H" in refused(BERT, {})
 
 
 @pytest.mark.parametrize("heads", [3, 5, 16])
@@ -103,9 +108,9 @@ def test_heads_that_do_not_divide_are_told_with_numbers(heads):
 @pytest.mark.parametrize("heads", [0, -2, 10**30, 2.0, True, "2", None, [2]])
 def test_a_number_of_heads_that_is_none_is_refused(heads):
     """From a config as from the caller."""
-    assert "by num_attention_heads is not a whole number from 1" in refused(BERT, {"num_attention_heads": heads})
+    assert "given by num_attention_heads must be a whole number from 1" in refused(BERT, {"num_attention_heads": heads})
     if heads is not None:
-        assert "by the caller is not a whole number from 1" in refused(BERT, heads=heads)
+        assert "given by the caller must be a whole number from 1" in refused(BERT, heads=heads)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
@@ -116,7 +121,7 @@ def test_a_scale_must_be_a_finite_number_above_zero(scale):
 
 def test_add_zero_attn_belongs_to_torch():
     assert layout(mha(), heads=2, add_zero_attn=True).add_zero_attn
-    assert "belongs to torch-mha; this layer is of the family bert" in refused(BERT, heads=2, add_zero_attn=True)
+    assert "is for the family torch-mha; this layer has the family bert" in refused(BERT, heads=2, add_zero_attn=True)
 
 
 def test_half_of_what_comes_together_is_missing_its_other_half():
@@ -134,33 +139,35 @@ def test_half_of_what_comes_together_is_missing_its_other_half():
 def test_a_fused_projection_of_odd_size_is_refused():
     assert "25 rows do not divide into 3 projections" in refused({**mha(), "in_proj_weight": random(25, 8)}, heads=2)
     assert "expected [5, 5]" in refused({**mha(), "in_proj_weight": random(24, 5)}, heads=1)
-    assert "(from 'out_proj.weight') is [8, 9]" in refused({**mha(), "out_proj.weight": random(8, 9)}, heads=2)
+    assert "(from 'out_proj.weight') has the shape [8, 9]" in refused(
+        {**mha(), "out_proj.weight": random(8, 9)}, heads=2
+    )
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 1, 8), (1, 1, 1, 8)])
 def test_bias_k_has_torchs_shape(shape):
     whole = mha(add_bias_kv=True)
     message = refused({**whole, "bias_k": random(*shape)}, heads=2)
-    assert "'bias_k' is" in message
+    assert "'bias_k' has the shape" in message
     assert "expected [1, 1, width]" in message
 
 
 def test_bias_k_of_another_width_is_refused():
-    assert "bias_k (from 'bias_k') is [4], expected [8]" in refused(
+    assert "bias_k (from 'bias_k') has the shape [4], expected [8]" in refused(
         {**mha(add_bias_kv=True), "bias_k": random(1, 1, 4)}, heads=2
     )
 
 
 def test_both_forms_of_torchs_projection_at_once_are_refused():
     both = {**mha(), "q_proj_weight": random(8, 8)}
-    assert refused(both, heads=2).endswith("does not know: 'q_proj_weight'")
+    assert refused(both, heads=2).endswith("unknown to the family torch-mha: 'q_proj_weight'")
 
 
 def test_the_annotated_layer_keeps_its_width_throughout():
     tensors = linears("", "linears.0", "linears.1", "linears.2", "linears.3")
     assert layout(tensors, heads=4).head_width == 2
     wrong = {**tensors, "linears.1.weight": random(4, 8), "linears.1.bias": random(4)}
-    assert "key.weight (from 'linears.1.weight') is [4, 8], expected [8, 8]" in refused(wrong, heads=4)
+    assert "key.weight (from 'linears.1.weight') has the shape [4, 8], expected [8, 8]" in refused(wrong, heads=4)
 
 
 def test_a_single_head_is_one_whatever_is_said():
@@ -176,7 +183,7 @@ def test_a_numpy_weight_is_held_to_its_width_as_it_is_applied():
     """`X @ W`: [in, out] in the file, [out, in] in the message."""
     tensors = {name: random(8, 8) for name in ("W_q", "W_k", "W_v", "W_o")}
     message = refused({**tensors, "W_q": random(8, 6)}, heads=2)
-    assert message == "query.weight (from 'W_q', transposed) is [6, 8], expected [8, 8]"
+    assert message == "query.weight (from 'W_q', transposed) has the shape [6, 8], expected [8, 8]"
 
 
 def test_torchs_separate_projections_are_as_wide_as_the_query():
@@ -185,6 +192,6 @@ def test_torchs_separate_projections_are_as_wide_as_the_query():
     assert layout(whole, heads=2).key_width == 5
     narrow = {"q_proj_weight": random(4, 8), "k_proj_weight": random(4, 5), "v_proj_weight": random(4, 6)}
     message = refused({**narrow, "out_proj.weight": random(8, 4)}, heads=2)
-    assert message == "query.weight (from 'q_proj_weight') is [4, 8], expected [8, 8]"
+    assert message == "query.weight (from 'q_proj_weight') has the shape [4, 8], expected [8, 8]"
     message = refused({**whole, "v_proj_weight": random(4, 6), "out_proj.weight": random(8, 4)}, heads=2)
-    assert message == "value.weight (from 'v_proj_weight') is [4, 6], expected [8, 6]"
+    assert message == "value.weight (from 'v_proj_weight') has the shape [4, 6], expected [8, 6]"

@@ -41,7 +41,7 @@ def test_minilm_comes_out_of_its_package(tmp_path):
             digests.add(layer.digest)
             assert store.load(layer.name).digest == layer.digest
     assert len(digests) == 6
-    assert "there are 6, numbered 0 to 5" in refused(path, layer=6)
+    assert "has attention layers numbered 0 to 5 (6 in all)" in refused(path, layer=6)
     assert "12 by num_attention_heads, 8 by the caller" in refused(path, layer=0, heads=8)
 
 

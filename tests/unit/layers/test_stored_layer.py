@@ -50,9 +50,9 @@ def test_exactly_the_tensors_of_the_spec_in_its_shapes():
     lacking = {key: value for key, value in tensors.items() if not key.startswith("key.")}
     with pytest.raises(LayerError, match=r"missing: 'key.bias', 'key.weight'"):
         build(lacking)
-    with pytest.raises(LayerError, match=r"the spec does not have: 'bias_k'"):
+    with pytest.raises(LayerError, match=r"unknown to the spec: 'bias_k'"):
         build({**tensors, "bias_k": random(6)})
-    with pytest.raises(LayerError, match=r"'output.weight' is \[6, 5\], expected \[6, 6\]"):
+    with pytest.raises(LayerError, match=r"'output.weight' has the shape \[6, 5\], expected \[6, 6\]"):
         build({**tensors, "output.weight": random(6, 5)})
 
 
