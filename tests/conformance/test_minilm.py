@@ -97,7 +97,7 @@ def served(tokens: list[str], index: int, dtype: torch.dtype = torch.float32, *,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("index", "head", "to_animal", "to_street"), [(3, 1, 0.653, 0.056), (5, 11, 0.635, 0.024)])
-def test_it_is_the_animal_and_not_the_street(index, head, to_animal, to_street, dtype):
+def test_attention_links_the_pronoun_to_the_animal_rather_than_the_street(index, head, to_animal, to_street, dtype):
     """In every dtype the layer can be served in; to the printed digits in float32 and float64."""
     weights = full_weights(served(ANIMAL, index, dtype))[0, head, IT]
     tolerance = 5e-4 if dtype in (torch.float32, torch.float64) else 2e-2
@@ -127,7 +127,7 @@ def test_layer_1_head_8_looks_one_token_ahead():
 
 
 @pytest.mark.parametrize("index", range(6))
-def test_every_layer_answers_what_the_reference_answers(index):
+def test_every_layer_matches_the_reference(index):
     """All six layers in float64 within 1e-12, in float32 within 1e-5 of their magnitude."""
     query = states(tuple(ANIMAL), index)[None]
     arrays = {name: tensor.numpy() for name, tensor in tensors_of(index).items()}

@@ -80,7 +80,7 @@ def test_example_b_is_one_hot_scaled_or_not(scale, rows):
         (0.5, [[0.269, 0.329, 0.402], [0.181, 0.305, 0.513], [0.115, 0.267, 0.618]]),
     ],
 )
-def test_example_b_divided_by_ten_shows_what_it_was_meant_to_show(scale, rows):
+def test_example_b_divided_by_ten_shows_the_intended_effect(scale, rows):
     x = torch.arange(1.0, 13.0, dtype=torch.float64).view(1, 3, 4) / 10
     np.testing.assert_allclose(served_weights(x, scale), rows, atol=6e-4)
 

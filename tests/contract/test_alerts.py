@@ -29,18 +29,18 @@ def promtool(*arguments) -> None:
 
 
 @needs_promtool
-def test_promtool_takes_the_configuration_and_the_rules():
+def test_promtool_accepts_the_configuration_and_the_rules():
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 
 @needs_promtool
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_promtool_finds_every_alert_firing_and_quiet_as_its_tests_say(path):
+def test_promtool_passes_the_tests_of_every_alert(path):
     promtool("test", "rules", path)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_is_tried_firing_and_quiet(alert):
+def test_every_alert_is_tested_firing_and_quiet(alert):
     tried = [
         bool(case["exp_alerts"])
         for path in TESTS
@@ -52,7 +52,7 @@ def test_every_alert_is_tried_firing_and_quiet(alert):
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_says_how_bad_it_is_and_leads_to_a_section_of_the_runbook(alert):
+def test_every_alert_has_a_severity_and_a_section_of_the_runbook(alert):
     assert alert["labels"]["severity"] in {"critical", "warning"}
     assert {"summary", "description", "runbook_url"} == set(alert["annotations"])
     name = alert["alert"]
@@ -63,11 +63,11 @@ def test_every_alert_says_how_bad_it_is_and_leads_to_a_section_of_the_runbook(al
         assert part in section[1], part
 
 
-def test_the_runbook_tells_of_no_alert_that_is_gone():
+def test_the_runbook_describes_no_removed_alert():
     assert set(re.findall(r"^### (Attention\w+)$", OPERATIONS, re.MULTILINE)) == {rule["alert"] for rule in ALERTS}
 
 
-def test_every_record_is_read_by_an_alert_or_the_dashboard():
+def test_an_alert_or_the_dashboard_reads_every_recording_rule():
     read = (PROMETHEUS / "rules" / "alerts.yml").read_text(encoding="utf-8")
     read += (ROOT / "deploy" / "grafana" / "dashboards" / "attention.json").read_text(encoding="utf-8")
     unread = [rule["record"] for rule in rules("recording.yml") if rule["record"] not in read]

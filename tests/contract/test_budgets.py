@@ -19,12 +19,12 @@ def num_lines(directory: str) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths(directory))
 
 
-def test_the_service_and_the_client_have_at_most_so_many_lines():
+def test_the_service_and_the_client_stay_within_their_line_budgets():
     assert num_lines("service") <= MAX_SERVICE_LINES
     assert num_lines("client/attention_client") <= MAX_CLIENT_LINES
 
 
-def test_no_function_is_longer_than_a_screen():
+def test_no_function_is_longer_than_40_lines():
     long = [
         f"{path.relative_to(ROOT)}: {node.name} {node.end_lineno - node.lineno + 1}"
         for path in (*paths("service"), *paths("client/attention_client"))

@@ -60,11 +60,11 @@ def test_every_case_of_the_catalogue_is_named_by_a_test():
     assert missing == []
 
 
-def test_what_is_said_to_be_missing_is_missing():
+def test_no_test_names_a_case_listed_as_missing():
     assert sorted(NOT_YET.keys() & named()) == []
     assert NOT_YET.keys() <= set(CATALOGUE)
 
 
-def test_the_legend_has_every_case():
+def test_the_legend_lists_every_case():
     legend = (TESTS / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| ([A-Z]\d+) \| .+ \|$", legend, re.MULTILINE) == CATALOGUE

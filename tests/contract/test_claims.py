@@ -13,30 +13,30 @@ from benchmarks.results import LATEST, as_text, load
 PARTS = load(LATEST)
 
 
-def test_the_pages_say_what_the_results_say():
+def test_the_pages_match_the_results():
     """`make report` writes them."""
     assert [str(page.relative_to(ROOT)) for page in stale(PARTS)] == []
 
 
-def test_the_results_sum_up_their_own_samples():
+def test_the_summaries_match_their_samples():
     assert LATEST.read_text(encoding="utf-8") == as_text(PARTS)
 
 
-def test_results_are_of_a_commit_and_no_quick_run():
+def test_results_name_a_commit_and_come_from_a_full_run():
     for part in PARTS.values():
         assert re.fullmatch(r"[0-9a-f]{7,}", part.commit), f"{part.name}: {part.commit}"
         assert part.rounds >= 3, part.name
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_picture_draws_these_results(name):
+def test_a_picture_draws_the_current_results(name):
     path, rows = ROOT / "docs" / "plots" / PLOTS[name].file, drawn(PARTS, name)
     assert path.exists() == bool(rows)
     if rows:
         assert f"figures {digest(rows)}" in path.read_text(encoding="utf-8")
 
 
-def test_a_page_that_differs_is_found(tmp_path):
+def test_a_differing_page_is_detected(tmp_path):
     """The comparison can fail: other results, other pages."""
     document = json.loads(LATEST.read_text(encoding="utf-8"))
     part = {"measured_at": "2026-11-21 10:00 UTC", "commit": "abc1234", "settings": {"seconds": 1}, "subjects": {}}

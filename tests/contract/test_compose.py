@@ -39,7 +39,7 @@ def composed(tmp_path_factory) -> dict:
     return services
 
 
-def test_the_compose_files_are_read_by_their_program_and_are_what_the_specification_says(composed):
+def test_the_compose_files_parse_and_match_the_specification(composed):
     assert composed.keys() == {"attention", "attention-gpu", "prometheus", "grafana", "locust", "locust-worker"}
     assert {name: service.get("profiles") for name, service in composed.items()} == {
         "attention": None, "attention-gpu": ["gpu"], "prometheus": ["observability"], "grafana": ["observability"],
@@ -64,13 +64,13 @@ def test_r3_every_service_has_limits_of_memory_and_of_processes(composed):
     assert composed["attention"]["pids_limit"] == 128
 
 
-def test_nothing_is_reached_from_another_machine_unless_it_is_said(composed):
+def test_every_published_port_is_on_loopback(composed):
     assert {name for name, service in composed.items() if "ports" in service} == PORTS
     for name in PORTS:
         assert all(port.startswith("127.0.0.1:") for port in composed[name]["ports"]), name
 
 
-def test_every_image_of_others_has_a_tag_and_can_be_given_by_digest(composed):
+def test_every_third_party_image_has_a_tag_and_can_be_pinned_by_digest(composed):
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert ":latest" not in text
     for name in ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "LOCUST_IMAGE", "IMAGE", "GPU_IMAGE", "BASE"):
@@ -79,7 +79,7 @@ def test_every_image_of_others_has_a_tag_and_can_be_given_by_digest(composed):
         assert re.fullmatch(r"[a-z./-]+:v?\d+\.\d+\.\d+(-cuda)?", service["image"]), name
 
 
-def test_what_answers_questions_has_a_health_check_and_none_needs_a_shell(composed):
+def test_every_server_has_a_health_check_that_needs_no_shell(composed):
     own = {name: service["healthcheck"]["test"] for name, service in composed.items() if "healthcheck" in service}
     assert own.keys() == {"prometheus", "grafana", "locust"}, (
         "the service's is in its image; a Locust worker answers nobody"
@@ -87,12 +87,12 @@ def test_what_answers_questions_has_a_health_check_and_none_needs_a_shell(compos
     assert {test[0] for test in own.values()} == {"CMD"}
 
 
-def test_the_grace_of_the_engine_is_longer_than_that_of_the_service(composed):
+def test_the_grace_period_of_the_container_exceeds_the_grace_of_the_service(composed):
     assert composed["attention"]["stop_grace_period"] == "40s"
     assert Settings.model_fields["shutdown_grace_s"].default < 40
 
 
-def test_everything_of_the_repository_that_is_mounted_is_there(composed):
+def test_every_mounted_path_of_the_repository_exists(composed):
     for service in composed.values():
         for volume in service.get("volumes", ()):
             source = Path(volume.split(":")[0])

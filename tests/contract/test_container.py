@@ -34,14 +34,14 @@ def values(found: list[tuple[str, str]], instruction: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
-def test_a_linter_of_dockerfiles_has_nothing_to_say(path):
+def test_the_dockerfile_linter_reports_nothing(path):
     linter = Path(sys.executable).with_name("hadolint")
     told = subprocess.run([linter, "--no-color", path], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
-def test_every_stage_is_the_base_that_one_argument_names_or_another_stage(path):
+def test_every_stage_starts_from_the_base_argument_or_another_stage(path):
     found = instructions(path)
     assert found[0][0] == "ARG"
     default = found[0][1].removeprefix("BASE=")
@@ -53,7 +53,7 @@ def test_every_stage_is_the_base_that_one_argument_names_or_another_stage(path):
 
 
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
-def test_r1_the_last_stage_runs_nothing_and_is_started_as_a_number_that_is_not_root(path):
+def test_r1_the_last_stage_runs_no_command_and_its_user_is_a_nonzero_number(path):
     found = last_stage(path)
     assert values(found, "FROM") == ["${BASE}"]
     assert values(found, "USER") == ["10001:10001"]
@@ -61,7 +61,7 @@ def test_r1_the_last_stage_runs_nothing_and_is_started_as_a_number_that_is_not_r
 
 
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
-def test_l12_the_process_is_started_without_a_shell_and_told_to_stop_by_the_signal_it_drains_on(path):
+def test_l12_the_process_starts_without_a_shell_and_drains_on_its_stop_signal(path):
     found = last_stage(path)
     assert values(found, "STOPSIGNAL") == ["SIGTERM"]
     for instruction in ("ENTRYPOINT", "CMD"):
@@ -84,7 +84,7 @@ def test_the_health_check_is_the_services_own_command_and_needs_no_shell():
     assert told.returncode == 0
 
 
-def test_what_is_installed_comes_as_wheels_with_hashes_from_a_lock():
+def test_packages_are_installed_as_hashed_wheels_from_a_lock():
     found = instructions(DOCKERFILES["service"])
     assert values(found, "ARG").count("LOCK=requirements.lock") == 1
     installs = [value for value in values(found, "RUN") if " install " in value]
@@ -94,7 +94,7 @@ def test_what_is_installed_comes_as_wheels_with_hashes_from_a_lock():
     assert "--no-index --no-deps" in installs[1], "the service's own wheel, and nothing from anywhere"
 
 
-def test_the_labels_and_the_volume_are_there():
+def test_the_image_has_its_labels_and_its_volume():
     found = last_stage(DOCKERFILES["service"])
     (labels,) = values(found, "LABEL")
     named = set(re.findall(r"org\.opencontainers\.image\.([a-z]+)=", labels))
@@ -115,7 +115,7 @@ def test_the_container_binds_every_address_and_reads_its_layers_from_the_volume(
     assert {name.removeprefix("ATTENTION_").lower() for name in ours} <= set(Settings.model_fields)
 
 
-def test_the_context_is_no_more_than_what_is_copied():
+def test_the_build_context_holds_only_the_copied_files():
     kept = [
         line for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] not in ("#", "")
     ]
@@ -129,7 +129,7 @@ def test_the_context_is_no_more_than_what_is_copied():
     assert {"requirements.lock", "requirements.cuda.lock"} <= allowed
 
 
-def test_every_argument_is_on_the_page():
+def test_the_page_documents_every_build_argument():
     page = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
     for value in values(instructions(DOCKERFILES["service"]), "ARG"):
         name, _, default = value.partition("=")

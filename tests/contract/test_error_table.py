@@ -42,11 +42,11 @@ def test_every_failure_has_the_status_that_the_contract_lists_for_its_code(kind)
     assert status_of(made(kind)) == CONTRACT[kind.code]
 
 
-def test_the_contract_has_no_code_that_no_failure_gives():
+def test_every_code_of_the_contract_belongs_to_an_error():
     assert {kind.code for kind in ANSWERED if kind.__module__ == "service.errors"} == set(CONTRACT)
 
 
-def test_a_body_is_a_problem_of_at_most_4_kib_whatever_the_message():
+def test_a_problem_body_has_at_most_4_kib_for_any_message():
     problem = render(errors.BadShape("x" * 100_000, param="/query"), "id-1")
     found = json.loads(problem.body)
     assert len(problem.body) <= 4096
@@ -54,6 +54,6 @@ def test_a_body_is_a_problem_of_at_most_4_kib_whatever_the_message():
     assert (found["status"], found["code"], found["param"], found["request_id"]) == (422, "bad_shape", "/query", "id-1")
 
 
-def test_a_refusal_says_when_to_come_back():
+def test_a_refusal_has_a_retry_after():
     problem = render(errors.QueueFull("full", retry_after_s=7), "id")
     assert (b"retry-after", b"7") in problem.headers

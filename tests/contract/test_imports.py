@@ -75,7 +75,7 @@ def test_a_room_imports_only_from_rooms_below_it(path):
     assert not wrong
 
 
-def test_few_modules_lie_beside_the_rooms():
+def test_the_service_has_few_top_level_modules():
     assert len([path for path in SERVICE.glob("*.py") if path.stem != "__init__"]) <= MAX_MODULES_AT_THE_TOP
 
 
@@ -95,14 +95,14 @@ def test_the_supervisor_never_imports_torch():
         ("supervisor", {"torch", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
     ],
 )
-def test_a_room_does_not_know_what_is_not_its_business(room, forbidden):
+def test_a_room_imports_no_forbidden_library(room, forbidden):
     for path in (SERVICE / room).rglob("*.py"):
         known = {name.split(".")[0] for name in imports_of(path)}
         assert not known & forbidden, path
 
 
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: path.name)
-def test_the_client_imports_nothing_that_its_own_distribution_does_not_name(path):
+def test_the_client_imports_only_its_declared_dependencies(path):
     project = tomllib.loads((CLIENT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {re.split("[><=]", text)[0] for text in project["dependencies"]}
     known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
@@ -111,13 +111,13 @@ def test_the_client_imports_nothing_that_its_own_distribution_does_not_name(path
 
 
 @pytest.mark.parametrize("path", sorted(LOADTEST.rglob("*.py")), ids=lambda path: str(path.relative_to(LOADTEST)))
-def test_the_load_test_knows_nothing_of_the_service_and_needs_nothing_that_is_not_pinned(path):
+def test_the_load_test_imports_only_pinned_packages_and_no_service_code(path):
     pinned = (LOADTEST / "requirements.txt").read_text(encoding="utf-8").lower()
     known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
     assert {name for name in known if name != "attention_load" and f"\n{name}==" not in pinned} == set()
 
 
-def test_of_the_load_test_only_the_locustfile_imports_locust():
+def test_only_the_locustfile_imports_locust():
     """The rest is tested without it, in the service's environment."""
     knowing = {path.name for path in LOADTEST.rglob("*.py") if "locust" in {x.split(".")[0] for x in imports_of(path)}}
     assert knowing == {"locustfile.py"}
@@ -149,7 +149,7 @@ def test_nothing_loads_pickles_evaluates_strings_or_hides_disconnects():
         assert not names & {"eval", "exec", "pickle", "BaseHTTPMiddleware"}, path
 
 
-def test_there_is_no_cycle_of_imports():
+def test_imports_have_no_cycle():
     graph = {name: {n for n in imports_of(path) if n in set(MODULES.values())} for path, name in MODULES.items()}
     done: set[str] = set()
 

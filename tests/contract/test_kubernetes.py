@@ -58,7 +58,7 @@ def _violations_of(container: dict, context: dict) -> set[str]:
     return {name for name, is_kept in checks.items() if not is_kept}
 
 
-def test_r1_a_namespace_of_the_restricted_standard_takes_the_pod():
+def test_r1_a_restricted_namespace_accepts_the_pod():
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
     assert violations(pod) == set()
     (container,) = pod["containers"]
@@ -79,13 +79,13 @@ def test_r1_a_namespace_of_the_restricted_standard_takes_the_pod():
         ({"privileged": True}, "Privileged Containers"),
     ],
 )
-def test_the_reading_of_the_standard_finds_what_it_forbids(changes, control):
+def test_the_check_of_the_standard_detects_violations(changes, control):
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
     pod["containers"][0]["securityContext"] |= changes
     assert violations(pod) == {control}
 
 
-def test_the_pod_is_stopped_as_the_service_drains():
+def test_the_termination_of_the_pod_matches_the_drain_of_the_service():
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
     told = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
     assert told == {"ATTENTION_DRAIN_DELAY_S": "5"}

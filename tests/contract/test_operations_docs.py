@@ -19,7 +19,7 @@ def series_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_table_of_series_is_that_of_the_code():
+def test_the_table_of_metrics_matches_the_code():
     found = re.search(r"<!-- series -->\n(.*?)\n<!-- /series -->", OPERATIONS, re.DOTALL)
     assert found
     assert found[1] == series_table()

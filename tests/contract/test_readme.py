@@ -25,13 +25,13 @@ def settings_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_settings_table_is_that_of_the_code():
+def test_the_settings_table_matches_the_code():
     found = re.search(r"<!-- settings -->\n(.*?)\n<!-- /settings -->", README, re.DOTALL)
     assert found
     assert found[1] == settings_table()
 
 
-def test_every_setting_is_read_somewhere():
+def test_the_code_reads_every_setting():
     source = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "service").rglob("*.py") if path.name != "settings.py"
     )
@@ -39,11 +39,11 @@ def test_every_setting_is_read_somewhere():
     assert not unread
 
 
-def test_every_family_is_named():
+def test_the_readme_names_every_checkpoint_family():
     for family in FAMILIES:
         assert f"`{family.name}`" in README
 
 
-def test_every_page_that_is_linked_is_there():
+def test_every_linked_page_exists():
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).is_file(), link

@@ -54,7 +54,7 @@ def test_r9_versions_are_above_the_floor(name):
         assert tuple(map(int, found[name].split("."))) >= FLOOR[name]
 
 
-def test_r9_what_parses_forms_stays_out():
+def test_r9_form_parsers_are_not_locked():
     assert not {"python-multipart", "multipart"} & LOCK.keys()
 
 
@@ -91,7 +91,7 @@ def test_r10_nothing_reads_pickles_evaluates_text_or_trusts_a_host_header(path):
     assert calls_of(path.read_text(encoding="utf-8")) == ALLOWED.get(str(path.relative_to(ROOT)), set())
 
 
-def test_f7_the_server_never_imports_what_reads_state_dicts():
+def test_f7_the_server_never_imports_the_state_dict_reader():
     """Only the commands for layers do."""
     script = "import sys, service.app, service.worker.server; print('service.layers.source' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -109,5 +109,5 @@ def test_f7_the_server_never_imports_what_reads_state_dicts():
         ("def f(request): return request.url.path", "request.url"),
     ],
 )
-def test_the_scan_finds_what_it_looks_for(source, found):
+def test_the_scan_detects_every_forbidden_pattern(source, found):
     assert calls_of(source) == {found}

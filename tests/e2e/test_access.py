@@ -74,7 +74,7 @@ def test_a_start_with_a_bad_keys_file_is_refused_with_one_line(serve, tmp_path, 
     assert line_for("a", Role.INFER)[:10] not in told
 
 
-def test_a_start_with_hosts_that_cannot_be_is_refused_with_one_line(serve):
+def test_a_start_with_impossible_hosts_is_refused_with_one_line(serve):
     code, told = refusal(serve(allowed_hosts="https://api.example"))
     assert code == 1
     assert told.startswith("attention-service: ATTENTION_ALLOWED_HOSTS: ")
@@ -125,7 +125,7 @@ def test_D9_a_request_names_a_host_that_is_allowed(serve, settings, cases):
 
 
 @pytest.mark.parametrize("arguments", [["--role", "root"], ["--name", "two\nlines"]])
-def test_a_key_that_cannot_be_made_is_one_line(arguments):
+def test_a_failure_to_make_a_key_is_one_line(arguments):
     command = [sys.executable, "-m", "service", "keys", "new", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -157,7 +157,7 @@ def test_A9_a_removed_key_is_refused_in_every_process_within_5_s(serve, tmp_path
     assert len(service.find(event="api_keys_refused")) <= 2, "once in each process"
 
 
-def test_A12_R12_the_start_says_what_is_open_and_nothing_that_is_secret(serve, tmp_path):
+def test_A12_R12_the_start_logs_what_is_open_and_no_secret(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("my-secret-key"))
     open_to_all = serve(workers=1, host="0.0.0.0")
@@ -183,7 +183,7 @@ def test_A12_by_default_it_listens_on_loopback_alone(serve):
     assert bound == {f"0100007F:{port:04X}"}
 
 
-def test_A5_bytes_that_no_client_library_sends_are_401_or_a_parsers_refusal(serve, tmp_path):
+def test_A5_bytes_that_no_client_library_sends_are_401_or_refused_by_the_parser(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("good"))
     service = serve(workers=1, api_keys_file=keys)
@@ -313,7 +313,7 @@ def test_https_loses_no_request_that_was_accepted_before_the_end(serve, certific
 
 @NEEDS_OPENSSL
 @pytest.mark.parametrize("case", ["missing", "key alone", "swapped", "other key", "passphrase", "no pem"])
-def test_a_certificate_that_cannot_be_used_is_one_line(serve, certificate, case):
+def test_an_unusable_certificate_is_one_line(serve, certificate, case):
     cert, key = certificate
     other = key.with_name("other.pem")
     if case in ("other key", "passphrase"):

@@ -39,7 +39,7 @@ print(json.dumps({"absent": absent, "output": answer.output.tolist(), "weights":
 
 
 @pytest.mark.long
-def test_the_client_alone_asks_a_service(tmp_path):
+def test_the_client_works_without_the_service_package(tmp_path):
     prepare(tmp_path, LAYERS)
     service = Started(tmp_path / "layers", workers=1)
     try:

@@ -60,7 +60,7 @@ def test_a_quick_run_measures_service_and_bound_and_prints_their_ratio(tmp_path)
 
 
 @pytest.mark.long
-def test_the_echo_is_driven_by_both_generators_and_leaves_nobody_behind(tmp_path, sized):
+def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, sized):
     with Running(echo(2), {}, tmp_path / "two.log") as running:
         running.check_sizes(sized, 2)
         assert running.answer_sizes(sized) == [100, 70_000]
@@ -76,7 +76,7 @@ def test_the_echo_is_driven_by_both_generators_and_leaves_nobody_behind(tmp_path
     assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
 
 
-def test_one_that_polls_rests_until_it_wakes_and_can_be_ended_asleep(tmp_path, sized):
+def test_a_polling_subject_rests_until_woken_and_can_end_while_resting(tmp_path, sized):
     with Running(dataclasses.replace(echo(2), polls=True), {}, tmp_path / "two.log") as running:
         running.rest()
         before = process_tree.cpu_seconds(running.pids)
@@ -90,13 +90,13 @@ def test_one_that_polls_rests_until_it_wakes_and_can_be_ended_asleep(tmp_path, s
     assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
 
 
-def test_one_that_sleeps_when_it_has_nothing_to_do_is_left_alone(running, sized):
+def test_a_subject_that_does_not_poll_is_not_suspended(running, sized):
     running.rest()
     assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
 
 
 @pytest.mark.long
-def test_the_bound_answers_again_and_again_says_what_it_died_of_and_comes_back(tmp_path):
+def test_the_bound_process_reports_its_failure_and_restarts(tmp_path):
     save_layer(tmp_path / "layer.safetensors")
     bound = BoundProcess(tmp_path / "layer.safetensors", 1, tmp_path / "bound.log")
     try:
@@ -114,7 +114,7 @@ def open_loop(asked: Arrivals):
     return json.loads(told.stdout)
 
 
-def test_the_open_loop_counts_what_nobody_answers(running, sized):
+def test_the_open_loop_counts_unanswered_requests(running, sized):
     """A port that refuses connections: every request is broken, none is answered, and the latency says the most."""
     asked = Arrivals(1, str(sized.directory), "/", 2, per_second=40, seconds=0.5, seed=0)
     found = open_loop(asked)
@@ -129,7 +129,7 @@ def test_a_wrong_answer_stops_a_subject_before_it_is_timed(running, sized):
     assert headers[SIZE_HEADER] == "100"
 
 
-def test_nobody_there_is_a_failure_and_no_figure(sized):
+def test_a_refused_connection_is_a_failure_and_no_figure(sized):
     with pytest.raises(WrkFailed):
         run_wrk(1, sized, Load(1, 1))
 

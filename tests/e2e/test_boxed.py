@@ -42,7 +42,7 @@ def start(tmp_path):
 
 
 @pytest.mark.long
-def test_r1_it_serves_as_another_user_on_a_root_that_it_cannot_write_to(start):
+def test_r1_it_serves_as_another_user_on_a_read_only_root(start):
     box = start(ATTENTION_WORKERS="1")
     url = box.wait_ready()
     assert httpx2.post(f"{url}/v1/layers/small/attend", json=X).status_code == 200
@@ -60,7 +60,7 @@ def test_r1_it_serves_as_another_user_on_a_root_that_it_cannot_write_to(start):
 
 
 @pytest.mark.long
-def test_l12_told_to_stop_the_first_process_ends_in_order_within_the_grace(start):
+def test_l12_the_first_process_stops_in_order_within_the_grace(start):
     box = start(ATTENTION_WORKERS="2", ATTENTION_SHUTDOWN_GRACE_S="10")
     url = box.wait_ready()
     assert inner_pid(box.pid) == 1
@@ -74,7 +74,7 @@ def test_l12_told_to_stop_the_first_process_ends_in_order_within_the_grace(start
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "nobody is left"
 
 
-def test_l12_a_command_that_handles_no_signal_is_told_to_stop_all_the_same(start):
+def test_l12_a_command_without_a_signal_handler_stops_too(start):
     """The kernel drops a signal for the first process that nobody handles; the engine would wait and kill."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         box = start("health", "--url", f"http://127.0.0.1:{mute.getsockname()[1]}", "--timeout-s", "60")
@@ -84,7 +84,7 @@ def test_l12_a_command_that_handles_no_signal_is_told_to_stop_all_the_same(start
 
 
 @pytest.mark.long
-def test_l12_the_first_process_buries_a_worker_that_was_killed(start):
+def test_l12_the_first_process_reaps_a_killed_worker(start):
     box = start(ATTENTION_WORKERS="1")
     box.wait_ready()
     victim = box.pids()[1]

@@ -85,7 +85,7 @@ def test_key_and_value_of_other_widths_and_weights_of_every_form(client):
     assert client.attend("zero", X, weights="heads").weights.shape == (4, 5, 6), "a column of the layer's own"
 
 
-def test_errors_are_the_services_own(client):
+def test_the_client_raises_the_errors_of_the_service(client):
     with pytest.raises(errors.LayerNotFound) as told:
         client.attend("absent", X, request_id="mine-1")
     assert (told.value.status, told.value.request_id) == (404, "mine-1")
@@ -99,7 +99,7 @@ def test_errors_are_the_services_own(client):
         client.attend("small", np.zeros((70_000, 16), np.float16))
 
 
-def test_many_keep_their_order_in_company(client):
+def test_many_requests_keep_their_order_in_shared_batches(client):
     items = [RNG.standard_normal((n % 7 + 1, 16)).astype(np.float32) for n in range(60)]
     alone = [client.attend("small", item).output.tobytes() for item in items]
     assert [answer.output.tobytes() for answer in client.attend_many("small", iter(items), window=16)] == alone
@@ -128,7 +128,7 @@ def test_layers_and_readiness(client):
     assert layer.digest == client.attend("cross", X, X[:, :12], np.zeros((5, 20), np.float32)).digest
 
 
-def test_a_service_that_is_not_there():
+def test_a_missing_service_is_a_typed_error():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -187,18 +187,18 @@ CUT = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.safetensors\r\nContent-
         (b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", BadAnswer),
     ],
 )
-def test_a_peer_that_is_no_attention_service(answer, kind):
+def test_a_peer_that_is_no_attention_service_is_a_typed_error(answer, kind):
     with Peer(answer) as peer, Client(peer.url, attempts=1) as client, pytest.raises(kind):
         client.attend("small", X)
 
 
-def test_a_connection_that_is_cut_is_asked_again():
+def test_a_request_on_a_cut_connection_is_retried():
     whole = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"layers": []}'
     with Peer(CUT, whole) as peer, Client(peer.url) as client:
         assert client.layers() == []
 
 
-def test_a_peer_that_drips_for_ever_meets_the_deadline_and_is_hung_up_on():
+def test_a_peer_that_drips_for_ever_meets_the_deadline_and_is_disconnected():
     with Peer(CUT, hang_up=False) as peer, Client(peer.url) as client:
         with pytest.raises(errors.DeadlineExceeded):
             client.attend("small", X, timeout_s=0.2)

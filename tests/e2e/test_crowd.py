@@ -95,7 +95,7 @@ def cpu_s(pid: int) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [KEPT, KEPT + 10, 20 * KEPT])
-def test_above_the_kept_health_is_answered_and_everything_else_told_to_come_back(service, port, worker, number):
+def test_above_max_connections_health_is_answered_and_all_else_refused(service, port, worker, number):
     before = num_descriptors(worker)
     with silent(port, number):
         wait_until(lambda: num_descriptors(worker) >= before + min(number, KEPT))
@@ -112,7 +112,7 @@ def test_above_the_kept_health_is_answered_and_everything_else_told_to_come_back
     wait_until(lambda: num_descriptors(worker) <= before)
 
 
-def test_who_was_there_before_is_served_beside_the_crowd(service, port):
+def test_an_existing_connection_is_served_beside_a_crowd(service, port):
     with httpx2.Client(base_url=service.url) as client:
         assert client.get("/v1/layers").status_code == 200
         with silent(port, 10 * KEPT):

@@ -106,7 +106,7 @@ def only_answer(port: int, *parts: bytes):
 
 @pytest.mark.long
 @pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
-def test_what_is_no_request_has_one_answer_and_the_connection_ends(port, raw):
+def test_malformed_input_gets_one_answer_and_ends_the_connection(port, raw):
     answer = only_answer(port, raw)
     assert (answer.status, answer.code) == (400, "bad_request")
     assert answer.headers["content-type"] == "application/problem+json"
@@ -117,7 +117,7 @@ def test_what_is_no_request_has_one_answer_and_the_connection_ends(port, raw):
 
 
 @pytest.mark.parametrize(("raw", "code"), TOO_MUCH.values(), ids=TOO_MUCH)
-def test_what_is_too_much_has_one_answer_that_says_so(port, raw, code):
+def test_input_above_a_limit_gets_one_answer_that_names_it(port, raw, code):
     answer = only_answer(port, raw)
     assert answer.code == code
     assert answer.status == {"target_too_long": 414, "headers_too_large": 431, "body_too_large": 413}[code]
@@ -143,7 +143,7 @@ def test_each_refusal_is_counted_once_and_logged_once(service, port):
     assert num_logged(service) - logged == len(BAD_REQUESTS)
 
 
-def test_under_v2_a_refusal_has_the_form_of_that_protocol(port):
+def test_a_refusal_under_v2_has_the_form_of_that_protocol(port):
     for raw in (b"GET /v2/models HTTP/1.1\r\n\r\n", get(b"GET /v2 HTTP/1.1", b"A : b")):
         answer = only_answer(port, raw)
         assert answer.status == 400
@@ -169,7 +169,7 @@ def test_H18_a_head_of_a_post_route_is_405_too(port):
 
 
 @pytest.mark.parametrize("asked", [b"a" * 10_000, "é".encode(), b"a b", b'"', b"a\tb"], ids=len)
-def test_H30_an_id_that_is_not_sane_is_replaced_and_logged_once(service, port, asked):
+def test_H30_a_malformed_id_is_replaced_and_logged_once(service, port, asked):
     with RawClient(port) as client:
         client.send(get(b"GET /v1/layers HTTP/1.1", b"X-Request-ID: " + asked))
         answer = client.hear()
@@ -179,7 +179,7 @@ def test_H30_an_id_that_is_not_sane_is_replaced_and_logged_once(service, port, a
     assert len(service.find(request_id=answer.headers["x-request-id"])) == 1
 
 
-def test_an_upgrade_is_passed_over(port):
+def test_an_upgrade_is_ignored(port):
     with RawClient(port) as client:
         client.send(
             post(b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"Content-Length: %d" % len(BODY), body=BODY)
@@ -192,7 +192,7 @@ def test_an_upgrade_is_passed_over(port):
 # Several requests on one connection
 
 
-def test_requests_sent_at_once_are_answered_in_their_order(port):
+def test_pipelined_requests_are_answered_in_order(port):
     raws = [post(b"X-Request-ID: id-%d" % i, b"Content-Length: %d" % len(BODY), body=BODY) for i in range(50)]
     with RawClient(port) as client:
         client.send(b"".join(raws))
@@ -211,7 +211,7 @@ def test_a_request_behind_a_body_begins_where_the_body_ends(port, raw):
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_a_request_may_come_in_any_pieces(port, step):
+def test_a_request_may_arrive_in_any_pieces(port, step):
     raw = chunked(b"5\r\n" + BODY[:5] + b"\r\n%x;a=b\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r\n0\r\n\r\n")
     with RawClient(port) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -251,16 +251,16 @@ def ended(port: int, raw: bytes, *, pause_s: float = 0.0) -> list[int]:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.001])
 @pytest.mark.parametrize("sent", SAYS_LAST.values(), ids=SAYS_LAST)
-def test_D6_a_client_that_says_its_last_and_ends_its_sending_has_its_answer(port, sent, pause_s):
+def test_D6_a_half_closed_client_gets_its_answer(port, sent, pause_s):
     assert [ended(port, sent, pause_s=pause_s) for _ in range(8)] == [[200]] * 8
 
 
-def test_D6_requests_before_the_last_are_answered_with_it(port):
+def test_D6_requests_before_the_last_are_answered_too(port):
     assert ended(port, GOOD * 3 + SAYS_LAST["close"]) == [200] * 4
     assert ended(port, SMUGGLED + SAYS_LAST["many-chunks"] + GOOD) == [200] * 2
 
 
-def test_D6_a_long_answer_is_whole_though_its_client_ended_first(port):
+def test_D6_a_half_closed_client_gets_a_long_answer_complete(port):
     raw = post(CLOSING[0], b"Content-Length: %d" % len(LONG), body=LONG)
     with RawClient(port) as client:
         client.send(raw)
@@ -274,7 +274,7 @@ def test_D6_a_long_answer_is_whole_though_its_client_ended_first(port):
 
 @pytest.mark.parametrize("cut", [1, len(BODY), len(BODY) + 10])
 @pytest.mark.parametrize("before", [b"", GOOD])
-def test_D6_what_is_not_whole_when_its_client_ends_is_not_answered(port, before, cut):
+def test_D6_an_incomplete_request_of_a_half_closed_client_is_not_answered(port, before, cut):
     heard = ended(port, before + SAYS_LAST["close"][:-cut])
     assert len(heard) <= (before != b"")
 
@@ -300,14 +300,14 @@ def cancelled(samples: dict[str, float]) -> float:
 # Bodies
 
 
-def test_H1_an_announced_body_that_is_too_large_is_refused_before_it_is_sent(port):
+def test_H1_an_announced_body_above_the_limit_is_refused_before_it_is_sent(port):
     started = time.monotonic()
     answer = only_answer(port, post(b"Content-Length: %d" % (MAX_BODY_BYTES + 1)))
     assert (answer.status, answer.code) == (413, "body_too_large")
     assert time.monotonic() - started < 1
 
 
-def test_H2_chunks_that_run_past_the_limit_are_refused_there(port):
+def test_H2_chunks_beyond_the_limit_are_refused_there(port):
     with RawClient(port) as client:
         client.send(post(b"Transfer-Encoding: chunked"))
         sent = 0
@@ -334,7 +334,7 @@ def test_figure_8_a_million_chunks_are_refused_at_once(port):
 
 @pytest.mark.parametrize("extra", [0, 1])
 @pytest.mark.parametrize("coding", [None, "gzip"])
-def test_H17_a_body_at_the_limit_is_taken_and_one_byte_more_is_not(service, extra, coding):
+def test_H17_the_limit_of_a_body_is_inclusive(service, extra, coding):
     data = b"\0" * (1000 * 16 * 16 * 4)
     tensor = {"query": {"dtype": "F32", "shape": [1000, 16, 16], "data_offsets": [0, len(data)]}}
     header = json.dumps(tensor).encode().ljust(MAX_BODY_BYTES + extra - len(data) - 8)
@@ -346,14 +346,14 @@ def test_H17_a_body_at_the_limit_is_taken_and_one_byte_more_is_not(service, extr
     assert answer.status_code == (413 if extra else 200)
 
 
-def test_H15_a_bomb_is_refused_by_what_it_decompresses_to(service):
+def test_H15_a_bomb_is_refused_by_its_decompressed_size(service):
     bomb = gzip.compress(b" " * 200 * MAX_BODY_BYTES, 9)
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = httpx2.post(f"{service.url}{ATTEND.decode()}", content=bomb, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (413, "decompressed_too_large")
 
 
-def test_H21_a_body_that_drips_is_refused_at_its_deadline_and_holds_no_place_meanwhile(service, port):
+def test_H21_a_slow_body_is_refused_at_its_deadline_and_holds_no_queue_entry(service, port):
     with RawClient(port) as client:
         client.send(post(b"Content-Length: 1000", body=b"{"))
         started = time.monotonic()
@@ -369,12 +369,12 @@ def test_H21_a_body_that_drips_is_refused_at_its_deadline_and_holds_no_place_mea
 
 
 @pytest.mark.parametrize("length", [MAX_BODY_BYTES + 1, 2**63])
-def test_H25_a_length_that_is_too_large_is_refused_without_a_100(port, length):
+def test_H25_a_length_above_the_limit_is_refused_without_a_100(port, length):
     answer = only_answer(port, post(b"Content-Length: %d" % length, b"Expect: 100-continue"))
     assert answer.status == 413
 
 
-def test_H25_a_body_that_is_wanted_is_asked_for(port):
+def test_H25_a_body_to_read_gets_a_100_continue(port):
     raw = post(b"Content-Length: %d" % len(BODY), b"Expect: 100-continue")
     with RawClient(port) as client:
         client.send(raw)
@@ -408,18 +408,18 @@ def test_a_client_that_sends_chunks_reads_its_413(port):
         assert connection.getresponse().status == 413
 
 
-def test_our_own_client_reads_its_413(service):
+def test_the_python_client_reads_its_413(service):
     with Client(service.url) as client, pytest.raises(BodyTooLarge):
         client.attend("small", np.ones((400_000, 16), np.float32))
 
 
-def test_a_large_body_to_nowhere_is_a_404_that_is_read(port):
+def test_a_large_body_to_an_unknown_path_gets_a_404_that_the_client_reads(port):
     with python_client(port) as connection:
         connection.request("POST", "/nowhere", LARGE)
         assert connection.getresponse().status == 404
 
 
-def test_a_small_body_to_nowhere_leaves_the_connection_usable(port):
+def test_a_small_body_to_an_unknown_path_leaves_the_connection_usable(port):
     with python_client(port) as connection:
         for _ in range(3):
             connection.request("POST", "/nowhere", BODY)
@@ -428,7 +428,7 @@ def test_a_small_body_to_nowhere_leaves_the_connection_usable(port):
             answer.read()
 
 
-def test_a_client_that_never_stops_sending_is_let_go(port):
+def test_a_client_that_never_stops_sending_is_disconnected(port):
     with RawClient(port) as client:
         client.send(post(b"Content-Length: 999999999"))
         started = time.monotonic()
@@ -442,7 +442,7 @@ def test_a_client_that_never_stops_sending_is_let_go(port):
 # Deadlines
 
 
-def test_H20_connections_that_drip_their_headers_end_at_the_deadline_and_nobody_else_notices(service, port):
+def test_H20_connections_with_slow_headers_end_at_the_deadline_and_no_other_request_fails(service, port):
     clients = [RawClient(port) for _ in range(100)]
     started = time.monotonic()
     for client in clients:
@@ -459,7 +459,7 @@ def test_H20_connections_that_drip_their_headers_end_at_the_deadline_and_nobody_
         client.socket.close()
 
 
-def test_a_connection_that_says_nothing_is_closed_at_the_deadline_and_not_counted(service, port):
+def test_a_silent_connection_is_closed_at_the_deadline_and_not_counted(service, port):
     before = at_rest(service)["attention_received_total"]
     with RawClient(port) as client:
         assert client.seconds_to_end() < HEADER_TIMEOUT_S + 1
@@ -475,7 +475,7 @@ def test_a_kept_connection_is_not_under_the_header_deadline(port):
         assert client.hear() is not None
 
 
-def test_an_answer_that_nobody_takes_is_cut_off_and_counted(service, port):
+def test_an_unread_answer_is_cut_off_and_counted(service, port):
     query = [[0.5] * 16] * 1200
     body = json.dumps({"query": query, "weights": {"form": "heads"}, "encoding": "list"}).encode()
     before = at_rest(service)
@@ -495,7 +495,7 @@ def test_an_answer_that_nobody_takes_is_cut_off_and_counted(service, port):
 
 
 @pytest.mark.long
-def test_a_client_that_takes_every_piece_but_all_of_them_too_slowly_is_cut_off_D9(service, port):
+def test_a_client_that_reads_every_piece_but_too_slowly_is_cut_off_D9(service, port):
     before = at_rest(service)
     heard = 0
     with RawClient(port) as client:
@@ -513,7 +513,7 @@ def at_now(service, name: str) -> float:
     return float(service.samples()[f"attention_{name}"])
 
 
-def test_callers_who_leave_are_noticed_at_every_stage(service, port):
+def test_a_disconnect_is_noticed_at_every_stage(service, port):
     before = at_rest(service)
     for cut in range(1, len(GOOD), 3):
         client = RawClient(port)

@@ -110,7 +110,7 @@ def test_layers_are_loaded_replaced_and_unloaded_in_every_process_before_the_ans
 
 
 @pytest.mark.long
-def test_a_replaced_process_serves_what_was_agreed_on(serve, store):
+def test_a_replaced_process_serves_the_desired_state(serve, store):
     service = serve(workers=2)
     service.wait_ready()
     store.save(small_layer("fresh"))
@@ -125,7 +125,7 @@ def test_a_replaced_process_serves_what_was_agreed_on(serve, store):
 
 
 @pytest.mark.long
-def test_a_replaced_process_gets_its_part_of_the_kept_alive_connections_and_no_request_fails_for_it_D9(serve, pool):
+def test_a_replaced_process_gets_its_share_of_connections_and_no_request_fails_D9(serve, pool):
     service = serve(workers=2)
     service.wait_ready()
     victim, survivor = service.pids()
@@ -165,7 +165,7 @@ def test_a_replaced_process_gets_its_part_of_the_kept_alive_connections_and_no_r
 
 
 @pytest.mark.long
-def test_a_paused_process_keeps_all_from_changing_and_follows_when_it_wakes(serve, store):
+def test_a_paused_process_aborts_a_rollout_and_reconciles_when_it_wakes(serve, store):
     service = serve(workers=2, layer_change_s=3)
     service.wait_ready()
     before = service.seen()
@@ -190,7 +190,7 @@ def test_a_paused_process_keeps_all_from_changing_and_follows_when_it_wakes(serv
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, store, pool, victim):
+def test_a_process_killed_during_a_rollout_leaves_all_with_the_same_layers(serve, store, pool, victim):
     service = serve(workers=2, environment={"FAULTY_LOAD_S": "0.3"})
     service.wait_ready()
     store.save(small_layer("fresh"))
@@ -217,7 +217,7 @@ def test_a_process_killed_in_a_change_leaves_all_with_the_same_layers(serve, sto
     [("PUT", 0.0), ("PUT PUT", 0.005), ("PUT PUT DELETE DELETE", 0.03)],
     ids=["one-admin", "two-admins", "four-admins"],
 )
-def test_files_that_change_under_any_number_of_admins_end_no_process_and_touch_no_other_layer_D1(
+def test_files_that_change_during_rollouts_end_no_process_and_touch_no_other_layer_D1(
     serve, tmp_path, pool, admins, pause_s
 ):
     """The file of one layer is swapped by rename, deleted and damaged, without pause, while admins put and delete it."""
@@ -283,7 +283,7 @@ def is_allowed(answer):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("mark", "workers"), [(STUCK, 2), (DEVICE, 1)], ids=["stuck", "device"])
-def test_an_engine_that_is_lost_is_told_to_all_who_wait_and_its_process_is_replaced(serve, pool, mark, workers):
+def test_a_lost_engine_fails_all_waiting_requests_and_its_process_is_replaced(serve, pool, mark, workers):
     service = serve(workers=workers, stuck_s=1, heartbeat_s=0.2, environment=IN_THE_THREAD)
     service.wait_ready()
     before = service.seen()
@@ -303,7 +303,7 @@ def test_an_engine_that_is_lost_is_told_to_all_who_wait_and_its_process_is_repla
 
 
 @pytest.mark.long
-def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
+def test_x1_a_failing_request_harms_no_other_request_and_no_process(serve, pool):
     service = serve(workers=1)
     service.wait_ready()
     mates = [pool.submit(service.ask, SLOW if number == 0 else 0.5) for number in range(8)]
@@ -316,7 +316,7 @@ def test_x1_a_failing_request_harms_nobody_and_no_process(serve, pool):
 
 
 @pytest.mark.long
-def test_x5_a_process_killed_in_mid_batch_harms_only_its_own_callers(serve, pool):
+def test_x5_a_process_killed_in_mid_batch_fails_only_its_own_requests(serve, pool):
     service = serve(workers=2)
     service.wait_ready()
     # So many that the kernel gives each process some.

@@ -148,7 +148,7 @@ def assert_mates_have_their_bits(service: Inline, alone: dict[float, bytes], mat
 
 @pytest.mark.long
 @BOTH
-def test_whatever_a_request_raises_inline_harms_no_mate_and_not_the_loop(serve, workers):
+def test_an_exception_in_an_inline_batch_harms_neither_other_requests_nor_the_loop(serve, workers):
     service = serve(workers=workers, **IN_COMPANY)
     alone = service.alone()
     for mark in (RAISES, *ENDS):
@@ -165,7 +165,7 @@ def test_whatever_a_request_raises_inline_harms_no_mate_and_not_the_loop(serve, 
 
 @pytest.mark.long
 @BOTH
-def test_a_batch_that_is_too_large_for_the_memory_inline_is_split_and_everybody_is_answered(serve, workers):
+def test_an_inline_batch_that_runs_out_of_memory_is_split_and_all_requests_are_answered(serve, workers):
     service = serve(workers=workers, **IN_COMPANY)
     alone = service.alone()
     service.trust()
@@ -183,7 +183,7 @@ def test_a_batch_that_is_too_large_for_the_memory_inline_is_split_and_everybody_
 
 
 @pytest.mark.long
-def test_a_device_that_fails_inline_is_told_to_all_who_wait_and_its_process_is_replaced(serve):
+def test_a_device_failure_in_an_inline_batch_fails_all_waiting_requests_and_its_process_is_replaced(serve):
     service = serve(workers=1, heartbeat_s=0.2, **IN_COMPANY)
     alone = service.alone()
     service.trust()
@@ -200,7 +200,7 @@ def test_a_device_that_fails_inline_is_told_to_all_who_wait_and_its_process_is_r
 
 @pytest.mark.long
 @pytest.mark.parametrize("mark", [SLOW, STUMBLES], ids=["slow", "slow and out of memory, on that thread only"])
-def test_after_a_pass_that_held_the_loop_for_long_its_lane_goes_to_the_thread_for_a_while(serve, mark):
+def test_a_pass_that_blocked_the_loop_sends_its_lane_to_the_thread_for_a_while(serve, mark):
     service = serve(workers=1, **IN_COMPANY)
     service.trust()
     assert set(told(service.together(mark, *MATES))) == {200}
@@ -220,7 +220,7 @@ def test_after_a_pass_that_held_the_loop_for_long_its_lane_goes_to_the_thread_fo
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pass_that_never_ends_inline_costs_its_own_process_only(serve):
+def test_an_inline_pass_that_never_ends_costs_only_its_own_process(serve):
     service = serve(workers=2, stuck_s=1, **IN_COMPANY)
     alone = service.alone()
 
@@ -254,7 +254,7 @@ def test_a_pass_that_never_ends_inline_costs_its_own_process_only(serve):
 
 
 @pytest.mark.long
-def test_a_signal_while_a_pass_that_never_ends_holds_the_loop_ends_the_service_in_the_grace_and_two_seconds(serve):
+def test_a_signal_during_an_endless_inline_pass_ends_the_service_within_the_grace_and_two_seconds(serve):
     service = serve(workers=1, shutdown_grace_s=1)
     service.trust()
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -310,7 +310,7 @@ BUSY = dict(environment={"FAULTY_FORWARD_S": "0.002"})
 
 
 @pytest.mark.long
-def test_callers_who_leave_during_a_pass_inline_take_nothing_from_their_mates(serve):
+def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
     service = serve(workers=1, **IN_COMPANY)
     alone = service.alone()
     service.trust()
@@ -347,7 +347,7 @@ def leave(line: Line, *, is_rude: bool) -> None:
 
 @pytest.mark.long
 @BOTH
-def test_callers_who_leave_at_any_moment_of_a_batch_inline_take_nothing_from_their_mates(serve, workers):
+def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serve, workers):
     service, rng = serve(workers=workers, **BUSY), random.Random(6)
     alone = service.alone()
 
@@ -378,7 +378,7 @@ def test_callers_who_leave_at_any_moment_of_a_batch_inline_take_nothing_from_the
 
 @pytest.mark.long
 @BOTH
-def test_a_signal_under_load_on_this_path_loses_no_accepted_request(serve, workers):
+def test_a_signal_under_load_of_inline_batches_loses_no_accepted_request(serve, workers):
     service = serve(workers=workers, shutdown_grace_s=10, **BUSY)
     service.trust()
     with Callers(service, 16 * workers) as callers:
@@ -391,7 +391,7 @@ def test_a_signal_under_load_on_this_path_loses_no_accepted_request(serve, worke
 
 @pytest.mark.timed
 @BOTH
-def test_32_callers_of_small_requests_do_not_keep_a_health_check_waiting(serve, workers):
+def test_32_clients_of_small_requests_do_not_delay_a_health_check(serve, workers):
     service = serve(workers=workers)
     service.trust()
     with Callers(service, 32) as callers, Health(service.port) as health:
@@ -403,7 +403,7 @@ def test_32_callers_of_small_requests_do_not_keep_a_health_check_waiting(serve, 
 
 
 @pytest.mark.timed
-def test_a_pass_that_is_slow_inline_keeps_a_health_check_waiting_once(serve):
+def test_a_slow_inline_pass_delays_a_health_check_once(serve):
     service = serve(workers=1, **IN_COMPANY)
     service.trust()
     lags: list[float] = []

@@ -26,7 +26,7 @@ def helpers(worker: int) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_helper_is_replaced_when_it_dies_and_ends_with_its_worker(tmp_path, signum):
+def test_a_helper_process_is_replaced_when_it_dies_and_ends_with_its_worker(tmp_path, signum):
     with Subject(tmp_path, layers=LAYERS, workers=1) as subject:
         (worker,) = subject.pids
         assert helpers(worker) == []

@@ -145,7 +145,7 @@ def test_make_load_starts_a_service_passes_its_smoke_and_leaves_reports(tmp_path
     assert json.loads((reports / "service.log").read_text().splitlines()[-1])["event"] == "stopped"
 
 
-def test_make_load_without_a_service_says_so_and_exits_with_3(tmp_path):
+def test_make_load_without_a_service_reports_it_and_exits_with_3(tmp_path):
     command, environment = make_load(tmp_path / "no-layers", tmp_path / "reports")
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert ran.returncode == 3, ran.stdout + ran.stderr
@@ -153,7 +153,7 @@ def test_make_load_without_a_service_says_so_and_exits_with_3(tmp_path):
 
 
 @pytest.mark.long
-def test_a_load_that_is_cancelled_ends_its_service_and_leaves_no_earlier_report(tmp_path, layers):
+def test_a_cancelled_load_ends_its_service_and_leaves_no_earlier_report(tmp_path, layers):
     reports = tmp_path / "reports"
     reports.mkdir()
     (reports / "load.json").write_text('{"verdict": "passed"}')
@@ -259,7 +259,7 @@ def test_every_other_status_but_200_is_a_failure(tmp_path, status):
 
 @pytest.mark.long
 @pytest.mark.parametrize("run", [headless, in_two_workers])
-def test_requests_without_an_answer_fail_also_those_in_flight_at_the_end(tmp_path, run):
+def test_unanswered_requests_fail_even_in_flight_at_the_end(tmp_path, run):
     with ScriptedService(hang) as silent:
         status, output, report = run(tmp_path, silent.url, "--hold-s", "1", "--request-timeout-s", "4")
     assert status == 1
@@ -283,7 +283,7 @@ def test_a_ramp_stops_at_the_first_step_beyond_the_knee(tmp_path):
     ("scenario", "hold_s", "stages"),
     [("spike", "1", ["before", "spike", "after"]), ("soak", "4", [f"quarter {n}" for n in (1, 2, 3, 4)])],
 )
-def test_a_scenario_is_played_to_its_end(tmp_path, scenario, hold_s, stages):
+def test_a_scenario_runs_to_its_end(tmp_path, scenario, hold_s, stages):
     with ScriptedService() as fast:
         status, output, report = headless(
             tmp_path, fast.url, "--scenario", scenario, "--hold-s", hold_s, "--pace", "20"
@@ -304,7 +304,7 @@ def test_a_run_that_is_stopped_before_its_end_has_failed(tmp_path):
 
 
 @pytest.mark.long
-def test_a_worker_that_is_lost_fails_the_run(tmp_path):
+def test_a_lost_worker_fails_the_run(tmp_path):
     with ScriptedService() as fast:
         ran = Distributed(tmp_path, fast.url, "--pace", "5", "--hold-s", "8")
         wait_for(lambda: fast.answered > REFERENCES + 10)

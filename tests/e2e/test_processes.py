@@ -46,7 +46,7 @@ def test_a_killed_worker_is_replaced_and_the_other_answers_meanwhile(tmp_path):
 
 
 @pytest.mark.long
-def test_a_worker_whose_loop_stands_still_says_where_and_is_replaced_like_one_that_does_nothing_at_all(tmp_path):
+def test_a_worker_with_a_blocked_loop_logs_its_stack_and_is_replaced_like_a_stopped_one(tmp_path):
     with FakeService(tmp_path, "--silence=11", workers=3) as service:
         service.await_ready()
         hanging, stopped, survivor = service.worker_pids
@@ -81,7 +81,7 @@ def ask(connection, path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_l3_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
+def test_l3_a_first_signal_stops_an_idle_service_in_order_and_leaves_nothing_behind(tmp_path, signum):
     with FakeService(tmp_path) as service:
         service.await_ready()
         started = time.monotonic()
@@ -93,7 +93,7 @@ def test_l3_a_first_signal_ends_an_idle_service_in_order_and_leaves_nothing_behi
         assert service.errors.read_text() == ""
 
 
-def test_what_was_accepted_is_answered_after_the_signal(tmp_path):
+def test_accepted_requests_are_answered_after_the_signal(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
         answers, headers = [], list[dict[str, str]]()
@@ -126,7 +126,7 @@ def test_l6_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(t
         assert service.errors.read_text() == ""
 
 
-def test_who_is_never_answered_is_cut_off_in_time_and_without_a_traceback(tmp_path):
+def test_an_unanswered_request_is_cut_off_in_time_without_a_traceback(tmp_path):
     with FakeService(tmp_path, workers=1, grace=1) as service:
         service.await_ready()
         client = threading.Thread(target=quietly, args=(service, "/stuck"))
@@ -138,7 +138,7 @@ def test_who_is_never_answered_is_cut_off_in_time_and_without_a_traceback(tmp_pa
         assert service.events("library") == []
 
 
-def test_l9_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
+def test_l9_readiness_fails_first_then_the_drain_delay_passes_then_the_listener_closes(tmp_path):
     with FakeService(tmp_path, "--delay=1", workers=1) as service:
         service.await_ready()
         started = time.monotonic()
@@ -151,7 +151,7 @@ def test_l9_readiness_turns_first_then_the_drain_delay_passes_then_the_listener_
             service.get("/pid")
 
 
-def test_l5_an_idle_connection_may_speak_once_more_and_is_told_to_close(tmp_path):
+def test_l5_an_idle_connection_gets_one_more_answer_with_connection_close(tmp_path):
     with FakeService(tmp_path, workers=1) as service:
         service.await_ready()
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)) as connection:
@@ -197,7 +197,7 @@ def test_l7_a_hangup_changes_nothing(tmp_path):
         assert service.ends() == 0
 
 
-def test_the_workers_leave_when_their_supervisor_is_killed(tmp_path):
+def test_the_workers_exit_when_their_supervisor_is_killed(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
         service.process.kill()
@@ -240,14 +240,14 @@ def test_the_port_is_free_again_at_once(tmp_path):
         second.await_ready()
 
 
-def test_a_worker_that_refuses_ends_the_service_with_its_line_and_its_code(tmp_path):
+def test_a_worker_that_refuses_to_start_ends_the_service_with_its_line_and_its_code(tmp_path):
     with FakeService(tmp_path, "--refuse") as service:
         assert service.ends() == 3
         assert service.errors.read_text() == "attention-service: the layer directory is empty\n"
         assert not any(map(is_alive, service.worker_pids))
 
 
-def test_a_worker_that_falls_over_at_once_is_started_again_more_and_more_slowly(tmp_path):
+def test_a_worker_that_crashes_at_once_restarts_with_growing_delays(tmp_path):
     with FakeService(tmp_path, "--crash", workers=1) as service:
         eventually(lambda: len(service.events("worker_died")) >= 3, "it fell over three times")
         delays = [event["restart_in_s"] for event in service.events("worker_died")]
@@ -256,7 +256,7 @@ def test_a_worker_that_falls_over_at_once_is_started_again_more_and_more_slowly(
         assert service.ends(5) == 0
 
 
-def test_a_second_run_removes_a_killed_supervisors_directory_and_starts_clean(tmp_path):
+def test_a_second_start_removes_the_directory_of_a_killed_supervisor(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
         service.process.kill()

@@ -76,7 +76,7 @@ def watched(tmp_path_factory):
         service.end()
 
 
-def test_the_service_is_a_target_that_answers(watched):
+def test_prometheus_scrapes_the_service(watched):
     (found,) = watched.prometheus.query("up")
     assert found == ({"__name__": "up", "job": "attention", "instance": watched.target}, 1.0)
 
@@ -100,7 +100,7 @@ def test_every_record_has_a_value(watched):
     assert not empty
 
 
-def test_no_alert_is_on_but_that_of_what_was_asked_wrongly(watched):
+def test_only_the_alert_of_refusals_is_pending(watched):
     """A sixth of the requests name no layer and a sixth are wrong: 15 minutes of that would be told.
 
     Whether a busy machine answers all others in time is not asked here.
@@ -110,7 +110,7 @@ def test_no_alert_is_on_but_that_of_what_was_asked_wrongly(watched):
     assert {name for name in alerts if not name.startswith("AttentionLatency")} == set()
 
 
-def test_every_metric_that_rules_and_dashboard_name_is_on_the_metrics_page(watched):
+def test_every_metric_of_the_rules_and_the_dashboard_is_on_the_metrics_page(watched):
     page = httpx2.get(f"{watched.service.url}/metrics").text
     told = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
     expressions = [rule["query"] for rule in watched.prometheus.rules()]
@@ -155,7 +155,7 @@ def test_every_query_of_the_dashboard_finds_data(watched, expression):
         ("Processes", 2),
     ],
 )
-def test_a_panel_shows_what_the_load_was(watched, title, least):
+def test_a_panel_shows_the_load(watched, title, least):
     """Not only that there are series: none of these can be zero while that is asked."""
     expressions = [target["expr"] for panel in PANELS if panel["title"] == title for target in panel["targets"]]
     numbers = [
@@ -168,7 +168,7 @@ def test_a_panel_shows_what_the_load_was(watched, title, least):
     assert max(numbers) >= least
 
 
-def test_the_counters_of_both_processes_are_in_what_prometheus_has(watched):
+def test_prometheus_has_the_counters_of_both_processes(watched):
     page = watched.service.samples()
     (_, received) = watched.prometheus.query("attention_received_total")[0]
     watched.prometheus.eventually(
@@ -177,7 +177,7 @@ def test_the_counters_of_both_processes_are_in_what_prometheus_has(watched):
     )
 
 
-def test_the_choices_of_the_dashboards_reader_are_found(watched):
+def test_the_variables_of_the_dashboard_have_values(watched):
     found = {}
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] != "query":
@@ -194,7 +194,7 @@ def test_the_choices_of_the_dashboards_reader_are_found(watched):
     }
 
 
-def test_the_death_of_a_process_and_the_end_of_the_service_are_told(tmp_path):
+def test_the_death_of_a_process_and_the_end_of_the_service_raise_alerts(tmp_path):
     prepare(tmp_path, LAYERS)
     service = Started(tmp_path / "layers", workers=2, heartbeat_s=0.2)
     try:

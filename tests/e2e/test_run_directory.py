@@ -194,7 +194,7 @@ DEADLY = ("everything", "heartbeats")
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_lost_is_made_again_and_no_request_fails_D4(lost, loss):
+def test_lost_files_are_created_again_and_no_request_fails_D4(lost, loss):
     eventually(lost.is_well, "nothing is left of the last loss", REPLACED_S)
     agreed = f"agreed-{loss}"
     lost.store.save(small_layer(agreed))
@@ -225,7 +225,7 @@ def test_what_is_lost_is_made_again_and_no_request_fails_D4(lost, loss):
 
 
 @pytest.mark.long
-def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_by_one_that_serves_what_the_other_does_D4(start):
+def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_with_the_layers_of_the_other_D4(start):
     """The others beat once in four seconds: the replacement starts before there is anything to read."""
     service = start(heartbeat_s=4)
     service.wait_ready()
@@ -270,7 +270,7 @@ def remove_whatever(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("spoil", [place_a_file, place_a_link, give_away])
-def test_what_is_not_a_directory_of_ours_is_left_alone_and_told_until_it_is_gone_D4(lost, spoil):
+def test_a_foreign_directory_is_left_alone_and_reported_until_it_is_gone_D4(lost, spoil):
     eventually(lost.is_well, "nothing is left of the last loss", REPLACED_S)
     run_dir, told = lost.run_dir, len(lost.find(event="heartbeat_not_written"))
     with Traffic(lost.port) as traffic:
@@ -312,7 +312,7 @@ def fill_with_names(directory: Path) -> None:
     ("options", "fill"),
     [pytest.param("size=8m", fill_with_bytes, id="bytes"), pytest.param("nr_inodes=40", fill_with_names, id="names")],
 )
-def test_a_full_run_directory_stops_no_request_and_is_told_until_there_is_room_D4(start, options, fill):
+def test_a_full_run_directory_stops_no_request_and_is_reported_until_it_has_space_D4(start, options, fill):
     service = start(inside=options)
     service.wait_ready()
     is_over = threading.Event()
@@ -348,7 +348,7 @@ def test_a_full_run_directory_stops_no_request_and_is_told_until_there_is_room_D
     assert "Traceback" not in str(service.lines)
 
 
-def test_a_start_without_room_is_one_line_D4(tmp_path):
+def test_a_start_without_space_is_one_line_D4(tmp_path):
     if not can_mount():
         pytest.skip("a small file system is mounted in a namespace of its own")
     with contextlib.closing(Refused(tmp_path)) as refused:
@@ -372,7 +372,7 @@ class Refused(Started):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["counter", "gauge_livesum"])
-def test_a_file_cut_under_a_process_costs_at_most_that_process_D4(lost, kind):
+def test_a_truncated_mapped_file_costs_at_most_its_process_D4(lost, kind):
     """A page that its file no longer has is a SIGBUS."""
     eventually(lost.is_well, "nothing is left of the last loss", REPLACED_S)
     started = len(lost.find(event="worker_started"))
@@ -387,7 +387,7 @@ def test_a_file_cut_under_a_process_costs_at_most_that_process_D4(lost, kind):
 
 
 @pytest.mark.long
-def test_the_next_start_removes_what_a_killed_supervisor_left_and_nothing_else_D4(start, tmp_path):
+def test_the_next_start_removes_only_the_files_of_a_killed_supervisor_D4(start, tmp_path):
     shared = tmp_path / "together"
     first, second = (start(tmp_path / name, run_dir=shared, workers=1) for name in ("first", "second"))
     for service in (first, second):

@@ -75,7 +75,7 @@ def received(port, tls) -> tuple[float, ...]:
 
 
 @pytest.mark.long
-def test_what_is_refused_is_read_counted_and_ends_in_the_clear_and_over_tls_alike(service, port, tls):
+def test_a_refusal_is_read_counted_and_ends_the_connection_with_and_without_tls(service, port, tls):
     raws = [*BAD_REQUESTS.values(), *(raw for raw, _ in TOO_MUCH.values() if len(raw) < 100_000)]
 
     def heard(raw: bytes) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def test_what_is_refused_is_read_counted_and_ends_in_the_clear_and_over_tls_alik
     assert not service.find(event="library")
 
 
-def test_a_client_that_only_connects_is_let_go_at_the_header_deadline(port):
+def test_a_client_that_only_connects_is_disconnected_at_the_header_deadline(port):
     with socket.create_connection(("127.0.0.1", port), 10) as client:
         started = time.monotonic()
         assert client.recv(1) == b""
@@ -100,7 +100,7 @@ def test_a_client_that_only_connects_is_let_go_at_the_header_deadline(port):
 
 
 @pytest.mark.long
-def test_clients_that_take_nothing_do_not_keep_the_end_from_being_orderly(service, port, tls):
+def test_clients_that_read_nothing_do_not_prevent_an_orderly_shutdown(service, port, tls):
     slow = [RawClient(port, tls=tls) for _ in range(8)]
     for client in slow:
         client.send(post(b"Content-Length: %d" % len(LONG_ANSWER), body=LONG_ANSWER))

@@ -36,7 +36,7 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.long
-def test_a_key_is_made_and_lets_its_caller_in(tmp_path):
+def test_a_generated_key_grants_access(tmp_path):
     widths = dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), 384)
     prepare(tmp_path, [small_layer("minilm-l3", **widths, num_heads=12, num_kv_heads=12)])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -60,13 +60,13 @@ def test_a_key_is_made_and_lets_its_caller_in(tmp_path):
         service.end()
 
 
-def test_the_digest_of_a_key_is_what_the_page_says(tmp_path):
+def test_the_digest_of_a_key_matches_the_page(tmp_path):
     (command,) = (command for command in COMMANDS if "sha256sum" in command)
     assert run(command, tmp_path, KEY="mine").stdout.split()[0] == hashlib.sha256(b"mine").hexdigest()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_the_certificate_for_a_try_is_one(tmp_path):
+def test_the_example_certificate_is_valid(tmp_path):
     (command,) = (command for command in COMMANDS if command.startswith("openssl"))
     run(command, tmp_path)
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")

@@ -77,7 +77,7 @@ def test_a_head_has_the_headers_of_its_get_and_the_connection_goes_on(serve):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_device_that_is_not_there_is_one_line_and_an_exit_code(serve):
+def test_a_missing_device_is_one_line_and_an_exit_code(serve):
     service = serve(workers=1, device="cuda")
     assert service.process.wait(60) == 3
     assert service.process.stderr is not None
@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there_is_one_line_and_an_exit_code(serve):
 
 
 @pytest.mark.long
-def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
+def test_a_killed_process_is_replaced_and_no_other_request_fails(serve):
     """X5."""
     service = serve(workers=2)
     service.wait_ready()
@@ -102,7 +102,7 @@ def test_a_killed_process_is_replaced_and_nobody_else_notices(serve):
 
 
 @pytest.mark.long
-def test_l4_sigterm_under_load_loses_nothing_that_was_accepted(serve):
+def test_l4_sigterm_under_load_loses_no_accepted_request(serve):
     service = serve(workers=2)
     service.wait_ready()
     stopping = threading.Event()
@@ -130,7 +130,7 @@ def test_l4_sigterm_under_load_loses_nothing_that_was_accepted(serve):
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["empty", "broken"])
-def test_l11_a_directory_that_cannot_be_served_is_one_line_and_an_exit_code(serve, tmp_path, damage):
+def test_l11_an_unservable_directory_is_one_line_and_an_exit_code(serve, tmp_path, damage):
     directory = tmp_path / damage
     directory.mkdir()
     if damage == "broken":
@@ -170,7 +170,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "environment", "says"), REFUSED.values(), ids=REFUSED)
-def test_a_start_that_cannot_be_is_one_clear_line_and_an_exit_code(tmp_path, options, environment, says):
+def test_an_impossible_start_is_one_clear_line_and_an_exit_code(tmp_path, options, environment, says):
     prepare(tmp_path, LAYERS[:1])
     given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
     command = [

@@ -99,7 +99,7 @@ def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):
 
 
 @pytest.mark.long
-def test_a_caller_who_pipelines_and_leaves_is_no_fault(tmp_path):
+def test_a_client_that_pipelines_and_disconnects_is_no_fault(tmp_path):
     with Subject(tmp_path / "pipelined", workers=1) as subject:
         for _ in range(20):
             caller = socket.create_connection(("127.0.0.1", subject.port))

@@ -62,7 +62,7 @@ def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_t
 
 
 @pytest.mark.long
-def test_the_standard_variables_name_the_service_and_choose_what_is_sampled(serve):
+def test_the_standard_variables_set_the_service_name_and_the_sampling(serve):
     with TraceCollector() as collector:
         service = serve(
             collector.url,
@@ -81,7 +81,7 @@ def test_the_standard_variables_name_the_service_and_choose_what_is_sampled(serv
 
 
 @pytest.mark.long
-def test_what_was_not_sent_yet_is_sent_at_the_end(serve):
+def test_unsent_spans_are_sent_at_the_end(serve):
     with TraceCollector() as collector:
         service = serve(collector.url, OTEL_BSP_SCHEDULE_DELAY="3600000")
         assert service.attend().status_code == 200
@@ -93,7 +93,7 @@ def test_what_was_not_sent_yet_is_sent_at_the_end(serve):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["refuses", "hangs"])
-def test_a_collector_that_is_not_there_holds_up_neither_answers_nor_the_end(serve, kind):
+def test_a_missing_collector_delays_neither_answers_nor_the_end(serve, kind):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         if kind == "refuses":

@@ -138,7 +138,7 @@ def streams(request, pipe):
 
 
 @pytest.mark.long
-def test_requests_go_on_and_every_line_is_read_or_counted_and_reported_D3(tmp_path, pipe, streams):
+def test_requests_continue_and_every_line_is_read_or_counted_and_reported_D3(tmp_path, pipe, streams):
     with Service(tmp_path, *streams, workers=2, heartbeat_s=0.2) as service:
         assert service.ask_many() == {200}
         assert service.status("/healthz") == 200
@@ -163,7 +163,7 @@ def test_requests_go_on_and_every_line_is_read_or_counted_and_reported_D3(tmp_pa
 
 
 @pytest.mark.long
-def test_a_killed_worker_is_replaced_and_the_end_comes_while_nobody_reads_D3(tmp_path, pipe, streams):
+def test_a_killed_worker_is_replaced_and_the_service_ends_with_an_unread_log_D3(tmp_path, pipe, streams):
     with Service(tmp_path, *streams, workers=2, shutdown_grace_s=5) as service:
         assert service.ask_many() == {200}
         for victim in service.workers:
@@ -179,7 +179,7 @@ def test_a_killed_worker_is_replaced_and_the_end_comes_while_nobody_reads_D3(tmp
 
 
 @pytest.mark.long
-def test_a_service_starts_where_the_pipe_is_full_already(tmp_path, pipe, streams):
+def test_a_service_starts_with_a_full_pipe(tmp_path, pipe, streams):
     os.set_blocking(pipe[1], False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -191,7 +191,7 @@ def test_a_service_starts_where_the_pipe_is_full_already(tmp_path, pipe, streams
 
 
 @pytest.mark.long
-def test_what_keeps_it_from_starting_ends_it_with_its_code_though_nobody_reads_why(tmp_path, pipe):
+def test_a_refused_start_exits_with_its_code_though_its_log_is_unread(tmp_path, pipe):
     """The line of a worker, of the supervisor and of the command line."""
     os.set_blocking(pipe[1], False)
     with contextlib.suppress(BlockingIOError):
@@ -265,7 +265,7 @@ STREAMS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("made", STREAMS.values(), ids=STREAMS)
-def test_whatever_stdout_and_stderr_are_the_service_serves_counts_what_it_lost_and_ends(tmp_path, made):
+def test_the_service_serves_counts_lost_lines_and_ends_with_any_stdout_and_stderr(tmp_path, made):
     with made() as end, Service(tmp_path, end, end, workers=1, heartbeat_s=0.2) as service:
         assert service.ask_many(number=2000) == {200}
         assert service.status("/healthz") == 200
@@ -274,7 +274,7 @@ def test_whatever_stdout_and_stderr_are_the_service_serves_counts_what_it_lost_a
         assert service.end() == 0
 
 
-def test_streams_that_were_closed_are_no_loss(tmp_path):
+def test_closed_streams_are_no_loss(tmp_path):
     with Service(tmp_path, None, None, shell=">&- 2>&-", workers=1) as service:
         assert service.ask_many(number=200) == {200}
         assert service.num_dropped == 0
@@ -282,7 +282,7 @@ def test_streams_that_were_closed_are_no_loss(tmp_path):
 
 
 @pytest.mark.long
-def test_a_socket_gets_every_line_that_is_read(tmp_path):
+def test_a_socket_receives_every_line_that_is_read(tmp_path):
     reader, end = socket.socketpair()
     with reader, end, Service(tmp_path, end.fileno(), workers=2) as service:
         lines = Reader(reader.fileno())

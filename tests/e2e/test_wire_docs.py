@@ -30,7 +30,7 @@ def test_python_and_curl_run_one_after_the_other(url, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_javascript_prints_what_the_page_says(url, tmp_path):
+def test_javascript_prints_the_output_on_the_page(url, tmp_path):
     (block,) = (block for kind, block in BLOCKS if kind == "js")
     program = tmp_path / "ask.mjs"
     program.write_text(block)

@@ -62,7 +62,7 @@ def question() -> dict:
     }
 
 
-def test_r1_it_serves_as_nobody_in_particular_on_a_root_that_nobody_writes_to(container):
+def test_r1_it_serves_as_an_unknown_user_on_a_read_only_root(container):
     for pid in container.pids():
         told = status(pid)
         assert told["Uid"].split() == [str(UID)] * 4
@@ -84,7 +84,7 @@ def test_the_answers_have_the_bits_of_the_same_layer_here(container):
         assert here.weights["weights"].tobytes() == there.weights["weights"].tobytes()
 
 
-def test_l12_the_process_is_the_first_and_its_processes_are_all_there_are(container):
+def test_l12_the_service_is_process_1_and_only_its_processes_exist(container):
     inside = {inner_pid(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] for pid in container.pids()}
     assert inside[1][:3] == ["/opt/attention/bin/python", "-m", "service.supervisor.supervisor"], (
         "serve has exchanged its program"
@@ -94,7 +94,7 @@ def test_l12_the_process_is_the_first_and_its_processes_are_all_there_are(contai
     assert all(words[:4] == ["/opt/attention/bin/python", "-m", "service", "worker"] for words in workers)
 
 
-def test_l12_a_process_that_loses_its_parent_is_adopted_and_reaped(container):
+def test_l12_an_orphan_is_adopted_and_reaped(container):
     before = container.pids()
     engine("exec", container.name, "/bin/sh", "-c", "(sleep 0.3 & sleep 0.3 &)")
     assert len(container.pids()) > len(before), "two were left behind"
@@ -111,7 +111,7 @@ def test_a_killed_worker_is_replaced_and_leaves_no_zombie(container):
     )
 
 
-def test_it_writes_nothing_but_what_its_processes_share_in_memory(container):
+def test_it_writes_only_the_files_that_its_processes_share_in_memory(container):
     assert list(Path(f"/proc/{container.pid}/root/tmp").iterdir()) == []
     shared = Path(f"/proc/{container.pid}/root/dev/shm")
     assert [path.name.startswith("attention-1-") for path in shared.iterdir()] == [True]
@@ -122,7 +122,7 @@ def test_it_writes_nothing_but_what_its_processes_share_in_memory(container):
     assert not (layer / "x").exists()
 
 
-def test_r3_threads_stay_few_within_a_limit_of_processes_and_of_cores(start):
+def test_r3_threads_stay_few_within_limits_of_processes_and_cores(start):
     container = start()
     container.wait_healthy()
     seen = []
@@ -144,19 +144,19 @@ def test_r3_threads_stay_few_within_a_limit_of_processes_and_of_cores(start):
 
 
 @pytest.mark.parametrize(("cpus", "workers"), [("1", 1), ("1.5", 1)])
-def test_r3_a_quota_of_cores_decides_how_many_processes_there_are(start, cpus, workers):
+def test_r3_the_cpu_quota_decides_the_number_of_processes(start, cpus, workers):
     container = start(limits=(f"--cpus={cpus}", "--memory=2g"))
     container.wait_healthy()
     assert len(container.pids()) == 1 + workers
 
 
-def test_any_other_user_will_do(start):
+def test_it_runs_as_any_other_user(start):
     container = start("--user=54321:54321")
     container.wait_healthy()
     assert {status(pid)["Uid"].split()[0] for pid in container.pids()} == {"54321"}
 
 
-def test_by_itself_it_listens_on_every_address_and_says_that_no_key_is_asked_for(start):
+def test_by_default_it_listens_on_every_address_and_logs_that_no_key_is_required(start):
     """In a network of its own, with nothing told: the port, the address and the layers are the image's."""
     container = start("--network=none", port=8000)
     container.wait_healthy()
@@ -165,7 +165,7 @@ def test_by_itself_it_listens_on_every_address_and_says_that_no_key_is_asked_for
     assert '"event": "open_to_all"' in container.logs()
 
 
-def test_a_service_that_is_not_ready_is_not_healthy(start, tmp_path):
+def test_an_unready_service_is_unhealthy(start, tmp_path):
     container = Container(tmp_path, "--env=ATTENTION_STRICT_LAYERS=false")
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(container.remove)
@@ -205,7 +205,7 @@ def test_l12_stopping_it_loses_nothing_and_takes_less_than_the_grace(start):
     assert "Traceback" not in container.logs()
 
 
-def test_what_the_image_says_of_itself():
+def test_the_image_has_its_configuration_and_labels():
     (config,) = [json.loads(engine("image", "inspect", "--format", "{{json .Config}}", IMAGE).stdout)]
     assert config["User"] == f"{UID}:{UID}"
     assert config["Entrypoint"] == ["/opt/attention/bin/attention-service"]
@@ -221,7 +221,7 @@ def test_what_the_image_says_of_itself():
     assert labels["created"].endswith("Z")
 
 
-def test_no_compiler_test_cache_or_installer_is_shipped(tmp_path):
+def test_the_image_has_no_compiler_test_cache_or_installer(tmp_path):
     made = engine("create", IMAGE).stdout.strip()
     try:
         archive = tmp_path / "image.tar"
@@ -260,6 +260,6 @@ def test_the_smoke_load_test_passes_against_it(start, tmp_path):
     assert told.returncode == 0, told.stdout[-4000:] + told.stderr[-4000:]
 
 
-def test_the_engine_is_a_real_one():
+def test_the_container_engine_is_docker_or_podman():
     assert engine("version").stdout
     assert ENGINE in ("docker", "podman")

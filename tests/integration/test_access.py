@@ -111,7 +111,7 @@ def test_A2_with_a_key_every_route_is_reached(served, keys):
     served(story, api_keys_file=keys)
 
 
-def test_A2_whatever_changes_the_service_is_in_the_table_of_admin_routes(served, keys):
+def test_A2_every_changing_route_is_in_the_table_of_admin_routes(served, keys):
     async def story(service):
         changing = {(method, path) for path, method in routes_of(service) if method in ("PUT", "DELETE", "PATCH")}
         assert changing <= set(ADMIN)
@@ -133,7 +133,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("path", ["/v1/layers", "/v2/models/small", "/nothing"])
-def test_A1_A5_whatever_is_wrong_the_answer_is_the_same(served, keys, path):
+def test_A1_A5_every_wrong_key_gets_the_same_answer(served, keys, path):
     async def story(service):
         plain = await service.client.get(path)
         assert plain.status_code == 401
@@ -160,7 +160,7 @@ async def metrics(service):
     return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
 
 
-def test_A1_a_key_comes_before_everything_that_is_wrong_with_a_request(served, keys):
+def test_A1_the_key_is_checked_before_anything_else_of_a_request(served, keys):
     async def story(service):
         for body in (b"", b"{", b"x" * 5000):
             answer = await service.client.post("/v1/layers/nobody/attend", content=body)
@@ -228,7 +228,7 @@ def test_A9_keys_overlap_and_a_removed_one_is_refused_without_a_restart(served, 
     served(story, api_keys_file=keys, open_metrics=True)
 
 
-def test_a_bad_file_at_the_start_refuses_it_and_lets_nobody_in(served, keys):
+def test_a_bad_keys_file_refuses_the_start(served, keys):
     keys.write_text("\nnonsense here\n")
 
     async def story(service):
@@ -250,7 +250,7 @@ def test_metrics_need_a_key_unless_a_setting_opens_them(served, keys, is_open, s
     served(story, api_keys_file=keys, open_metrics=is_open)
 
 
-def test_A12_by_default_no_key_is_asked_for_and_admin_is_off(served):
+def test_A12_by_default_no_key_is_required_and_admin_is_off(served):
     async def story(service):
         assert (await service.attend(X)).status_code == 200
         for method in ("PUT", "DELETE"):
@@ -276,7 +276,7 @@ def test_A14_the_page_is_off_by_a_setting(served, keys):
     served(story, api_keys_file=keys, docs=False)
 
 
-def test_the_page_says_which_operations_need_a_key(served, keys):
+def test_openapi_lists_which_operations_need_a_key(served, keys):
     async def story(service):
         page = (await service.client.get("/openapi.json", headers=BEARER)).json()
         assert set(page["components"]["securitySchemes"]) == {"bearer", "header"}
@@ -312,7 +312,7 @@ def test_R5_ten_thousand_keys_paths_and_ids_make_no_series(served, keys):
     served(story, api_keys_file=keys, rate_limit_per_s=1e6, cors_origins="https://1.example")
 
 
-def test_a_key_has_a_rate_and_the_others_do_not_feel_it(served, keys):
+def test_one_key_at_its_rate_limit_affects_no_other_key(served, keys):
     async def story(service):
         answers = [await service.client.get("/v1/layers", headers=BEARER) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 429, 429, 429]
@@ -330,7 +330,7 @@ def test_a_key_has_a_rate_and_the_others_do_not_feel_it(served, keys):
     served(story, api_keys_file=keys, rate_limit_per_s=0.001, rate_burst=2)
 
 
-def test_without_keys_the_rate_is_everybodys(served):
+def test_without_keys_all_clients_share_one_rate(served):
     async def story(service):
         statuses = [
             (await service.client.get("/v1/layers", headers={"x-api-key": str(n)})).status_code for n in range(3)
@@ -367,7 +367,7 @@ def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_counted(served, 
     served(story, api_keys_file=keys, cors_origins=f" {APP} , http://localhost:3000")
 
 
-def test_a_preflight_that_may_not_is_an_ordinary_request(served, keys):
+def test_a_preflight_from_a_forbidden_origin_is_an_ordinary_request(served, keys):
     async def story(service):
         for rollout in (
             {"origin": "https://evil.example"},
@@ -389,7 +389,7 @@ def test_a_preflight_that_may_not_is_an_ordinary_request(served, keys):
     served(story, api_keys_file=keys, cors_origins=APP)
 
 
-def test_an_answer_and_a_refusal_may_be_read_by_pages_of_an_allowed_origin(served, keys):
+def test_pages_of_an_allowed_origin_may_read_answers_and_refusals(served, keys):
     async def story(service):
         for headers, status in ((BEARER, 200), ({}, 401), (BEARER | {"content-type": "text/plain"}, 415)):
             answer = await service.client.post(ATTEND, json=X, headers=headers | {"origin": APP})
@@ -407,7 +407,7 @@ def test_an_answer_and_a_refusal_may_be_read_by_pages_of_an_allowed_origin(serve
     served(story, api_keys_file=keys, cors_origins=APP)
 
 
-def test_a_star_is_any_origin(served):
+def test_a_star_allows_any_origin(served):
     async def story(service):
         answer = await service.attend(X, headers={"origin": "https://anything.example"})
         assert answer.headers["access-control-allow-origin"] == "*"
@@ -417,7 +417,7 @@ def test_a_star_is_any_origin(served):
     served(story, cors_origins="*")
 
 
-def test_the_python_client_brings_its_key(served, keys):
+def test_the_python_client_sends_its_key(served, keys):
     async def story(service):
         edge = service.client._transport
         async with AsyncClient("http://service", api_key=USER, transport=edge) as client:
@@ -435,7 +435,7 @@ def test_the_python_client_brings_its_key(served, keys):
 EVIL = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
 
 
-def test_D9_a_page_that_calls_a_loopback_address_under_its_own_name_is_refused_in_each_form(served):
+def test_D9_a_page_that_names_a_loopback_address_by_its_own_host_is_refused_in_each_form(served):
     async def story(service):
         for path in ("/v1/layers", "/docs", "/nothing"):
             answer = await service.client.get(path, headers=EVIL)
@@ -467,7 +467,7 @@ def test_a_page_of_an_allowed_origin_calls_a_loopback_host_and_no_other(served):
     served(story, cors_origins=APP)
 
 
-def test_the_host_counts_before_the_key_and_the_rate(served, keys):
+def test_the_host_is_checked_before_the_key_and_the_rate(served, keys):
     async def story(service):
         for headers in ({}, BEARER):
             answer = await service.client.get("/v1/layers", headers=headers | {"host": "other.example"})

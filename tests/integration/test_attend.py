@@ -48,7 +48,7 @@ def oracle(query: np.ndarray, **kwargs):
         return mha(x, x, x, average_attn_weights=False, **kwargs)
 
 
-def test_a_sequence_answers_what_torch_answers(served):
+def test_a_sequence_gets_the_result_of_torch(served):
     async def story(service):
         answer = (await service.attend({"query": X.tolist(), "weights": {"form": "heads"}})).json()
         output, weights = oracle(X)
@@ -110,7 +110,7 @@ def test_a_batch_of_sequences_is_its_sequences_one_by_one(served):
     served(story)
 
 
-def test_cross_attention_takes_keys_and_values_of_their_own_widths(served):
+def test_cross_attention_accepts_keys_and_values_of_other_widths(served):
     async def story(service):
         body = {"query": rows(3, 16).tolist(), "key": rows(7, 12).tolist(), "value": rows(7, 20).tolist()}
         answer = (await service.attend({**body, "weights": {"form": "mean"}}, "cross")).json()
@@ -145,7 +145,7 @@ CAUSAL = np.tril(np.ones((5, 5), bool))
         ({"kind": "window", "left": 1, "right": 1}, np.abs(np.subtract.outer(np.arange(5), np.arange(5))) > 1),
     ],
 )
-def test_every_mask_kind_blocks_what_it_says(served, mask, blocked):
+def test_every_mask_kind_blocks_the_positions_it_names(served, mask, blocked):
     """M7 for every kind."""
 
     async def story(service):
@@ -159,7 +159,7 @@ def test_every_mask_kind_blocks_what_it_says(served, mask, blocked):
     served(story)
 
 
-def test_a_row_that_may_attend_to_nothing_is_zeros_or_an_error_as_asked(served):
+def test_a_masked_row_is_zeros_or_an_error_as_requested(served):
     """M1, M9."""
     masks = [{"kind": "lengths", "values": [5, 0, 5, 0, 5]}]
 
@@ -210,7 +210,7 @@ def test_a_selection_of_weights_is_the_slice_of_all_of_them(served):
     served(story)
 
 
-def test_requests_of_every_kind_at_once_answer_as_they_do_alone(served):
+def test_requests_of_every_kind_have_the_same_answers_together_and_alone(served):
     """T18, M12."""
     kinds: list[tuple[int, dict]] = [
         (1, {}),
@@ -269,7 +269,7 @@ def test_an_answer_that_overflows_is_still_json(served):
     served(story)
 
 
-def test_scores_that_overflow_are_never_taken_for_a_masked_row(served):
+def test_overflowing_scores_never_count_as_a_masked_row(served):
     """torch's kernel without a mask answers zeros there; a mask that allows everything must not change the answer."""
     x = (X * 1e20).tolist()
 
@@ -283,7 +283,7 @@ def test_scores_that_overflow_are_never_taken_for_a_masked_row(served):
     served(story)
 
 
-def test_headers_tell_the_id_the_times_and_how_to_treat_the_answer(served):
+def test_headers_carry_the_id_the_times_and_the_caching_rules(served):
     async def story(service):
         answer = await service.attend({"query": X.tolist()}, headers={"x-request-id": "mine-1"})
         assert answer.headers["x-request-id"] == "mine-1"

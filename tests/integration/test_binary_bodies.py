@@ -36,7 +36,7 @@ async def post(service, content: bytes, path: str = ATTEND, **headers: str):
     return await service.client.post(path, content=content, headers={"content-type": BINARY, **named})
 
 
-def test_the_answer_comes_in_the_form_of_the_request_or_the_one_asked_for(served):
+def test_the_answer_has_the_form_of_the_request_or_of_accept(served):
     async def story(service):
         json_body = json.dumps(Request(X).fields(as_base64)).encode()
         wanted = read_json((await service.attend(json.loads(json_body))).json())["output"]
@@ -63,7 +63,7 @@ def test_the_answer_comes_in_the_form_of_the_request_or_the_one_asked_for(served
     served(story)
 
 
-def test_the_other_fields_of_an_answer_stand_in_its_metadata(served):
+def test_the_other_fields_of_an_answer_are_in_its_metadata(served):
     async def story(service):
         answer = await post(service, BODY)
         length = int.from_bytes(answer.content[:8], "little")
@@ -90,7 +90,7 @@ def test_a_query_of_a_dtype_that_is_no_float_is_bad_dtype(served, dtype):
     served(story)
 
 
-def test_what_is_wrong_with_a_tensor_is_the_same_error_in_every_form(served):
+def test_a_malformed_tensor_is_the_same_error_in_every_form(served):
     bad = X.copy()
     bad[1, 3] = np.nan
     cases = [
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_a_tensor_is_the_same_error_in_every_form(served):
 
 
 @pytest.mark.long
-def test_a_body_cut_anywhere_is_refused_and_with_any_bit_flipped_refused_or_answered_right(served):
+def test_a_truncated_body_is_refused_and_a_flipped_bit_is_refused_or_answered_correctly(served):
     """Every cut and every bit of a whole small body."""
 
     async def story(service):
@@ -149,7 +149,7 @@ async def _outputs_of_json(service, body: bytes) -> bytes:
 
 
 @pytest.mark.long
-def test_an_inference_body_cut_anywhere_is_refused_and_with_any_bit_flipped_refused_or_answered_right(served):
+def test_a_truncated_inference_body_is_refused_and_a_flipped_bit_is_refused_or_answered_correctly(served):
     body, head = as_inference(Request(X), binary=True)
 
     async def story(service):
@@ -190,7 +190,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
-def test_inference_takes_and_gives_compressed_bodies(served, coding, binary):
+def test_inference_accepts_and_returns_compressed_bodies(served, coding, binary):
     pack = PACKERS[coding]
     many = np.random.default_rng(4).standard_normal((1, 40, 16)).astype(np.float32)
     body, head = as_inference(Request(many), binary=binary)
@@ -213,7 +213,7 @@ def test_inference_takes_and_gives_compressed_bodies(served, coding, binary):
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
 @pytest.mark.parametrize("accept", [BINARY, "application/json"])
-def test_attend_takes_and_gives_compressed_bodies(served, coding, accept):
+def test_attend_accepts_and_returns_compressed_bodies(served, coding, accept):
     pack = PACKERS[coding]
     many = np.random.default_rng(4).standard_normal((900, 16)).astype(np.float32)
     body = as_safetensors(Request(many, weights={"form": "heads"}))
@@ -236,7 +236,7 @@ def test_attend_takes_and_gives_compressed_bodies(served, coding, accept):
     served(story)
 
 
-def test_offers_of_compression_are_taken_where_the_operator_wants_it(served):
+def test_answers_are_compressed_where_a_setting_enables_it(served):
     async def story(service):
         many = as_safetensors(Request(np.zeros((90, 16), np.float32)))
         answer = await post(service, many, accept_encoding="gzip, deflate")
@@ -257,7 +257,7 @@ def as_binary_inference(request: Request) -> tuple[bytes, dict[str, str]]:
     [(ATTEND, lambda request: (as_safetensors(request), {})), (INFER, as_binary_inference)],
     ids=["safetensors", "open inference"],
 )
-def test_large_bodies_leave_the_event_loop_and_small_ones_do_not(served, path, write):
+def test_only_large_bodies_are_decoded_off_the_event_loop(served, path, write):
     def has_thread() -> bool:
         return any(thread.name.startswith("checking") for thread in threading.enumerate())
 
@@ -272,7 +272,7 @@ def test_large_bodies_leave_the_event_loop_and_small_ones_do_not(served, path, w
     assert not has_thread(), "it ends with the service"
 
 
-def test_a_large_binary_answer_says_its_length_and_is_whole(served):
+def test_a_large_binary_answer_has_its_length_and_is_complete(served):
     many = np.random.default_rng(4).standard_normal((1500, 16)).astype(np.float32)
 
     async def story(service):

@@ -150,7 +150,7 @@ def check_problem(answer, codes) -> None:
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
-def test_wrong_bodies_get_their_code_and_harm_nobody(served):
+def test_wrong_bodies_get_their_code_and_harm_no_other_request(served):
     """All at once beside a steady good request, whose answer never changes by a bit."""
 
     async def story(service):
@@ -221,7 +221,7 @@ def test_a_layer_that_is_not_served_is_not_found_and_never_a_label(served, layer
     served(story)
 
 
-def test_routes_and_methods_that_do_not_exist_say_so(served):
+def test_unknown_routes_and_methods_are_errors_of_their_own(served):
     async def story(service):
         missing = await service.client.get("/v3/" + SECRET)
         assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
@@ -241,7 +241,7 @@ def test_routes_and_methods_that_do_not_exist_say_so(served):
     served(story)
 
 
-def test_media_types_and_sizes_are_checked_at_the_door(served):
+def test_media_types_and_sizes_are_checked_before_the_body_is_read(served):
     async def post(service, content: bytes, **headers):
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         answer = await service.client.post("/v1/layers/small/attend", content=content, headers=named)
@@ -277,7 +277,7 @@ def test_a_malformed_timeout_is_invalid(served, value):
     served(story)
 
 
-def test_what_costs_too_much_says_how_much(served):
+def test_an_expensive_request_is_refused_with_its_cost(served):
     async def story(service):
         for body, words in [
             ({"query": [X[0]] * 9}, "9 query and key rows, a request may have 8"),
@@ -324,7 +324,7 @@ OBJECT = {"dtype": "float32", "shape": [1, 16], "data": [0.5] * 16}
         ({"query": {**OBJECT, "shape": [2, 16]}, "masks": [{"kind": "attend", "values": [[1, 2, 3]]}]}, "bad_shape"),
     ],
 )
-def test_of_two_things_that_are_wrong_the_first_of_the_contracts_order_is_told(served, body, code):
+def test_of_two_errors_the_first_in_the_order_of_the_contract_is_reported(served, body, code):
     """Unknown fields, then dtypes, then shapes, then masks, whichever tensor they are in."""
 
     async def story(service):
@@ -334,7 +334,7 @@ def test_of_two_things_that_are_wrong_the_first_of_the_contracts_order_is_told(s
     served(story)
 
 
-def test_a_deadline_that_is_none_is_told_after_the_body_was_looked_at(served):
+def test_a_malformed_deadline_is_reported_after_errors_of_the_body(served):
     async def story(service):
         headers = {"content-type": "application/json", "x-request-timeout-ms": "soon"}
         path = "/v1/layers/small/attend"
@@ -344,7 +344,7 @@ def test_a_deadline_that_is_none_is_told_after_the_body_was_looked_at(served):
     served(story, max_body_bytes=4096)
 
 
-def test_tables_of_masks_are_bounded_before_they_are_made(served):
+def test_mask_tables_are_bounded_before_they_are_allocated(served):
     """Two small biases whose sum is a table of every head: 413 that says how much; alone neither needs one."""
 
     async def story(service):

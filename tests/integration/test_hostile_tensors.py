@@ -72,7 +72,7 @@ def test_a_wrong_body_gets_its_code(served, case):
 
 
 @pytest.mark.parametrize("field", ["query", "key", "value"])
-def test_one_nan_is_refused_wherever_it_stands_and_its_mates_keep_their_bits_T14(served, field):
+def test_one_nan_is_refused_at_any_index_and_other_requests_keep_their_bits_T14(served, field):
     async def story(service):
         good = [(await service.attend({"query": [[n / 8] * 16] * (n + 1)})).json()["output"] for n in range(6)]
         for place in (0, 7, 31):
@@ -86,7 +86,7 @@ def test_one_nan_is_refused_wherever_it_stands_and_its_mates_keep_their_bits_T14
     served(story)
 
 
-def test_what_costs_too_much_with_its_weights_is_answered_without_T11(served):
+def test_a_request_too_expensive_with_weights_is_answered_without_them_T11(served):
     async def story(service):
         body = {"query": X * 8}
         refused = await service.attend({**body, "weights": {"form": "heads"}})
@@ -98,7 +98,7 @@ def test_what_costs_too_much_with_its_weights_is_answered_without_T11(served):
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-def test_as_many_sequences_as_the_limit_are_answered_and_one_more_is_not_T13(served, limit):
+def test_the_limit_of_sequences_is_inclusive_T13(served, limit):
     async def story(service):
         row = [[0.5] * 16]
         answer = await service.attend({"query": [row] * limit})
@@ -173,7 +173,7 @@ async def send(service, body: bytes, path: str = ATTEND, **headers: str):
     ],
     ids=["B1-magic", "B1-json", "B1-npy", "B1-zip", "B1-pickle"],
 )
-def test_another_format_under_the_name_of_ours_is_bad_binary(served, body):
+def test_another_format_under_our_media_type_is_bad_binary(served, body):
     async def story(service):
         answer = await send(service, body)
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_binary")
@@ -181,7 +181,7 @@ def test_another_format_under_the_name_of_ours_is_bad_binary(served, body):
     served(story)
 
 
-def test_big_endian_bytes_cannot_be_announced_B7(served):
+def test_big_endian_dtypes_are_unknown_B7(served):
     """Neither protocol has a flag for them; whoever invents one is refused, and whoever sends them gets what they say."""
 
     async def story(service):

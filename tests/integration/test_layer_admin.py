@@ -83,7 +83,7 @@ async def outputs(process, layer="small"):
     return answer["output"], answer["layer"]["digest"]
 
 
-def test_a_layer_that_was_added_to_the_directory_is_served_by_every_process_before_the_answer(service, store):
+def test_a_new_layer_is_served_by_every_process_before_the_answer(service, store):
     async def story(one, two):
         store.save(small_layer("fresh"))
         assert (await one.attend({"query": X}, "fresh")).status_code == 404
@@ -104,7 +104,7 @@ def test_a_layer_that_was_added_to_the_directory_is_served_by_every_process_befo
     service(story)
 
 
-def test_a_layer_whose_file_has_not_changed_is_a_200_and_nothing_is_loaded(service):
+def test_an_unchanged_layer_is_a_200_and_nothing_is_loaded(service):
     async def story(one, two):
         held = one.service.catalog.get("small")
         answer = await two.client.put(PATH)
@@ -114,7 +114,7 @@ def test_a_layer_whose_file_has_not_changed_is_a_200_and_nothing_is_loaded(servi
     service(story)
 
 
-def test_a_replaced_layer_is_the_new_one_everywhere_and_no_answer_mixes_the_two(service, store):
+def test_a_replaced_layer_is_served_everywhere_and_no_answer_mixes_versions(service, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
@@ -140,7 +140,7 @@ def test_a_replaced_layer_is_the_new_one_everywhere_and_no_answer_mixes_the_two(
     service(story)
 
 
-def test_who_was_admitted_with_a_version_is_answered_by_it(service, store):
+def test_an_admitted_request_is_answered_by_its_version(service, store):
     async def story(one):
         before = await outputs(one)
         one.engine.gate.clear()
@@ -157,7 +157,7 @@ def test_who_was_admitted_with_a_version_is_answered_by_it(service, store):
     service(story, count=1, probe_s=3600)
 
 
-def test_after_an_unload_what_waits_is_answered_and_what_comes_is_unknown(service):
+def test_after_an_unload_queued_requests_are_answered_and_new_ones_are_not_found(service):
     async def story(one, two):
         before = await outputs(one)
         one.engine.gate.clear()
@@ -180,7 +180,7 @@ def test_after_an_unload_what_waits_is_answered_and_what_comes_is_unknown(servic
     service(story, probe_s=3600)
 
 
-def test_the_memory_of_a_layer_that_went_comes_back(service, store):
+def test_an_unloaded_layer_frees_its_memory(service, store):
     async def story(one):
         held = weakref.ref(one.service.catalog.get("small").loaded)
         before = one.engine.device_bytes
@@ -199,7 +199,7 @@ def test_the_memory_of_a_layer_that_went_comes_back(service, store):
     service(story, count=1)
 
 
-def test_every_layer_may_go_and_come_back(service):
+def test_every_layer_can_be_unloaded_and_loaded_again(service):
     async def story(one):
         for layer in LAYERS:
             assert (await one.client.delete(f"/v1/layers/{layer.name}")).status_code == 204
@@ -250,7 +250,7 @@ DAMAGES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(service, tmp_path, damage):
+def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_is_served(service, tmp_path, damage):
     async def story(one, two):
         before = await outputs(one)
         file = tmp_path / "layers" / "small.safetensors"
@@ -267,7 +267,7 @@ def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_goes_on(
     service(story)
 
 
-def test_f8_a_link_that_leads_out_of_the_directory_is_refused(service, tmp_path, store):
+def test_f8_a_link_out_of_the_layer_directory_is_a_refusal(service, tmp_path, store):
     async def story(one):
         outside = Store(tmp_path / "outside")
         outside.save(small_layer("small", scale=0.25))
@@ -285,7 +285,7 @@ NAMES = ["..%2Fetc", "a%2F..%2Fb", "%2Fetc%2Fpasswd", "model%2F", "%20..", "%09"
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"T25-{name[:12]}")
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_a_name_that_no_layer_can_have_is_not_found_and_no_file_is_touched(service, monkeypatch, name, method):
+def test_an_illegal_layer_name_is_not_found_and_no_file_is_opened(service, monkeypatch, name, method):
     async def story(one):
         monkeypatch.setattr(Store, "load", None)
         answer = await one.client.request(method, f"/v1/layers/{name}")
@@ -295,7 +295,7 @@ def test_a_name_that_no_layer_can_have_is_not_found_and_no_file_is_touched(servi
     service(story, count=1)
 
 
-def test_a_name_that_the_directory_lacks_is_not_found(service):
+def test_a_name_without_a_file_is_not_found(service):
     async def story(one):
         answer = await one.client.put("/v1/layers/absent")
         assert (answer.status_code, answer.json()["code"]) == (404, "layer_not_found")
@@ -304,7 +304,7 @@ def test_a_name_that_the_directory_lacks_is_not_found(service):
     service(story, count=1)
 
 
-def test_a_process_that_cannot_load_it_keeps_all_from_serving_it(service, store):
+def test_a_process_that_cannot_load_a_layer_aborts_the_rollout(service, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
@@ -326,7 +326,7 @@ def test_a_process_that_cannot_load_it_keeps_all_from_serving_it(service, store)
     service(story)
 
 
-def test_a_process_that_does_not_answer_keeps_all_from_serving_it(service, store):
+def test_a_process_that_does_not_acknowledge_aborts_the_rollout(service, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
@@ -338,7 +338,7 @@ def test_a_process_that_does_not_answer_keeps_all_from_serving_it(service, store
     service(story, layer_change_s=0.2)
 
 
-def test_unless_every_process_is_up_nothing_is_changed(service, tmp_path, store):
+def test_without_every_process_up_a_rollout_is_refused(service, tmp_path, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
@@ -350,7 +350,7 @@ def test_unless_every_process_is_up_nothing_is_changed(service, tmp_path, store)
     service(story, heartbeat_s=60)
 
 
-def test_two_changes_at_once_come_one_after_another_or_are_told_to_come_back(service, store):
+def test_concurrent_rollouts_run_one_after_another_or_are_refused(service, store):
     async def story(one, two):
         for name in "abcd":
             store.save(small_layer(name))
@@ -380,9 +380,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize(("swap", "slow"), [*((swap, 1) for swap in SWAPS), ("the-old-one", 0)], ids=str)
-def test_a_file_that_is_swapped_while_a_change_is_prepared_is_a_409_and_nothing_is_changed_D1(
-    service, store, tmp_path, swap, slow
-):
+def test_a_file_swapped_during_prepare_is_a_409_and_nothing_changes_D1(service, store, tmp_path, swap, slow):
     async def story(*both):
         one, two = both
         file = tmp_path / "layers" / "small.safetensors"
@@ -438,7 +436,7 @@ def slow_files(monkeypatch):
     files.goes_on.set()
 
 
-def test_a_file_that_is_slow_to_read_keeps_no_other_change_out(service, store, slow_files):
+def test_a_slow_file_delays_no_other_rollout(service, store, slow_files):
     async def story(one, two):
         store.save(small_layer("fresh"))
         slow_files.slow = "small"
@@ -455,7 +453,7 @@ def test_a_file_that_is_slow_to_read_keeps_no_other_change_out(service, store, s
     service(story)
 
 
-def test_a_change_that_was_called_off_leaves_no_process_busy_with_it(service, store, slow_files):
+def test_an_aborted_rollout_leaves_no_process_loading(service, store, slow_files):
     """The file is still being read, for nobody, when the next change is made."""
 
     async def story(one, two):
@@ -477,7 +475,7 @@ def test_a_change_that_was_called_off_leaves_no_process_busy_with_it(service, st
     service(story)
 
 
-def test_a_layer_that_was_put_is_described_as_it_was_put_whatever_comes_next(service):
+def test_the_answer_to_a_put_describes_the_layer_of_that_put(service):
     """Another admin's DELETE may follow at once."""
 
     async def story(one, two):
@@ -493,7 +491,7 @@ def test_a_layer_that_was_put_is_described_as_it_was_put_whatever_comes_next(ser
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 @pytest.mark.parametrize("body", [b"", b"he is still sending this"], ids=["silent", "sending"])
-def test_a_caller_who_leaves_takes_his_change_back_and_frees_the_way(service, store, method, body):
+def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, method, body):
     async def story(one, two):
         before = await outputs(one), await outputs(two)
         store.save(small_layer("small", scale=0.25))
@@ -555,7 +553,7 @@ async def request_until(leave, process, method, body):
     return sent
 
 
-def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
+def test_a_rollout_whose_author_died_is_aborted(service, tmp_path, store):
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("fresh"))
@@ -574,7 +572,7 @@ def test_a_change_whose_author_died_is_taken_back(service, tmp_path, store):
     service(story)
 
 
-def test_a_process_that_starts_later_serves_what_is_agreed_on_and_not_what_the_directory_holds(tmp_path, store):
+def test_a_process_that_starts_later_serves_the_desired_state_rather_than_the_directory(tmp_path, store):
     prepare(tmp_path, LAYERS)
 
     async def main():
@@ -590,7 +588,7 @@ def test_a_process_that_starts_later_serves_what_is_agreed_on_and_not_what_the_d
     asyncio.run(main())
 
 
-def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves_the_others(tmp_path, store):
+def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_other_layers(tmp_path, store):
     prepare(tmp_path, LAYERS)
 
     async def main():
@@ -621,7 +619,7 @@ def test_a_process_that_starts_when_the_file_has_changed_is_not_ready_and_serves
     asyncio.run(main())
 
 
-def test_a_file_that_comes_back_is_found_without_being_asked_for(tmp_path, store):
+def test_a_restored_file_is_found_without_a_request(tmp_path, store):
     prepare(tmp_path, LAYERS)
 
     async def main():
@@ -638,7 +636,7 @@ def test_a_file_that_comes_back_is_found_without_being_asked_for(tmp_path, store
     asyncio.run(main())
 
 
-def test_a_draining_process_changes_nothing_and_takes_its_change_back(service, store):
+def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
     async def story(one, two):
         store.save(small_layer("small", scale=0.25))
         before = await outputs(one)
@@ -653,7 +651,7 @@ def test_a_draining_process_changes_nothing_and_takes_its_change_back(service, s
     service(story)
 
 
-def test_a_run_directory_that_is_gone_changes_nothing_that_is_served(service, tmp_path):
+def test_a_lost_run_directory_changes_no_served_layer(service, tmp_path):
     async def story(one):
         before = await outputs(one)
         (tmp_path / "heartbeats").rename(tmp_path / "gone")
@@ -669,7 +667,7 @@ def test_a_run_directory_that_is_gone_changes_nothing_that_is_served(service, tm
     service(story, count=1, heartbeat_s=0.02)
 
 
-def test_a12_nobody_may_change_layers_where_there_is_no_admins_key(service):
+def test_a12_without_an_admin_key_no_client_may_change_layers(service):
     async def story(one):
         for method in ("PUT", "DELETE"):
             answer = await one.client.request(method, PATH)
@@ -679,7 +677,7 @@ def test_a12_nobody_may_change_layers_where_there_is_no_admins_key(service):
     service(story, count=1, admin=False)
 
 
-def test_the_page_tells_of_the_admin_routes_with_examples(service):
+def test_openapi_describes_the_admin_routes_with_examples(service):
     async def story(one):
         allow = (await one.client.options(PATH)).headers["allow"]
         assert allow == "DELETE, GET, HEAD, OPTIONS, PUT"
@@ -693,7 +691,7 @@ def test_the_page_tells_of_the_admin_routes_with_examples(service):
     service(story, count=1)
 
 
-def test_each_change_is_counted_and_told_once(service):
+def test_each_rollout_is_counted_and_logged_once(service):
     async def story(one):
         await one.client.put(PATH)
         await one.client.delete(PATH)
@@ -706,7 +704,7 @@ def test_each_change_is_counted_and_told_once(service):
     service(story, count=1)
 
 
-def test_a_process_of_another_state_is_not_counted_as_up(tmp_path):
+def test_a_process_with_another_state_is_not_up(tmp_path):
     """One that still starts has no layers to change."""
     prepare(tmp_path, LAYERS)
 

@@ -13,7 +13,7 @@ from tests.integration.running import LAYERS, prepare, running, small_layer
 X = [[0.5] * 16]
 
 
-def test_l1_before_layers_are_loaded_requests_are_refused_and_health_is_well(served):
+def test_l1_before_layers_are_loaded_requests_are_refused_and_healthz_is_200(served):
     async def story(service):
         ready = await service.client.get("/readyz")
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -28,7 +28,7 @@ def test_l1_before_layers_are_loaded_requests_are_refused_and_health_is_well(ser
     served(story, wait=False)
 
 
-def test_f13_strict_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
+def test_f13_strict_a_broken_layer_refuses_the_start(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -41,7 +41,7 @@ def test_f13_strict_a_layer_that_cannot_be_loaded_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_f13_lenient_the_others_are_served(tmp_path):
+def test_f13_lenient_the_other_layers_are_served(tmp_path):
     prepare(tmp_path, LAYERS)
     (tmp_path / "layers" / "broken.safetensors").write_bytes(b"\0" * 100)
 
@@ -82,7 +82,7 @@ def test_a_layer_that_fails_its_first_forward_passes_is_never_served(tmp_path, m
     asyncio.run(main())
 
 
-def test_a_replacement_listens_when_it_can_answer_unless_it_is_alone(tmp_path):
+def test_a_replacement_listens_once_it_can_answer_unless_it_is_alone(tmp_path):
     """The kernel gives it connections from then on, and its mates could answer them meanwhile."""
     prepare(tmp_path, LAYERS)
 
@@ -128,7 +128,7 @@ def test_a_directory_without_layers_refuses_the_start(tmp_path):
     asyncio.run(main())
 
 
-def test_l9_readiness_flips_at_once_when_draining_begins_and_service_goes_on(served):
+def test_l9_readiness_fails_when_the_drain_begins_and_requests_are_still_answered(served):
     async def story(service):
         service.service.begin_drain()
         ready = await service.client.get("/readyz")
@@ -141,7 +141,7 @@ def test_l9_readiness_flips_at_once_when_draining_begins_and_service_goes_on(ser
     served(story)
 
 
-def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
+def test_accepted_requests_are_answered_at_shutdown(tmp_path):
     prepare(tmp_path, LAYERS)
     kept: list[asyncio.Future] = []
 
@@ -157,7 +157,7 @@ def test_what_was_accepted_is_answered_at_shutdown(tmp_path):
     asyncio.run(main())
 
 
-def test_the_end_of_a_process_tells_what_was_done_since_its_last_heartbeat(tmp_path):
+def test_a_process_reports_the_work_since_its_last_heartbeat_at_its_end(tmp_path):
     prepare(tmp_path, LAYERS)
 
     async def main():
@@ -172,7 +172,7 @@ def test_the_end_of_a_process_tells_what_was_done_since_its_last_heartbeat(tmp_p
     assert float(told["attention_compute_busy_seconds_total"]) > 0
 
 
-def test_what_came_in_before_the_listener_closed_is_answered_in_every_form(served):
+def test_requests_of_every_form_before_the_listener_closed_are_answered(served):
     """L5 Their headers were read, their bodies come late."""
 
     async def story(service):
@@ -196,7 +196,7 @@ def test_what_came_in_before_the_listener_closed_is_answered_in_every_form(serve
     served(story)
 
 
-def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
+def test_a_lost_run_directory_ends_no_process(served, tmp_path):
     async def story(service):
         await asyncio.to_thread((tmp_path / "heartbeats").rename, tmp_path / "gone")  # at once, between two beats
         await asyncio.sleep(0.1)
@@ -208,7 +208,7 @@ def test_a_run_directory_that_is_gone_makes_no_process_die(served, tmp_path):
     served(story)
 
 
-def test_a_fault_of_the_life_task_is_told_and_ends_the_process(served):
+def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
     async def story(service):
         service.service._probes = None  # whatever breaks in it
         await service.until(lambda: service.refusals)
@@ -242,7 +242,7 @@ def test_a_layer_that_stops_answering_makes_the_service_unready(served):
     served(story, probe_s=0.05)
 
 
-def test_a_float64_request_makes_its_own_variant_once(served):
+def test_the_first_float64_request_converts_the_layer_once(served):
     async def story(service):
         wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
         for _ in range(2):
@@ -254,7 +254,7 @@ def test_a_float64_request_makes_its_own_variant_once(served):
     served(story)
 
 
-def test_the_store_is_read_once_and_may_change_afterwards(served, tmp_path):
+def test_the_store_is_read_once_at_the_start(served, tmp_path):
     async def story(service):
         before = (await service.attend({"query": X})).json()["output"]
         await asyncio.to_thread(Store(tmp_path / "layers").save, small_layer("small", scale=0.25))

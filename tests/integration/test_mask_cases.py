@@ -49,7 +49,7 @@ def test_an_empty_row_is_zeros_however_it_is_written_M1_M2(served):
     served(story)
 
 
-def test_masks_that_empty_a_row_together_follow_the_same_rule_M3(served):
+def test_masks_that_empty_a_row_only_together_follow_the_same_rule_M3(served):
     padding = {"kind": "ignore", "values": [True, True, False, False, False]}
     nothing = {"kind": "attend", "values": [False] * 5}
 
@@ -112,7 +112,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_mask_that_means_nothing_is_refused(served, case):
+def test_a_malformed_mask_is_refused(served, case):
     async def story(service):
         for mask in BAD[case]:
             refused = await service.attend({"query": X.tolist(), "masks": [mask]})

@@ -13,7 +13,7 @@ async def infer(service, *inputs: dict, path: str = INFER, **fields):
     return await service.client.post(path, content=json.dumps(body).encode(), headers={"content-type": "text/plain"})
 
 
-def test_an_answer_has_the_keys_of_the_protocol_and_tells_what_v1_tells(served):
+def test_an_answer_has_the_keys_of_the_protocol_and_the_facts_of_v1(served):
     async def story(service):
         found = (await infer(service, id="42", model_name="another", unknown=[1])).json()
         assert found["model_name"] == "small"
@@ -46,7 +46,7 @@ def test_data_may_be_nested_as_its_shape_says_or_flat(served):
     served(story)
 
 
-def test_weights_come_by_parameter_or_by_name_and_only_what_is_asked_for_comes(served):
+def test_weights_are_requested_by_parameter_or_name_and_only_requested_outputs_are_sent(served):
     async def story(service):
         def names(answer) -> list[str]:
             return [output["name"] for output in answer.json()["outputs"]]
@@ -61,7 +61,7 @@ def test_weights_come_by_parameter_or_by_name_and_only_what_is_asked_for_comes(s
     served(story)
 
 
-def test_the_flag_of_an_output_goes_before_that_of_the_request(served):
+def test_the_flag_of_an_output_overrides_that_of_the_request(served):
     async def story(service):
         answer = await infer(
             service,
@@ -78,7 +78,7 @@ def test_the_flag_of_an_output_goes_before_that_of_the_request(served):
     served(story)
 
 
-def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
+def test_parameters_of_stateful_models_are_ignored(served):
     parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 5_000_000}
 
     async def story(service):
@@ -134,7 +134,7 @@ def test_what_a_stateless_model_has_no_use_for_is_passed_over(served):
         ([QUERY, {"name": "lengths", "datatype": "INT64", "shape": [2], "data": [1, 2]}], {}, "lengths must be"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_in_the_form_of_the_protocol(served, inputs, fields, words):
+def test_an_error_is_one_sentence_in_the_form_of_the_protocol(served, inputs, fields, words):
     async def story(service):
         answer = await infer(service, *inputs, **fields)
         assert answer.status_code == 400, answer.text
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_one_sentence_in_the_form_of_the_protocol(served, input
 
 
 @pytest.mark.parametrize("timeout", [0, None, 10**6, 2**63 - 1, 10**18, 10**400])
-def test_a_timeout_of_any_size_is_at_most_our_own(served, timeout):
+def test_a_timeout_is_capped_by_the_request_deadline(served, timeout):
     async def story(service):
         assert (await infer(service, parameters={"timeout": timeout})).status_code == 200
 
@@ -167,7 +167,7 @@ def test_a_timeout_that_is_no_number_of_microseconds_is_refused(served, timeout)
     served(story)
 
 
-def test_an_id_of_any_text_comes_back(served):
+def test_an_id_of_any_text_is_returned(served):
     async def story(service):
         for text in ("", "é", "\u0000", "😀" * 256, '"\\\n'):
             assert (await infer(service, id=text)).json()["id"] == text
@@ -178,7 +178,7 @@ def test_an_id_of_any_text_comes_back(served):
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0"])
-def test_a_length_of_the_json_that_cannot_be_is_refused(served, length):
+def test_an_impossible_length_of_the_json_is_refused(served, length):
     """B2."""
 
     async def story(service):
@@ -190,7 +190,7 @@ def test_a_length_of_the_json_that_cannot_be_is_refused(served, length):
     served(story)
 
 
-def test_every_route_under_v2_says_errors_in_the_form_of_the_protocol(served):
+def test_every_route_under_v2_answers_errors_in_the_form_of_the_protocol(served):
     async def story(service):
         for method, path, status in (
             ("GET", "/v2/nowhere", 404),
@@ -213,7 +213,7 @@ def test_every_route_under_v2_says_errors_in_the_form_of_the_protocol(served):
     served(story)
 
 
-def test_a_server_that_is_not_ready_says_so_and_lives(served):
+def test_an_unready_server_is_live(served):
     async def story(service):
         assert (await service.client.get("/v2/health/ready")).json() == {"ready": True}
         service.service.begin_drain()

@@ -17,7 +17,7 @@ async def blocked(service):
     return task
 
 
-def test_exactly_what_the_queue_holds_is_taken_and_the_rest_is_told_when_to_come_back(served):
+def test_exactly_the_capacity_of_the_queue_is_admitted_and_the_rest_gets_retry_after(served):
     """Q1, Q2."""
 
     async def story(service):
@@ -59,7 +59,7 @@ def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, 
     served(story, probe_s=3600)
 
 
-def test_a_caller_who_leaves_frees_its_place_and_is_counted_once(served):
+def test_a_disconnect_frees_its_queue_entry_and_is_counted_once(served):
     async def story(service):
         running = await blocked(service)
         leaving = await leave_while_queued(service)
@@ -126,7 +126,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
-def test_a_layer_that_returns_nonsense_fails_that_batch_and_nobody_gets_another_ones_answer(served, nonsense):
+def test_a_layer_that_returns_nonsense_fails_that_batch_and_mixes_no_answers(served, nonsense):
     async def story(service):
         expected = [(await service.attend({"query": X * n})).json()["output"] for n in (1, 2, 3)]
         (layer,) = service.service.catalog.get("small").loaded.variants.values()
@@ -145,7 +145,7 @@ def test_a_layer_that_returns_nonsense_fails_that_batch_and_nobody_gets_another_
 
 @pytest.mark.parametrize("leaving", [range(1), range(8), [0, 3, 7]], ids=["X13-one", "X13-all", "X13-some"])
 @pytest.mark.parametrize("moment", ["running", "answered"])
-def test_callers_who_leave_a_running_batch_harm_nobody(served, leaving, moment):
+def test_disconnects_from_a_running_batch_harm_no_other_request(served, leaving, moment):
     async def story(service):
         expected = (await service.attend({"query": X})).json()["output"]
         running = await blocked(service)
@@ -167,7 +167,7 @@ def test_callers_who_leave_a_running_batch_harm_nobody(served, leaving, moment):
     served(story, probe_s=3600)
 
 
-def test_x12_who_disconnects_at_a_random_stage_leaves_nothing_behind_and_is_counted_once(served):
+def test_x12_a_disconnect_at_a_random_stage_leaves_nothing_behind_and_is_counted_once(served):
     """A small form; the whole one is a figure of its own."""
     rng = np.random.default_rng(12)
 
@@ -194,7 +194,7 @@ def test_x12_who_disconnects_at_a_random_stage_leaves_nothing_behind_and_is_coun
     served(story, probe_s=3600, queue_capacity=64)
 
 
-def test_thousands_at_once_each_get_their_own_answer(served):
+def test_thousands_of_concurrent_requests_each_get_their_own_answer(served):
     """T20."""
 
     async def story(service):
@@ -220,7 +220,7 @@ def test_thousands_at_once_each_get_their_own_answer(served):
     served(story, queue_capacity=512)
 
 
-def test_a_dead_engine_is_told_to_everyone_and_readiness_says_no(served):
+def test_a_dead_engine_fails_every_request_and_readiness(served):
     async def story(service):
         await asyncio.to_thread(service.engine.close)
         answer = await service.attend({"query": X})
@@ -235,7 +235,7 @@ def test_a_dead_engine_is_told_to_everyone_and_readiness_says_no(served):
     served(story)
 
 
-def test_what_waits_is_counted_with_its_masks(served):
+def test_queued_bytes_include_masks(served):
     rows = X * 64
     masks = [{"kind": "bias", "values": [[0.0] * 64] * 64}] * 4
 
@@ -248,7 +248,7 @@ def test_what_waits_is_counted_with_its_masks(served):
     served(story, queue_bytes=64 * 64 * 4 * 4)
 
 
-def test_light_requests_heavy_ones_and_those_that_run_alone_wait_in_lanes_of_their_own(served):
+def test_light_heavy_and_lone_requests_wait_in_separate_lanes(served):
     lanes = []
 
     async def story(service):
@@ -268,7 +268,7 @@ def test_light_requests_heavy_ones_and_those_that_run_alone_wait_in_lanes_of_the
     ]
 
 
-def test_a_full_queue_is_told_before_a_body_is_read_as_json(served):
+def test_a_full_queue_is_reported_before_json_is_parsed(served):
     """Q1 What is refused anyway is not decoded."""
 
     async def story(service):
@@ -287,7 +287,7 @@ def test_a_full_queue_is_told_before_a_body_is_read_as_json(served):
     served(story, queue_capacity=2, probe_s=3600)
 
 
-def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
+def test_the_bytes_of_bodies_in_receipt_are_bounded_over_all_requests(served):
     """Four bodies of the largest size fill the house; a small one still finds room, and all is free again after them."""
     most = 4096
 
@@ -315,7 +315,7 @@ def test_bodies_that_are_on_their_way_are_bounded_over_all_requests(served):
     served(story, max_body_bytes=most, queue_bytes=1024)
 
 
-def test_answers_that_are_waited_for_are_bounded_over_all_requests(served):
+def test_the_bytes_of_expected_answers_are_bounded_over_all_requests(served):
     """Each asks for 3 KB; four of the largest would fill the house. A small one still finds room, and all is free after them."""
     wants = {"query": X * 12, "weights": {"form": "heads"}}
 

@@ -19,7 +19,7 @@ from service.worker.service import Service
 from tests.integration.running import LAYERS, Running
 
 
-def test_layers_tell_what_an_answer_depends_on(served):
+def test_layers_name_everything_that_decides_the_bits_of_an_answer(served):
     async def story(service):
         found = (await service.client.get("/v1/layers")).json()["layers"]
         assert [layer["name"] for layer in found] == ["cross", "small", "zero"]
@@ -105,7 +105,7 @@ def test_the_openapi_page_shows_every_route_and_resolves_every_reference(served)
     served(story)
 
 
-def test_the_docs_page_needs_nothing_from_elsewhere(served):
+def test_the_docs_page_needs_no_other_host(served):
     async def story(service):
         page = (await service.client.get("/docs")).text
         links = re.findall(r'(?:src|href)="([^"]+)"', page) + re.findall(r"url: '([^']+)'", page)
@@ -126,7 +126,7 @@ def test_docs_can_be_turned_off(served):
     served(story, docs=False)
 
 
-def test_metrics_tell_what_happened(served):
+def test_metrics_count_requests_batches_and_errors(served):
     async def story(service):
         body = {"query": [[0.5] * 16] * 3, "weights": {"form": "heads"}, "masks": [{"kind": "lengths", "values": 0}]}
         assert (await service.attend(body)).status_code == 200
@@ -178,7 +178,7 @@ async def get_many(service: Running, path: str, times: int = 50) -> set[bytes]:
     return {answer.content for answer in answers}
 
 
-def test_D5_the_document_is_made_once_a_catalog_however_many_ask(served, monkeypatch):
+def test_D5_the_document_is_rendered_once_a_catalog_for_many_requests(served, monkeypatch):
     written = Called(monkeypatch, service.app, "write_openapi")
 
     async def story(service):
@@ -197,7 +197,7 @@ def test_D5_the_document_is_made_once_a_catalog_however_many_ask(served, monkeyp
     served(story, admin=True)
 
 
-def test_a_document_that_could_not_be_made_is_made_at_the_next_ask(served, monkeypatch):
+def test_a_document_that_failed_is_rendered_at_the_next_request(served, monkeypatch):
     Called(monkeypatch, service.app, "write_openapi", faults=1)
 
     async def story(service):
@@ -228,7 +228,7 @@ def test_a_document_that_could_not_be_made_is_made_at_the_next_ask(served, monke
         ('""', 200),
     ],
 )
-def test_a_client_that_has_a_document_is_told_so(served, known, status):
+def test_a_client_with_the_current_document_gets_a_304(served, known, status):
     async def story(service):
         for path in DOCUMENTS:
             whole = await service.client.get(path)
@@ -246,7 +246,7 @@ def test_a_client_that_has_a_document_is_told_so(served, known, status):
     served(story)
 
 
-def test_the_tags_of_a_list_may_come_in_several_fields(served):
+def test_the_tags_of_if_none_match_may_be_in_several_fields(served):
     async def story(service):
         tag = (await service.client.get("/docs")).headers["etag"]
         fields = [("if-none-match", '"other"'), ("if-none-match", tag)]
@@ -255,7 +255,7 @@ def test_the_tags_of_a_list_may_come_in_several_fields(served):
     served(story)
 
 
-def test_only_documents_may_be_kept(served):
+def test_only_documents_may_be_cached(served):
     async def story(service):
         for path in (
             "/v1/layers",
@@ -280,7 +280,7 @@ def test_only_documents_may_be_kept(served):
     served(story)
 
 
-def test_a_document_is_the_same_bytes_whatever_coding_is_asked_for(served):
+def test_a_document_has_the_same_bytes_in_every_coding(served):
     async def story(service):
         for path in DOCUMENTS:
             answers = [
@@ -311,7 +311,7 @@ def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(s
     ("path", "computed"),
     [("/metrics", "render"), ("/v2/models/stats", "layer_totals"), ("/v2/models/small/stats", "layer_totals")],
 )
-def test_numbers_are_added_up_once_for_all_that_ask_and_are_never_old(served, monkeypatch, path, computed):
+def test_concurrent_scrapes_share_one_rendering_that_is_never_stale(served, monkeypatch, path, computed):
     calls = Called(monkeypatch, Telemetry, computed)
 
     async def story(service):

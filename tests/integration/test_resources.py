@@ -7,7 +7,7 @@ NUM_CALLERS = 200
 MAX_PAGE_BYTES = 256 * 1024
 
 
-def test_names_that_callers_make_up_make_no_series_R5(served):
+def test_invented_names_create_no_series_R5(served):
     async def one(service, i: int) -> None:
         await service.client.get(f"/nowhere/{i}")
         await service.client.get(f"/v1/layers/nobody-{i}")
@@ -25,7 +25,7 @@ def test_names_that_callers_make_up_make_no_series_R5(served):
     served(story)
 
 
-def test_the_page_of_metrics_is_small_and_can_be_read_R11(served):
+def test_the_metrics_page_is_small_and_parses_R11(served):
     async def story(service):
         for body in ({"query": X}, {}, {"query": 1}, {"query": X, "more": 1}, {"query": [X[0][:3]]}):
             await service.attend(body)

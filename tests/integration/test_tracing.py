@@ -84,7 +84,7 @@ def test_requests_of_one_batch_link_to_one_span(traced):
         ("POST", "/v1/layers/small/attend", {"query": [[1]]}, 422, "POST /v1/layers/{layer}/attend", ["receive", "decoding"]),
     ],
 )  # fmt: skip
-def test_every_request_is_one_span_and_a_refusal_is_no_error_of_ours(traced, method, path, body, status, name, phases):
+def test_every_request_is_one_span_and_a_refusal_is_no_error(traced, method, path, body, status, name, phases):
     async def story(service, spans):
         answer = await service.client.request(method, path, json=body)
         assert answer.status_code == status
@@ -99,7 +99,7 @@ def test_every_request_is_one_span_and_a_refusal_is_no_error_of_ours(traced, met
     traced(story)
 
 
-def test_a_fault_of_ours_is_an_error(traced):
+def test_an_internal_fault_is_an_error_span(traced):
     async def story(service, spans):
         service.engine.wrong = lambda call: True
         assert (await service.attend(X)).status_code == 500
@@ -121,7 +121,7 @@ def test_a_preflight_is_one_span_too(traced):
     traced(story, cors_origins="https://a.example")
 
 
-def test_fastapi_adds_no_spans_of_its_own_where_the_process_has_a_provider(tmp_path, monkeypatch):
+def test_fastapi_adds_no_spans_with_a_provider_of_the_process(tmp_path, monkeypatch):
     """It would call every refusal an error without a status, and know nothing of the attention routes."""
     prepare(tmp_path, LAYERS)
     spans = Spans()
@@ -135,7 +135,7 @@ def test_fastapi_adds_no_spans_of_its_own_where_the_process_has_a_provider(tmp_p
     asyncio.run(main())
 
 
-def test_without_a_tracer_nothing_stands_between(tmp_path):
+def test_without_a_tracer_the_observer_is_not_wrapped(tmp_path):
     prepare(tmp_path, LAYERS)
 
     async def main():

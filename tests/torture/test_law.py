@@ -32,7 +32,7 @@ def problem(status=400, headers=HEADERS, **changes) -> Reply:
         problem(429, {**HEADERS, "retry-after": "1"}, code="queue_full"),
     ],
 )
-def test_an_answer_within_the_contract_is_let_pass(reply):
+def test_an_answer_within_the_contract_passes(reply):
     assert broken(reply) is None
 
 
@@ -53,7 +53,7 @@ def test_an_answer_within_the_contract_is_let_pass(reply):
         Reply(200, {"content-type": "application/json"}, b'{"output":[NaN]}'),
     ],
 )
-def test_an_answer_outside_the_contract_is_told(reply):
+def test_an_answer_outside_the_contract_is_reported(reply):
     assert broken(reply) is not None
 
 
@@ -63,7 +63,7 @@ def test_an_error_of_the_open_inference_protocol_has_a_form_of_its_own():
     assert broken(answer) is not None
 
 
-def test_counts_that_do_not_conserve_are_told():
+def test_unbalanced_counts_are_reported():
     samples = {
         "attention_received_total": 3.0,
         'attention_requests_total{route="/a",status="200"}': 1.0,
@@ -77,7 +77,7 @@ def test_counts_that_do_not_conserve_are_told():
     assert at_rest.unbalanced({**samples, "attention_queued_requests": 1.0}) != []
 
 
-def test_a_page_keeps_the_rows_of_figures_that_were_not_run(tmp_path):
+def test_a_page_keeps_the_rows_of_skipped_figures(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         f"before\n{report.BEGIN}\n| 2 | old | | 1 | yes | then |\n| 3 | gone | | 1 | yes | then |\n{report.END}\nafter\n"

@@ -21,7 +21,7 @@ from service.settings import child_environment, load_settings
         ({"standing_wait_ms": 0}, 0.0),
     ],
 )
-def test_a_standing_queue_is_bounded_unless_the_operator_says_how_long_the_queue_may_be(monkeypatch, given, wait_s):
+def test_load_shedding_is_on_unless_a_setting_bounds_the_queue(monkeypatch, given, wait_s):
     settings = load_settings(**given)
     assert queue_limits(settings, math.inf).standing_wait_s == wait_s
     for name, value in child_environment(settings).items():
@@ -30,7 +30,7 @@ def test_a_standing_queue_is_bounded_unless_the_operator_says_how_long_the_queue
 
 
 @pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 4 * 10**6), (10**9, 25 * 10**7)])
-def test_a_body_of_the_largest_size_finds_room_in_an_empty_house(queue_bytes, intake_bytes):
+def test_a_body_of_the_largest_size_fits_an_unused_budget(queue_bytes, intake_bytes):
     limits = context_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
     assert limits.intake_bytes == intake_bytes
     assert limits.answer_bytes >= 4 * limits.request.max_weights_bytes

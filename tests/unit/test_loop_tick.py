@@ -5,7 +5,7 @@ import asyncio
 from service.loop_tick import LoopTick
 
 
-def test_without_a_loop_it_is_done_at_once():
+def test_without_a_loop_the_work_runs_at_once():
     done = []
     turn = LoopTick(lambda: done.append("now"))
     turn.ask()
@@ -13,7 +13,7 @@ def test_without_a_loop_it_is_done_at_once():
     assert done == ["now", "now"]
 
 
-def test_all_that_ask_in_one_turn_are_served_once_and_before_what_comes_later():
+def test_all_requests_of_one_tick_run_the_work_once_before_later_events():
     async def story():
         order = []
         turn = LoopTick(lambda: order.append("turn"))
@@ -30,7 +30,7 @@ def test_all_that_ask_in_one_turn_are_served_once_and_before_what_comes_later():
     asyncio.run(story())
 
 
-def test_work_that_asks_again_is_called_again():
+def test_work_that_asks_again_runs_again():
     async def story():
         order: list[int] = []
 
@@ -50,7 +50,7 @@ def test_work_that_asks_again_is_called_again():
     asyncio.run(story())
 
 
-def test_a_loop_that_ended_before_it_called_keeps_nobody_waiting():
+def test_a_loop_that_ended_first_does_not_block_later_work():
     done = []
     turn = LoopTick(lambda: done.append("done"))
     first = asyncio.new_event_loop()

@@ -15,7 +15,7 @@ print(places, [os.get_inheritable(number) for number in range(3)], file=open(sys
 
 
 @pytest.mark.parametrize("closed", [(), (1,), (2,), (1, 2), (0, 1, 2)])
-def test_a_closed_standard_stream_leads_nowhere_here_and_in_what_comes_of_this_process(tmp_path, closed):
+def test_a_closed_standard_stream_is_replaced_by_devnull_here_and_in_children(tmp_path, closed):
     told, given = tmp_path / "told", tmp_path / "given"
     given.touch()
     ends = " ".join(f"{number}>&-" for number in closed)

@@ -16,7 +16,7 @@ def no_variables(monkeypatch):
         monkeypatch.delenv(f"ATTENTION_{name.upper()}", raising=False)
 
 
-def test_the_command_line_goes_before_the_environment(monkeypatch):
+def test_the_command_line_overrides_the_environment(monkeypatch):
     monkeypatch.setenv("ATTENTION_PORT", "9001")
     assert load_settings().port == 9001
     assert load_settings(port=9002, host=None).port == 9002
@@ -53,7 +53,7 @@ def test_the_command_line_goes_before_the_environment(monkeypatch):
         ("ALLOWED_HOSTS", "good.example, bad_one:"),
     ],
 )
-def test_a_value_that_cannot_be_names_its_variable(monkeypatch, name, value):
+def test_an_invalid_value_names_its_variable(monkeypatch, name, value):
     monkeypatch.setenv(f"ATTENTION_{name}", value)
     with pytest.raises(SettingsError, match=f"ATTENTION_{name}: "):
         load_settings()
@@ -80,7 +80,7 @@ def test_a_misspelt_variable_is_refused_with_the_right_name(monkeypatch, wrong, 
 @pytest.mark.parametrize(
     "name", ["SERVICE_SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP_ADDR", "SERVICE_SERVICE_PORT_HTTP"]
 )
-def test_what_kubernetes_adds_for_a_service_of_our_name_is_nobodys_business(monkeypatch, name):
+def test_variables_that_kubernetes_adds_for_a_service_of_our_name_are_ignored(monkeypatch, name):
     monkeypatch.setenv(f"ATTENTION_{name}", "10.0.0.1")
     load_settings()
 
@@ -103,7 +103,7 @@ def test_origins_are_a_list_between_commas(text, origins):
     assert cors_origins(load_settings(cors_origins=text)) == origins
 
 
-def test_a_burst_is_by_default_what_a_second_gives():
+def test_the_default_burst_is_the_rate_of_one_second():
     assert rate_limit(load_settings()) is None
     assert rate_limit(load_settings(rate_limit_per_s=2.5)) == (2.5, 3)
     assert rate_limit(load_settings(rate_limit_per_s=0.1)) == (0.1, 1)
@@ -134,7 +134,7 @@ def test_a_child_reads_the_same_settings(monkeypatch):
     assert load_settings() == given
 
 
-def test_workers_are_as_set_else_one_a_core_over_the_threads_of_each(monkeypatch):
+def test_workers_are_as_set_or_one_a_core_divided_by_the_threads_of_each(monkeypatch):
     monkeypatch.setattr("service.commands.serve.usable_cores", lambda: 8)
     assert num_workers(load_settings(workers=3)) == 3
     assert num_workers(load_settings(device="cpu")) == 8
@@ -150,7 +150,7 @@ def test_a_cpu_quota_lowers_the_number_of_usable_cores(monkeypatch, text, cores)
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 6), ("200000", 2), ("50000", 1), ("900000", 6), ("junk", 6)])
-def test_so_does_a_quota_of_the_first_version_of_cgroups(monkeypatch, quota, cores):
+def test_a_quota_of_cgroups_v1_lowers_the_number_of_usable_cores(monkeypatch, quota, cores):
     texts = {"cpu/cpu.cfs_quota_us": f"{quota}\n", "cpu/cpu.cfs_period_us": "100000\n"}
     assert cores_with(texts, monkeypatch) == cores
 
@@ -169,7 +169,7 @@ def cores_with(texts, monkeypatch):
     return usable_cores()
 
 
-def test_r3_the_libraries_of_a_child_start_no_threads_but_those_that_compute(monkeypatch):
+def test_r3_the_libraries_of_a_child_start_only_compute_threads(monkeypatch):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     given = child_environment(load_settings(compute_threads=3))

@@ -33,7 +33,7 @@ def type_for(*values: bytes, offered: tuple[bytes, ...] = (JSON, BINARY)) -> byt
         (b"application/json, text/plain, */*",),
     ],
 )
-def test_the_answer_is_the_form_of_the_request_unless_the_caller_prefers_another(values):
+def test_the_answer_has_the_form_of_the_request_unless_accept_prefers_another(values):
     assert type_for(*values) == JSON
     assert type_for(*values, offered=(JSON,)) == JSON
 
@@ -47,7 +47,7 @@ def test_the_answer_is_the_form_of_the_request_unless_the_caller_prefers_another
         b"application/json;q=nope, application/*;q=0.1",
     ],
 )
-def test_the_favourite_of_the_caller_is_taken(value):
+def test_the_preferred_type_of_accept_is_chosen(value):
     assert type_for(value) == BINARY
 
 
@@ -55,7 +55,7 @@ def test_the_favourite_of_the_caller_is_taken(value):
     "value",
     [b"text/html", b"*/*;q=0", b"application/json;q=nope", b"x" * 10_000, b"application/json;q=nan", b"image/*"],
 )
-def test_a_caller_who_takes_nothing_that_is_written_is_told_so(value):
+def test_an_accept_without_an_available_type_is_refused(value):
     """B15."""
     with pytest.raises(NotAcceptable, match=r"application/json or application/vnd\.safetensors"):
         type_for(value)
@@ -64,7 +64,7 @@ def test_a_caller_who_takes_nothing_that_is_written_is_told_so(value):
 @pytest.mark.parametrize(
     "value", [b"identity;q=0", b"*;q=0", b"identity;q=0, br", b"gzip;q=0, zstd;q=0, identity;q=0.0"]
 )
-def test_a_caller_who_takes_neither_plain_nor_what_is_offered_is_told_so(value):
+def test_an_accept_encoding_without_an_available_coding_is_refused(value):
     with pytest.raises(NotAcceptable, match="plain, or zstd or gzip"):
         coding_for(value)
 
@@ -77,7 +77,7 @@ def coding_for(*values: bytes, take_offers: bool = False) -> bytes | None:
     ("value", "coding"),
     [(b"gzip", b"gzip"), (b"zstd", b"zstd"), (b"GZIP;q=0.3", b"gzip"), (b"gzip, identity;q=0.5", b"gzip")],
 )
-def test_a_caller_that_names_one_coding_or_lowers_identity_gets_it(value, coding):
+def test_naming_one_coding_or_lowering_identity_compresses_the_answer(value, coding):
     assert coding_for(value) == coding
 
 
@@ -85,12 +85,12 @@ def test_a_caller_that_names_one_coding_or_lowers_identity_gets_it(value, coding
     "value",
     [b"", b"identity", b"br", b"gzip;q=0", b"gzip;q=0.5, identity", b"gzip, deflate, br, zstd", b"*", b"gzip;q=0, *"],
 )
-def test_nobody_else_gets_a_compressed_answer(value):
+def test_any_other_accept_encoding_gets_no_compressed_answer(value):
     assert coding_for(value) is None
     assert coding_for() is None
 
 
-def test_an_offer_of_several_codings_is_taken_where_the_operator_wants_it():
+def test_a_setting_compresses_for_a_list_of_several_codings():
     assert coding_for(b"gzip, deflate, br, zstd", take_offers=True) == b"zstd"
     assert coding_for(b"gzip;q=1.0, zstd;q=0.5", take_offers=True) == b"gzip"
     assert coding_for(b"br, deflate", take_offers=True) is None

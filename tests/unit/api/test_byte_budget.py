@@ -15,7 +15,7 @@ MAX = 1000
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans())))
-def test_all_shares_together_never_hold_more_than_the_limit_and_nothing_is_lost(steps):
+def test_all_reservations_together_stay_within_the_limit_and_are_released(steps):
     byte_budget = ByteBudget(MAX, "bodies are being received")
     shares, held = [byte_budget.share() for _ in range(10)], [0] * 10
     for who, num_bytes, ends in steps:
@@ -33,7 +33,7 @@ def test_all_shares_together_never_hold_more_than_the_limit_and_nothing_is_lost(
 
 
 @given(st.lists(st.integers(1, MAX), max_size=40))
-def test_nobody_takes_more_than_half_of_what_is_free_so_a_small_share_still_finds_room(sizes):
+def test_no_reservation_takes_more_than_half_of_the_free_bytes(sizes):
     byte_budget = ByteBudget(MAX, "bodies are being received")
     for size in sizes:
         free = MAX - byte_budget.num_bytes
@@ -42,7 +42,7 @@ def test_nobody_takes_more_than_half_of_what_is_free_so_a_small_share_still_find
         assert MAX - byte_budget.num_bytes >= free // 2
 
 
-def test_the_largest_share_fits_an_empty_house_and_nothing_more_is_always_room_enough():
+def test_the_largest_reservation_fits_an_unused_budget_and_an_empty_one_always_fits():
     byte_budget = ByteBudget(MAX, "answers are being sent")
     with pytest.raises(QueueFull):
         byte_budget.share().grow(byte_budget.max_share + 1)
@@ -51,7 +51,7 @@ def test_the_largest_share_fits_an_empty_house_and_nothing_more_is_always_room_e
     largest.grow(0)
 
 
-def test_a_body_that_grows_is_refused_where_it_would_hold_more_than_is_left():
+def test_a_growing_body_is_refused_above_the_free_bytes():
     byte_budget = ByteBudget(MAX, "bodies are being received")
     large, small = byte_budget.share(), byte_budget.share()
     large.grow(300)

@@ -7,12 +7,12 @@ from service.http.asgi import CALLER, Message
 from tests.doubles import turns
 
 
-def test_our_own_transport_is_asked_itself():
+def test_our_own_transport_provides_the_caller():
     told = object()
     assert caller_of({CALLER: told}, asyncio.Queue[Message]().get) is told
 
 
-def test_of_another_server_it_is_heard_that_he_leaves_and_told_once():
+def test_another_servers_disconnect_is_reported_once():
     async def story():
         messages = asyncio.Queue[Message]()
         caller = caller_of({}, messages.get)
@@ -30,7 +30,7 @@ def test_of_another_server_it_is_heard_that_he_leaves_and_told_once():
     asyncio.run(story())
 
 
-def test_of_another_server_bytes_are_counted_as_they_are_received():
+def test_bytes_from_another_server_are_counted_as_they_are_received():
     async def story():
         messages = asyncio.Queue[Message]()
         caller = caller_of({}, messages.get)
@@ -46,7 +46,7 @@ def test_of_another_server_bytes_are_counted_as_they_are_received():
     asyncio.run(story())
 
 
-def test_what_was_called_off_is_not_told():
+def test_a_stopped_watch_reports_no_disconnect():
     async def story():
         messages = asyncio.Queue[Message]()
         caller = caller_of({}, messages.get)

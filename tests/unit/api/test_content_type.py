@@ -23,11 +23,11 @@ def said(*values: bytes) -> bytes:
         b"application/json ; x",
     ],
 )
-def test_json_in_utf8_is_taken(value):
+def test_json_in_utf8_is_accepted(value):
     assert said(value) == JSON
 
 
-def test_safetensors_is_taken():
+def test_safetensors_is_accepted():
     assert said(b"application/vnd.safetensors") == said(b"Application/vnd.Safetensors") == SAFETENSORS
 
 

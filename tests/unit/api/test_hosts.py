@@ -60,20 +60,20 @@ def test_a_browser_may_name_any_loopback_host(headers):
 
 
 @pytest.mark.parametrize("headers", BROWSER)
-def test_D9_by_default_a_browser_may_name_no_other_host_whatever_it_asks_for(headers):
+def test_D9_by_default_a_browser_may_name_no_other_host_on_any_route(headers):
     paths = ("/v1/layers", "/v1/layers/a/attend", "/docs", "/metrics", "/nothing", *OPEN)
     methods = ("GET", "POST", "PUT", "OPTIONS", "HEAD")
     asked = (scope(host, path, method, **headers) for host, path, method in itertools.product(FOREIGN, paths, methods))
     assert taken_of(access_of(), asked) == []
 
 
-def test_by_default_a_host_is_nothing_to_a_client_that_is_no_browser():
+def test_by_default_only_browsers_are_checked_for_their_host():
     asked = [scope(host, user_agent=b"curl/8", referer=b"http://evil.example/") for host in (*LOOPBACK, *FOREIGN)]
     assert refused_of(access_of(), asked) == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_an_address_that_others_reach_takes_any_host(host):
+def test_an_address_beyond_loopback_accepts_any_host(host):
     assert hosts(load_settings(host=host)) is None
 
 
@@ -103,7 +103,7 @@ def test_with_the_setting_a_request_names_one_of_its_hosts(headers):
 
 
 @pytest.mark.parametrize("headers", [{}, *BROWSER])
-def test_D9_with_the_setting_a_request_that_names_another_is_refused(headers):
+def test_D9_with_the_setting_a_request_of_another_host_is_refused(headers):
     assert taken_of(access_of(allowed_hosts=NAMED), (scope(host, **headers) for host in OTHERS)) == []
 
 
@@ -121,17 +121,17 @@ def test_a_probe_may_name_any_address_and_a_browser_may_not():
 
 
 @pytest.mark.parametrize("names", ["*", "api.example, *"])
-def test_a_star_is_any_host(names):
+def test_a_star_allows_any_host(names):
     assert hosts(load_settings(allowed_hosts=names)) is None
 
 
-def test_a_header_that_stands_twice_names_no_host():
+def test_a_repeated_header_names_no_host():
     asked = scope(b"localhost", origin=b"null")
     asked["headers"].append((b"host", b"localhost"))
     assert is_refused(access_of(), asked)
 
 
-def test_the_host_is_looked_at_before_the_key_and_the_refusal_repeats_nothing():
+def test_the_host_is_checked_before_the_key_and_not_echoed():
     def no_keys():
         raise AssertionError
 

@@ -45,7 +45,7 @@ def children() -> list[int]:
     return [int(name) for name in found]
 
 
-def test_a_large_body_comes_back_as_arrays_and_a_small_one_starts_no_process():
+def test_a_large_body_is_parsed_to_arrays_and_a_small_one_starts_no_process():
     async def told(parser: JsonParser) -> None:
         before = set(children())
         assert (await parser.parse(SMALL))["query"].shape == (1, 1)
@@ -61,7 +61,7 @@ def test_a_large_body_comes_back_as_arrays_and_a_small_one_starts_no_process():
 
 
 @pytest.mark.parametrize(("body", "kind"), [(LARGE[:-1], BadJson), (LARGE.replace(b"0.5", b"[1]", 1), None)])
-def test_it_means_what_it_means_on_the_loop(body, kind):
+def test_the_helper_process_parses_as_the_loop_does(body, kind):
     async def told(parser: JsonParser) -> None:
         if kind is not None:
             with pytest.raises(kind):
@@ -72,7 +72,7 @@ def test_it_means_what_it_means_on_the_loop(body, kind):
     story(told)
 
 
-def test_its_limit_of_numbers_is_the_setting():
+def test_the_limit_of_numbers_is_the_setting():
     async def told(parser: JsonParser) -> None:
         with pytest.raises(CostLimit, match="1,000"):
             await parser.parse(LARGE)
@@ -80,7 +80,7 @@ def test_its_limit_of_numbers_is_the_setting():
     story(told, numbers=1000)
 
 
-def test_a_process_that_was_killed_is_replaced_and_the_body_parsed_once_again():
+def test_a_killed_helper_process_is_replaced_and_the_body_parsed_again():
     async def told(parser: JsonParser) -> None:
         before = set(children())
         await parser.parse(LARGE)
@@ -92,7 +92,7 @@ def test_a_process_that_was_killed_is_replaced_and_the_body_parsed_once_again():
     story(told)
 
 
-def test_one_that_dies_on_a_body_twice_is_an_internal_fault_and_the_next_body_is_parsed():
+def test_a_body_that_kills_the_helper_process_twice_is_an_internal_fault_and_the_next_is_parsed():
     async def told(parser: JsonParser) -> None:
         with pytest.raises(EngineFailed, match="twice"):
             await parser.parse(LARGE)
@@ -100,7 +100,7 @@ def test_one_that_dies_on_a_body_twice_is_an_internal_fault_and_the_next_body_is
     story(told, (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)"))
 
 
-def test_a_caller_that_leaves_disturbs_nobody():
+def test_a_disconnect_disturbs_no_other_request():
     async def told(parser: JsonParser) -> None:
         leaving = asyncio.ensure_future(parser.parse(LARGE))
         staying = asyncio.ensure_future(parser.parse(LARGE.replace(b"list", b"base64")))
@@ -114,7 +114,7 @@ def test_a_caller_that_leaves_disturbs_nobody():
     story(told)
 
 
-def test_the_process_ends_with_its_worker_and_holds_nothing_of_it():
+def test_the_helper_process_ends_with_its_worker_and_holds_none_of_its_descriptors():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -86,7 +86,7 @@ def test_a_refusal_is_counted_like_any_answer():
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "-"])
-def test_what_the_transport_refuses_is_answered_counted_and_logged_like_any_failure(method):
+def test_a_refusal_of_the_transport_is_answered_counted_and_logged_like_any_failure(method):
     sent, events = serve(failing(AssertionError()), method, more={REFUSED: HeadersTooLarge("at most 16 KiB")})
     status, body = problem(sent)
     assert (status, body["code"], body["detail"]) == (431, "headers_too_large", "at most 16 KiB")
@@ -94,7 +94,7 @@ def test_what_the_transport_refuses_is_answered_counted_and_logged_like_any_fail
     assert events == [("received", method), ("answered", 431)]
 
 
-def test_a_foreign_error_is_a_500_without_its_text_and_its_trace_is_kept():
+def test_an_unexpected_error_is_a_500_without_its_text_and_its_traceback_is_logged():
     sent, events = serve(failing(RuntimeError("secret /path")))
     status, body = problem(sent)
     assert (status, body["code"]) == (500, "engine_failed")
@@ -102,13 +102,13 @@ def test_a_foreign_error_is_a_500_without_its_text_and_its_trace_is_kept():
     assert ("faulted", "RuntimeError") in events
 
 
-def test_a_caller_who_left_is_abandoned_not_answered():
+def test_a_disconnected_request_is_not_answered():
     sent, events = serve(failing(ClientGone()))
     assert sent == []
     assert events == [("received", "GET"), ("abandoned", "receiving")]
 
 
-def test_a_cancellation_is_counted_and_goes_on():
+def test_a_cancellation_is_counted_and_propagates():
     with pytest.raises(asyncio.CancelledError):
         serve(failing(asyncio.CancelledError()))
 
@@ -126,7 +126,7 @@ def test_head_is_get_without_the_body():
     assert events[0] == ("received", "HEAD")
 
 
-def test_head_leaves_the_servers_own_scope_as_it_was():
+def test_head_does_not_change_the_scope_of_the_server():
     """uvicorn looks at its scope to know that a HEAD's answer has a length and no body."""
     scope = {"type": "http", "method": "HEAD", "path": "/x", "headers": [], "root_path": ""}
 
@@ -137,7 +137,7 @@ def test_head_leaves_the_servers_own_scope_as_it_was():
     assert scope["method"] == "HEAD"
 
 
-def test_an_answer_that_breaks_off_is_counted_as_the_failure_that_it_is():
+def test_a_broken_answer_is_counted_as_its_failure():
     """Not as a caller who left: of those no objective hears."""
 
     async def breaking(scope, receive, send):
@@ -169,7 +169,7 @@ def test_options_answers_204_with_what_is_allowed():
 
 
 @pytest.mark.parametrize("asked", [b"abc-1", b"a" * 128, b"00-4bf92f3577b34da6a3ce929d0e0e4736-00"])
-def test_a_sane_request_id_is_taken(asked):
+def test_a_sane_request_id_is_kept(asked):
     sent, _ = serve(ok, headers=[(b"x-request-id", asked)])
     assert (b"x-request-id", asked) in sent[0]["headers"]
 

@@ -44,7 +44,7 @@ def test_a_small_answer_is_one_message_with_its_length(made):
     assert bodies == [b"abcd"]
 
 
-def test_a_large_sequence_says_its_length_and_goes_in_parts():
+def test_a_large_sequence_has_its_length_and_is_sent_in_parts():
     pieces: list[Piece] = [b"head", memoryview(bytes(3 * WHOLE_BYTES))]
     headers, bodies = sent(pieces)
     assert int(headers[b"content-length"]) == 4 + 3 * WHOLE_BYTES == sum(map(len, bodies))
@@ -52,7 +52,7 @@ def test_a_large_sequence_says_its_length_and_goes_in_parts():
     assert b"".join(bodies) == b"".join(pieces)
 
 
-def test_a_large_answer_that_is_made_one_by_one_is_never_whole_in_memory():
+def test_a_large_generated_answer_is_never_whole_in_memory():
     alive = most = 0
 
     def pieces():
@@ -71,7 +71,7 @@ def test_a_large_answer_that_is_made_one_by_one_is_never_whole_in_memory():
 
 
 @pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
-def test_others_run_between_the_parts_of_a_large_answer(made):
+def test_other_tasks_run_between_the_parts_of_a_large_answer(made):
     turns = 0
     seen: list[int] = []
 
@@ -98,7 +98,7 @@ def test_others_run_between_the_parts_of_a_large_answer(made):
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
 @pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
 @pytest.mark.parametrize("size", [MIN_COMPRESSED, 5000, 2 * WHOLE_BYTES])
-def test_a_compressed_answer_opens_to_the_same_bytes(made, coding, size):
+def test_a_compressed_answer_decompresses_to_the_same_bytes(made, coding, size):
     whole = bytes(range(256)) * (size // 256)
     headers, bodies = sent(made([whole[:100], memoryview(whole)[100:]]), coding)
     assert headers[b"content-encoding"] == coding
@@ -107,7 +107,7 @@ def test_a_compressed_answer_opens_to_the_same_bytes(made, coding, size):
 
 
 @pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
-def test_what_is_too_small_is_not_worth_compressing(made):
+def test_small_answers_are_not_compressed(made):
     headers, bodies = sent(made([b"x" * (MIN_COMPRESSED - 2), b"y"]), b"gzip")
     assert b"content-encoding" not in headers
     assert b"".join(bodies) == b"x" * (MIN_COMPRESSED - 2) + b"y"

@@ -94,7 +94,7 @@ def test_a_length_announced_too_large_is_refused_before_a_byte_is_read(announced
 
 
 @pytest.mark.parametrize("announced", [b"-1", b"+5", b"0x10", b"5,5", b"", b"5 5"])
-def test_a_length_that_is_no_number_is_a_bad_request(announced):
+def test_a_malformed_length_is_a_bad_request(announced):
     """H4."""
     with pytest.raises(BadRequest):
         read(Parts(b"x"), (b"content-length", announced))
@@ -105,7 +105,7 @@ def test_two_lengths_are_a_bad_request():
         read(Parts(b"x"), (b"content-length", b"1"), (b"content-length", b"2"))
 
 
-def test_leading_zeros_of_a_length_mean_nothing():
+def test_leading_zeros_of_a_length_are_ignored():
     assert read(Parts(b"x"), (b"content-length", b"0" * 30 + b"1")) == b"x"
 
 
@@ -114,7 +114,7 @@ def test_a_body_that_never_ends_is_a_client_timeout():
         read(Parts(b"x", then="hang"), limits=BodyLimits(1000, 0.01))
 
 
-def test_a_caller_who_leaves_while_sending_is_gone():
+def test_a_disconnect_during_the_body_ends_the_request():
     with pytest.raises(ClientGone):
         read(Parts(b"x", then="leave"))
 
@@ -141,7 +141,7 @@ class Arriving(Parts):
         pass
 
 
-def test_who_was_refused_at_once_is_counted_no_more():
+def test_the_bytes_of_a_refused_body_are_not_counted():
     """What still comes would be added to a share that nobody gives back any more."""
     byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
@@ -151,7 +151,7 @@ def test_who_was_refused_at_once_is_counted_no_more():
 
 
 @packed
-def test_compressed_bodies_are_opened_up_to_the_limit(name):
+def test_compressed_bodies_are_decompressed_up_to_the_limit(name):
     assert read(Parts(PACKERS[name](b"y" * 1000)), (b"content-encoding", name)) == b"y" * 1000
     with pytest.raises(DecompressedTooLarge):
         read(Parts(PACKERS[name](b"y" * 1001)), (b"content-encoding", name))
@@ -209,12 +209,12 @@ def test_skippable_frames_alone_cut_or_without_end_are_bad_encoding(body):
         read(Parts(body), (b"content-encoding", b"zstd"), limits=BodyLimits(2**20, 5))
 
 
-def test_a_body_of_very_many_members_is_refused_and_not_worked_through():
+def test_a_body_of_very_many_members_is_refused_early():
     with pytest.raises(BadEncoding, match="1024 members"):
         read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), limits=BodyLimits(2**20, 5))
 
 
-def test_a_compressed_body_that_holds_nothing_is_bad_encoding():
+def test_an_empty_compressed_body_is_bad_encoding():
     with pytest.raises(BadEncoding):
         read(Parts(gzip.compress(b"")), (b"content-encoding", b"gzip"))
 

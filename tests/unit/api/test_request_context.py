@@ -108,7 +108,7 @@ def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
     story(told)
 
 
-def test_masked_rows_that_take_long_to_count_are_counted_off_the_loop():
+def test_large_masks_are_counted_off_the_loop():
     async def told(house: House) -> None:
         context, _ = await house.context(1)
         request: Any = SimpleNamespace(count_masked_rows=len, counted=where)
@@ -118,7 +118,7 @@ def test_masked_rows_that_take_long_to_count_are_counted_off_the_loop():
     story(told)
 
 
-def test_a_deadline_that_passes_while_others_are_decoded_is_told():
+def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported():
     async def told(house: House) -> None:
         held = Held(house)
         first, _ = await house.context(OFF_LOOP)
@@ -133,7 +133,7 @@ def test_a_deadline_that_passes_while_others_are_decoded_is_told():
     story(told)
 
 
-def test_a_caller_who_leaves_while_it_is_decoded_frees_its_turn():
+def test_a_disconnect_during_decoding_frees_its_entry():
     async def told(house: House) -> None:
         held = Held(house)
         context, messages = await house.context(OFF_LOOP)
@@ -154,7 +154,7 @@ def test_a_caller_who_leaves_while_it_is_decoded_frees_its_turn():
     story(told)
 
 
-def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_request_ends():
+def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
     async def told(house: House) -> None:
         intake = house.layer_requests.intake
         decoded, _ = await house.context(OFF_LOOP)
@@ -175,7 +175,7 @@ def test_bytes_of_bodies_are_given_back_when_they_are_decoded_and_when_the_reque
     story(told)
 
 
-def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
+def test_under_sustained_overload_the_body_is_not_read():
     async def told(house: House) -> None:
         def refuse(lane: Any, caller: Any) -> None:
             raise QueueFull("the queue stands")
@@ -197,7 +197,7 @@ def test_a_body_that_a_standing_queue_would_refuse_is_not_read():
     story(told)
 
 
-def test_an_answer_for_which_there_will_never_be_room_is_too_much_to_ask():
+def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
     async def told(house: House) -> None:
         context, _ = await house.context(OFF_LOOP)
         await context.decoded(nothing)
@@ -210,7 +210,7 @@ def test_an_answer_for_which_there_will_never_be_room_is_too_much_to_ask():
     story(told)
 
 
-def test_once_closed_nothing_comes_in_and_what_has_come_in_goes_on():
+def test_after_close_no_request_enters_and_entered_ones_continue():
     async def told(house: House) -> None:
         context, _ = await house.context(OFF_LOOP)
         house.layer_requests.close()
@@ -222,7 +222,7 @@ def test_once_closed_nothing_comes_in_and_what_has_come_in_goes_on():
 
 
 @pytest.mark.parametrize("value", ["0", "000", "-1", "1.5", "", "x", "1e3", "²"])
-def test_a_deadline_that_is_none_is_refused(value):
+def test_a_malformed_deadline_is_refused(value):
     async def told(house: House) -> None:
         with pytest.raises(InvalidInput, match="whole number of milliseconds"):
             await house.context(OFF_LOOP, x_request_timeout_ms=value)
@@ -231,7 +231,7 @@ def test_a_deadline_that_is_none_is_refused(value):
 
 
 @pytest.mark.parametrize("value", ["1" * 12, "9" * 400, "0" * 400 + "1"])
-def test_a_deadline_of_many_digits_does_no_harm(value):
+def test_a_deadline_of_many_digits_is_capped(value):
     async def told(house: House) -> None:
         context, _ = await house.context(1, x_request_timeout_ms=value)
         assert await context.decoded(nothing)

@@ -7,7 +7,7 @@ from service.api.request_record import milliseconds
 
 
 @given(st.floats(min_value=0, max_value=1e6))
-def test_milliseconds_are_told_to_the_microsecond_and_no_further(seconds):
+def test_milliseconds_are_rounded_to_the_microsecond(seconds):
     told = milliseconds(seconds)
     assert told == float(f"{told:.3f}")
     assert abs(told - seconds * 1000) <= 0.0005 + 1e-15 * seconds * 1000

@@ -53,7 +53,7 @@ def ask(shared: Throttle[int], times: int = 1) -> list[asyncio.Task[int]]:
     return [asyncio.ensure_future(shared.get()) for _ in range(times)]
 
 
-def test_requests_that_ask_at_once_share_one_value_made_in_a_thread():
+def test_concurrent_requests_share_one_value_made_in_a_thread():
     async def main():
         memo, make = Memo[int](ThreadPoolExecutor()), Maker()
         asking = [asyncio.ensure_future(memo.get("a", make)) for _ in range(50)]
@@ -91,7 +91,7 @@ def test_a_key_that_changes_while_a_value_is_made_gets_its_own():
     asyncio.run(main())
 
 
-def test_a_failure_goes_to_all_that_wait_and_is_not_kept():
+def test_a_failure_reaches_all_waiting_requests_and_is_not_kept():
     async def main():
         memo, make = Memo[int](ThreadPoolExecutor()), Maker(faults=1)
         asking = [asyncio.ensure_future(memo.get("a", make)) for _ in range(3)]
@@ -103,7 +103,7 @@ def test_a_failure_goes_to_all_that_wait_and_is_not_kept():
     asyncio.run(main())
 
 
-def test_a_request_that_leaves_takes_nothing_from_the_others():
+def test_a_cancelled_request_cancels_no_other():
     async def main():
         memo, make = Memo[int](ThreadPoolExecutor()), Maker()
         first, second = (asyncio.ensure_future(memo.get("a", make)) for _ in range(2))
@@ -116,7 +116,7 @@ def test_a_request_that_leaves_takes_nothing_from_the_others():
     asyncio.run(main())
 
 
-def test_a_first_request_is_rendered_for_at_once():
+def test_the_first_request_is_rendered_at_once():
     async def main():
         renders = Renders()
         shared = Throttle(renders, ManualClock())
@@ -129,7 +129,7 @@ def test_a_first_request_is_rendered_for_at_once():
     asyncio.run(main())
 
 
-def test_however_many_ask_there_is_one_rendering_and_then_a_pause():
+def test_concurrent_requests_get_one_rendering_and_then_a_pause():
     async def main():
         clock, renders = ManualClock(), Renders()
         shared = Throttle(renders, clock)
@@ -151,7 +151,7 @@ def test_however_many_ask_there_is_one_rendering_and_then_a_pause():
     asyncio.run(main())
 
 
-def test_a_request_never_gets_what_was_rendered_before_it_asked():
+def test_a_request_never_gets_an_earlier_rendering():
     async def main():
         clock, renders = ManualClock(), Renders()
         shared = Throttle(renders, clock)
@@ -170,7 +170,7 @@ def test_a_request_never_gets_what_was_rendered_before_it_asked():
     asyncio.run(main())
 
 
-def test_a_rendering_that_fails_is_told_and_the_next_one_is_another():
+def test_a_failed_rendering_is_raised_and_the_next_request_renders_again():
     async def main():
         clock, renders = ManualClock(), Renders()
         shared = Throttle(renders, clock)
@@ -187,7 +187,7 @@ def test_a_rendering_that_fails_is_told_and_the_next_one_is_another():
 
 
 @pytest.mark.parametrize("when", ["before it begins", "while it runs"])
-def test_a_scrape_that_leaves_keeps_no_other_from_its_answer(when):
+def test_a_cancelled_scrape_cancels_no_other(when):
     async def main():
         clock, renders = ManualClock(), Renders()
         shared = Throttle(renders, clock)

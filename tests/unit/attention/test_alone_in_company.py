@@ -65,7 +65,7 @@ def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
 
 @every_dtype
 @few_and_many_draws
-def test_an_answer_has_the_same_bits_alone_and_in_any_company(dtype, threads, times):
+def test_an_answer_has_the_same_bits_alone_and_in_any_batch(dtype, threads, times):
     """Random layers of any widths, self- and cross-attention, any masks and weights wanted among the mates."""
 
     @settings(max_examples=30 * times, deadline=None)
@@ -126,7 +126,7 @@ def test_an_answer_has_the_same_bits_beside_more_rows_than_one_pass_takes(dtype,
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
-def test_passes_keep_the_order_and_are_few_and_alike(rows):
+def test_passes_keep_the_order_and_are_few_and_of_similar_size(rows):
     order = list(range(len(rows)))[::-1]
     passes = layer_module._passes(order, rows)
     assert [i for some in passes for i in some] == order
@@ -136,7 +136,7 @@ def test_passes_keep_the_order_and_are_few_and_alike(rows):
 
 @every_dtype
 @few_and_many_draws
-def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
+def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
     """P2, for every form and selection, alone and beside mates."""
 
     @settings(max_examples=15 * times, deadline=None)
@@ -159,7 +159,7 @@ def test_asking_for_weights_never_changes_a_bit_of_the_output(dtype, threads, ti
 
 @every_dtype
 @few_and_many_draws
-def test_a_batch_answers_as_its_sequences_one_by_one(dtype, threads, times):
+def test_a_batch_gives_the_results_of_its_sequences_one_by_one(dtype, threads, times):
     """[B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
 
     @settings(max_examples=15 * times, deadline=None)
@@ -184,7 +184,7 @@ def test_a_batch_answers_as_its_sequences_one_by_one(dtype, threads, times):
 @every_dtype
 @every_thread_count
 @pytest.mark.parametrize("columns", [8, 16, 24, 32, 44])
-def test_narrow_projections_of_wide_inputs_keep_their_bits_or_are_found_out(columns, dtype, threads):
+def test_narrow_projections_of_wide_inputs_keep_their_bits(columns, dtype, threads):
     """A single key/value head, or a narrow output: the products that a BLAS likes to cut along their inner width."""
     with torch_threads(threads):
         for spec in (

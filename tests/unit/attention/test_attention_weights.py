@@ -94,7 +94,7 @@ def rows_of(weights, wanted: WeightsWanted):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_thread_count
-def test_what_is_explained_is_what_is_attended_to(dtype, threads):
+def test_output_and_weights_together_equal_each_alone(dtype, threads):
     """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
 
     @settings(max_examples=60, deadline=None)
@@ -145,7 +145,7 @@ def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype
     st.builds(Sizes, st.just(1), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30)),
     seeds,
 )
-def test_the_weights_explain_the_output(data, sizes, seed):
+def test_the_weights_reproduce_the_output(data, sizes, seed):
     """The fast kernel and the second pass agree: weights times values is what `attend` answers."""
     combined = engine_mask(data.draw(masks_for(sizes)), sizes)
     mask = None if combined is None else combined.lowered(0, torch.float64)
@@ -182,7 +182,7 @@ def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.data(), seeds)
-def test_top_k_and_its_rest_are_all_of_a_row(keys, data, seed):
+def test_top_k_and_its_rest_sum_to_the_row(keys, data, seed):
     sizes = Sizes(1, 2, 5, keys)
     k = data.draw(st.integers(1, keys))
     top = attention_weights(random_heads(sizes, torch.float32, seed), None, 1.0, WeightsWanted("top_k", k=k))

@@ -52,13 +52,13 @@ def test_a_loaded_layer_answers_calls_in_order(engine):
     assert all(same_answers(one, other) for one, other in zip(answers, expected, strict=True))
 
 
-def test_loading_tells_whether_calls_share_a_forward_pass_and_how_long_it_took(engine):
+def test_loading_reports_the_self_check_and_its_duration(engine):
     loaded = engine.engine.load(SPEC, make_tensors(SPEC)).result()
     assert loaded.is_sequential in (True, False)
     assert loaded.seconds > 0
 
 
-def test_each_version_of_a_layer_answers_who_holds_it_in_every_dtype(engine):
+def test_each_version_of_a_layer_answers_its_holders_in_every_dtype(engine):
     """And the count of filler rows never goes back."""
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     engine.run([double]).result()
@@ -71,7 +71,7 @@ def test_each_version_of_a_layer_answers_who_holds_it_in_every_dtype(engine):
             assert same_answers(engine.engine.run([Work(loaded, one)]).result()[0], expected)
 
 
-def test_a_layer_that_nobody_holds_any_more_gives_its_memory_back(engine):
+def test_an_unreferenced_layer_frees_its_memory(engine):
     single, seen = engine.engine.device_bytes, None
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.device_bytes == 2 * single
@@ -84,7 +84,7 @@ def test_a_layer_that_nobody_holds_any_more_gives_its_memory_back(engine):
     assert engine.engine.device_bytes == single
 
 
-def test_batches_go_between_the_steps_of_a_load(engine, monkeypatch):
+def test_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
     """Else everybody would wait for the self-check of a large layer."""
     order, has_come = [], threading.Event()
     forward = Layer.forward
@@ -102,7 +102,7 @@ def test_batches_go_between_the_steps_of_a_load(engine, monkeypatch):
     assert order.index("batch") <= 2 < len(order)
 
 
-def test_a_layer_that_cannot_be_loaded_is_told_and_harms_nobody(engine):
+def test_a_layer_that_cannot_be_loaded_raises_and_harms_no_other_layer(engine):
     with pytest.raises(KeyError):
         engine.engine.load(SPEC, {}).result()
     assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
@@ -121,7 +121,7 @@ def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype()
         engine.close()
 
 
-def test_everything_computes_on_one_thread_with_the_asked_number_of_torch_threads(monkeypatch):
+def test_all_batches_compute_on_one_thread_with_the_configured_torch_threads(monkeypatch):
     seen = set()
     forward = Layer.forward
 
@@ -153,7 +153,7 @@ def computing_threads(monkeypatch) -> list[str]:
     return names
 
 
-def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine, computing_threads):
+def test_an_inline_batch_is_computed_before_run_returns_with_the_same_bits(engine, computing_threads):
     calls = [call(rows, seed=rows, weights=WeightsWanted("mean")) for rows in (4, 1, 9)]
     brief = engine.run(calls, is_inline=True)
     assert brief.done()
@@ -163,7 +163,7 @@ def test_a_brief_batch_is_computed_before_run_returns_with_the_same_bits(engine,
     assert all(same_answers(one, other) for one, other in zip(brief.result(), others, strict=True))
 
 
-def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, monkeypatch, computing_threads):
+def test_an_inline_batch_goes_to_the_thread_while_that_computes(engine, monkeypatch, computing_threads):
     """Two forward passes at once would share the layers' and torch's own state."""
     started, go_on, forward = threading.Event(), threading.Event(), Layer.forward
 
@@ -182,13 +182,13 @@ def test_a_brief_batch_goes_to_the_thread_while_that_computes(engine, monkeypatc
     assert computing_threads == ["compute_0"] * 2
 
 
-def test_a_brief_batch_goes_to_the_thread_where_torch_has_several_here(engine, computing_threads):
+def test_an_inline_batch_goes_to_the_thread_if_torch_has_several_threads_here(engine, computing_threads):
     with torch_threads(2):
         engine.run([call()], is_inline=True).result()
     assert computing_threads == ["compute_0"]
 
 
-def test_the_thread_makes_a_layer_in_a_dtype_and_later_brief_batches_find_it(engine, computing_threads):
+def test_the_thread_converts_a_layer_and_later_inline_batches_use_it(engine, computing_threads):
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     first = engine.run([double], is_inline=True).result()
     assert set(computing_threads) == {"compute_0"}
@@ -205,7 +205,7 @@ def frames_held_by(error: BaseException) -> set[FrameType]:
     return found
 
 
-def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_nothing_of_the_caller(engine):
+def test_a_failed_inline_batch_is_reported_by_the_thread_so_its_error_keeps_no_frame_of_the_caller(engine):
     wrong = Call("layer", randn(1, 4, 10))
     error = engine.run([wrong], is_inline=True).exception(10)
     assert isinstance(error, RuntimeError)
@@ -216,7 +216,7 @@ def test_a_brief_batch_that_fails_is_told_by_the_thread_so_that_its_error_holds_
 
 
 @pytest.mark.parametrize("failure", [StopIteration, SystemExit, KeyboardInterrupt, MemoryError, RuntimeError])
-def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, monkeypatch, failure):
+def test_any_exception_of_an_inline_batch_fails_only_that_batch(engine, monkeypatch, failure):
     def fail(self, calls):
         raise failure
 
@@ -232,7 +232,7 @@ def test_whatever_a_brief_batch_raises_is_the_failure_of_that_batch(engine, monk
     [{"num_threads": 2}, {"device": torch.device("meta")}],
     ids=["several threads", "a device"],
 )
-def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
+def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeypatch):
     """On a device the loop would wait for what it need not wait for."""
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
@@ -243,7 +243,7 @@ def test_no_batch_is_computed_here_where_the_engine_has(options, monkeypatch):
     engine.close()
 
 
-def test_a_closed_engine_computes_nothing_brief(engine):
+def test_a_closed_engine_computes_no_inline_batch(engine):
     engine.close()
     with pytest.raises(EngineDown):
         engine.run([call()], is_inline=True)
@@ -267,7 +267,7 @@ def torchs_own_words() -> RuntimeError:
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_running_out_of_memory_is_an_answer_and_not_a_death(engine, monkeypatch, failure):
+def test_running_out_of_memory_fails_the_batch_and_not_the_engine(engine, monkeypatch, failure):
     """CostLimit, without torch's words, and without a chain that would keep the batch's tensors alive."""
 
     def fail(self, calls):
@@ -283,14 +283,14 @@ def test_running_out_of_memory_is_an_answer_and_not_a_death(engine, monkeypatch,
     assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
 
 
-def test_any_other_failure_stays_what_it_is_and_the_next_batch_is_answered(engine):
+def test_any_other_failure_is_raised_unchanged_and_the_next_batch_runs(engine):
     """Two calls whose widths do not fit the layer never get past the wire; if they did, only their batch would fail."""
     with pytest.raises(RuntimeError):
         engine.run([Call("layer", randn(1, 4, 10))]).result()
     assert engine.run([call()]).result()
 
 
-def test_a_call_full_of_nan_never_reaches_its_mates(engine):
+def test_a_call_full_of_nan_never_reaches_the_other_calls(engine):
     sick = Call("layer", torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
     first, ill, last = engine.run([call(seed=1), sick, call(1, seed=2)]).result()
     assert torch.isnan(ill.output).any()
@@ -315,7 +315,7 @@ def test_device_bytes_are_those_of_the_loaded_layers(engine):
     assert engine.engine.device_bytes == 7 * matrix + 4 * 2 * matrix
 
 
-def test_closing_lets_the_running_batch_finish_and_drops_what_waits(engine, monkeypatch):
+def test_closing_finishes_the_running_batch_and_drops_queued_ones(engine, monkeypatch):
     started, go_on = threading.Event(), threading.Event()
     forward = Layer.forward
 
@@ -344,7 +344,7 @@ def test_closing_ends_a_load_that_is_under_way_with_an_error(engine):
         loading.result(10)
 
 
-def test_closing_waits_no_longer_than_it_may_for_a_batch_that_does_not_end(engine, monkeypatch):
+def test_closing_waits_a_limited_time_for_a_batch_that_does_not_end(engine, monkeypatch):
     started, go_on = threading.Event(), threading.Event()
 
     def held(self, calls):
@@ -368,7 +368,7 @@ def test_closing_waits_no_longer_than_it_may_for_a_batch_that_does_not_end(engin
     ],
     ids=["accelerator", "assert", "cublas"],
 )
-def test_a_device_that_has_failed_is_the_end_of_the_engine_and_not_of_one_batch(engine, monkeypatch, failure):
+def test_a_device_failure_ends_the_engine_rather_than_one_batch(engine, monkeypatch, failure):
     def fail(self, calls):
         raise failure
 
@@ -388,7 +388,7 @@ def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
         exact.close()
 
 
-def test_a_device_is_picked_by_name(monkeypatch):
+def test_a_device_is_selected_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == pick_device("cpu") == CPU
     with pytest.raises(EngineDown):

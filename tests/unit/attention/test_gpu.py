@@ -48,7 +48,7 @@ def mates() -> list[Call]:
 
 @every_dtype
 @pytest.mark.parametrize("engine", [True], indirect=True)
-def test_exact_mode_gives_the_same_bits_alone_and_in_company(engine):
+def test_exact_mode_gives_the_same_bits_alone_and_in_a_batch(engine):
     calls = mates()
     together = engine.run(calls).result()
     for call, answer in zip(calls, together, strict=True):
@@ -56,7 +56,7 @@ def test_exact_mode_gives_the_same_bits_alone_and_in_company(engine):
 
 
 @every_dtype
-def test_by_default_company_changes_an_answer_within_the_tolerance(engine, dtype):
+def test_by_default_a_shared_batch_changes_an_answer_within_the_tolerance(engine, dtype):
     calls = mates()
     together = engine.run(calls).result()
     for call, answer in zip(calls, together, strict=True):
@@ -65,7 +65,7 @@ def test_by_default_company_changes_an_answer_within_the_tolerance(engine, dtype
 
 
 @every_dtype
-def test_the_gpu_answers_what_the_cpu_answers(engine, dtype):
+def test_the_gpu_matches_the_cpu(engine, dtype):
     calls = [Call("layer", call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in mates()]
     expected = make_layer(SPEC, torch.float64).forward(calls)
     for one, other in zip(engine.run(calls).result(), expected, strict=True):
@@ -74,7 +74,7 @@ def test_the_gpu_answers_what_the_cpu_answers(engine, dtype):
 
 
 @every_dtype
-def test_asking_for_weights_never_changes_a_bit_on_a_gpu(engine):
+def test_requesting_weights_never_changes_a_bit_on_a_gpu(engine):
     for call in mates():
         asked = Call("layer", call.query, mask=call.mask, weights=WeightsWanted("top_k", k=1))
         assert same_bits(engine.run([call]).result()[0].output, engine.run([asked]).result()[0].output)

@@ -27,7 +27,7 @@ class Process:
         self.kept = 0
 
 
-def test_what_is_kept_goes_back_once_and_what_is_in_use_is_the_new_measure():
+def test_freed_memory_is_returned_once_and_memory_in_use_is_the_new_baseline():
     process = Process()
     process.memory.give_back()
     assert process.num_trims == 1
@@ -44,7 +44,7 @@ def test_what_is_kept_goes_back_once_and_what_is_in_use_is_the_new_measure():
     assert process.num_trims == 3, "too little to look for"
 
 
-def test_while_there_is_work_only_much_goes_back():
+def test_while_busy_only_large_amounts_are_returned():
     process = Process()
     process.memory.give_back()
     process.memory.give_back(is_busy=True)
@@ -57,7 +57,7 @@ def test_while_there_is_work_only_much_goes_back():
     assert (process.num_trims, process.kept) == (3, 0)
 
 
-def test_what_is_in_use_while_there_is_work_is_no_measure_for_later():
+def test_memory_in_use_while_busy_is_not_a_baseline():
     process = Process()
     process.memory.give_back()
     process.used += 500 * MIB
@@ -67,7 +67,7 @@ def test_what_is_in_use_while_there_is_work_is_no_measure_for_later():
     assert process.kept == 0
 
 
-def test_a_measure_falls_with_what_is_used():
+def test_the_baseline_falls_with_the_memory_in_use():
     process = Process()
     process.used = 800 * MIB
     process.memory.give_back()
@@ -79,7 +79,7 @@ def test_a_measure_falls_with_what_is_used():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_what_is_freed_is_not_mapped_anew():
+def test_freed_memory_is_not_mapped_again():
     """Three blocks of 8 MiB, ten times: by default glibc would give 16 of the 24 MiB back each time."""
     program = """if True:
         import resource

@@ -47,7 +47,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @every_thread_count
-def test_a_small_sequence_keeps_its_bits_where_it_lies(dtype, threads):
+def test_a_small_sequence_keeps_its_bits_without_a_copy(dtype, threads):
     """Amid the rows of others, and beside its own keys and values, as projections leave it."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256]))
 
@@ -109,7 +109,7 @@ def test_sequences_that_share_a_call_share_no_axis_with_their_heads(monkeypatch)
     assert shapes == [(2048, 32, 1, 8)]
 
 
-def test_a_head_one_wide_shares_nothing():
+def test_heads_of_width_one_share_no_call():
     """Alone it is a product with a vector, which rounds otherwise than one with a matrix."""
     with torch_threads(1):
         assert not kernels.may_share((1, 32, 1), torch.zeros(1))

@@ -36,7 +36,7 @@ narrow_widths = st.integers(1, 40)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layer_answers_what_the_reference_answers(dtype):
+def test_a_layer_matches_the_reference(dtype):
     """Any layer and any masks: output and weights, within a tolerance of each dtype relative to their magnitude."""
 
     @settings(max_examples=150, deadline=None)
@@ -59,7 +59,7 @@ def test_a_layer_answers_what_the_reference_answers(dtype):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), specs(width=narrow_widths), seeds)
-def test_every_form_of_weights_is_what_the_reference_selects(data, spec, seed):
+def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     drawn = data.draw(calls(spec, dtype=torch.float64, rows=short_lengths).filter(lambda drawn: drawn.call.weights))
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
     answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
@@ -141,7 +141,7 @@ def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_in_one_call_never_reaches_another(dtype, poison):
+def test_non_finite_values_of_one_call_never_reach_another(dtype, poison):
     """Nor another sequence of the same call."""
     spec = make_spec(22, 2)
     query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
@@ -181,7 +181,7 @@ def test_key_defaults_to_the_query_and_value_to_the_key():
         torch.testing.assert_close(layer.forward([short])[0].output, layer.forward([long])[0].output)
 
 
-def test_inputs_that_are_not_contiguous_answer_as_their_copies():
+def test_non_contiguous_inputs_give_the_results_of_their_copies():
     layer = make_layer(make_spec(12, 3))
     wide = randn(4, 12, 24)
     for view in (wide[::2, ::3, ::2], wide.transpose(0, 1)[:2, :, 12:], wide[:1, :1, :12].expand(3, 5, 12)):
@@ -194,7 +194,7 @@ def test_a_combined_mask_of_no_masks_is_no_mask():
     assert same_answers(*layer.forward([Call("layer", query), empty]))
 
 
-def test_a_layer_keeps_nothing_of_the_tensors_it_was_made_from():
+def test_a_layer_keeps_no_reference_to_its_source_tensors():
     tensors = make_tensors(spec := make_spec(12, 3, has_bias_kv=True))
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     layer = type(make_layer(spec))(spec, tensors, dtype=torch.float32, device=CPU)
@@ -205,7 +205,7 @@ def test_a_layer_keeps_nothing_of_the_tensors_it_was_made_from():
     assert same_answers(before, layer.forward([call])[0])
 
 
-def test_the_same_call_twice_in_a_batch_is_answered_twice():
+def test_a_repeated_call_in_a_batch_gets_two_answers():
     layer, call = make_layer(make_spec(12, 3)), Call("layer", randn(1, 4, 12))
     answers = layer.forward([call, Call("layer", randn(1, 3, 12, seed=1)), call])
     assert same_answers(answers[0], answers[2])

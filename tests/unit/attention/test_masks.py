@@ -54,7 +54,7 @@ def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), small_sizes, st.integers(1, 40))
-def test_masked_rows_are_those_that_may_attend_to_nothing_in_some_head(data, sizes, step_cells):
+def test_masked_rows_have_no_allowed_key_in_some_head(data, sizes, step_cells):
     """In whatever steps they are looked at; each step is a run of rows, and together they are all B x L of them."""
     drawn = data.draw(masks_for(sizes))
     combined = engine_mask(drawn, sizes) or CombinedMask(sizes, ())
@@ -70,7 +70,7 @@ def test_masked_rows_are_those_that_may_attend_to_nothing_in_some_head(data, siz
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), small_sizes, seeds)
-def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_one_and_the_same(data, sizes, seed):
+def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_equal(data, sizes, seed):
     layer, call = _layer_and_call(data, sizes, seed)
     ones = torch.ones(tuple(sizes), dtype=torch.bool)
     same: list[Mask] = [
@@ -88,7 +88,7 @@ def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_one_and_the_same(data, s
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), small_sizes, seeds)
-def test_lengths_attend_ignore_and_bias_that_say_the_same_give_the_same_bits(data, sizes, seed):
+def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, sizes, seed):
     """Per sequence and per row; written broadcast, expanded, in one mask or in two that have to be and-ed."""
     layer, call = _layer_and_call(data, sizes, seed)
     rng = np.random.default_rng(seed)
@@ -135,7 +135,7 @@ def test_causal_and_window_give_the_bits_of_the_same_mask_written_out(data, size
 @every_thread_count
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [65, 130, 513])
-def test_long_sequences_do_not_care_how_a_mask_is_written_either(size, dtype, threads):
+def test_equivalent_masks_give_the_same_bits_for_long_sequences(size, dtype, threads):
     """Beyond the blocks that kernels work in."""
     sizes = Sizes(1, 2, size, size)
     true = torch.tril(torch.ones(size, size, dtype=torch.bool))[None, None]
@@ -185,7 +185,7 @@ def test_extreme_biases_stay_finite(dtype):
             assert weights[..., 3].unique().tolist() == [float(values[0] > 0)]
 
 
-def test_a_huge_bias_decides_alone_and_equal_ones_share():
+def test_a_huge_bias_takes_all_the_weight_and_equal_ones_share_it():
     """+1e38 on two keys of four: each has half a share of what the scores say between them, the others nothing."""
     sizes = Sizes(1, 1, 1, 4)
     mask = masks.bias(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
@@ -211,7 +211,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), small_sizes, st.integers(1, 60), st.sampled_from([torch.float32, torch.float64]))
-def test_a_table_has_the_same_bits_in_whatever_blocks_it_is_made(data, sizes, step_cells, dtype):
+def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells, dtype):
     """With biases so large that their sums are held within the dtype's range, too, and with appended columns."""
     drawn = engine_mask(data.draw(masks_for(sizes)), sizes)
     huge = masks.bias(torch.tensor(data.draw(st.sampled_from([0.0, 1e38, -1e308]))).double().view(1, 1, 1, 1))
@@ -244,7 +244,7 @@ def test_broadcast_biases_take_one_table_and_masked_rows_none():
         assert max(made.sizes) <= 4 * 601, "no mask tells rows and keys apart"
 
 
-def test_numbers_beyond_int64_mean_what_they_say():
+def test_integers_beyond_int64_keep_their_meaning():
     """Offsets, lefts and rights are Python integers: together they may cancel."""
     sizes, far = Sizes(1, 1, 4, 6), 10**30
     for mask, expected in (

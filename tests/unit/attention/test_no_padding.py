@@ -90,7 +90,7 @@ def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
     assert sorted(shapes) == sorted((4 * count, queries, keys) for count, queries, keys in groups)
 
 
-def test_cross_attention_packs_queries_and_keys_by_themselves(counted):
+def test_cross_attention_packs_queries_and_keys_separately(counted):
     """Four queries over 100 keys and 40 over 3: neither side is stretched to the other."""
     rows, _ = counted
     calls = [Call("layer", randn(1, a, 8), randn(1, b, 8)) for a, b in ((4, 100), (40, 3))]
@@ -99,7 +99,7 @@ def test_cross_attention_packs_queries_and_keys_by_themselves(counted):
 
 
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
-def test_a_single_token_costs_four_rows_and_says_so(counted):
+def test_a_single_token_costs_four_rows_and_reports_them(counted):
     """Filler rows are counted, so that the metrics can show them."""
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
@@ -109,7 +109,7 @@ def test_a_single_token_costs_four_rows_and_says_so(counted):
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_single_token_costs_twelve_rows_where_the_product_is_torchs_own(counted):
+def test_a_single_token_costs_twelve_rows_with_the_product_of_torch(counted):
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
     layer.forward([Call("layer", randn(1, 1, 64))])
@@ -118,7 +118,7 @@ def test_a_single_token_costs_twelve_rows_where_the_product_is_torchs_own(counte
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_small_layer_in_16_bits_needs_more_filler_where_the_product_is_torchs_own(counted):
+def test_a_small_16_bit_layer_needs_more_filler_with_the_product_of_torch(counted):
     rows, _ = counted
     make_layer(make_spec(8, 2), torch.bfloat16).forward([Call("layer", randn(1, 1, 8))])
     # The output projection has 64 weights: 65 x 64 is the first product above 4,096, and 68 the next multiple of 4.

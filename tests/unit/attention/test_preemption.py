@@ -63,7 +63,7 @@ def test_a_point_outside_a_batch_in_steps_does_nothing():
     preemption_point()
 
 
-def test_a_batch_stops_at_each_point_that_is_due_and_goes_on_when_it_is_resumed():
+def test_a_batch_stops_at_each_due_point_and_continues_when_resumed():
     heard: list[bool] = []
     steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, heard.append)
     thread = in_thread(steps, lambda: pieces(3))
@@ -78,7 +78,7 @@ def test_a_batch_that_ends_in_its_first_step_never_stops():
     assert to_the_end(steps.first) == ([0, 1, 2], 0)
 
 
-def test_the_turn_is_free_while_a_batch_is_stopped_and_taken_while_it_computes():
+def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
     turn, was_taken = threading.Lock(), []
 
     def work() -> None:
@@ -97,7 +97,7 @@ def test_the_turn_is_free_while_a_batch_is_stopped_and_taken_while_it_computes()
     assert not turn.locked()
 
 
-def test_a_batch_that_was_dropped_ends_where_it_stopped():
+def test_a_dropped_batch_ends_at_its_pause():
     done = []
     steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
 
@@ -124,7 +124,7 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
     thread.join()
 
 
-def test_a_batch_that_was_called_off_before_it_began_does_nothing():
+def test_a_batch_cancelled_before_its_start_does_nothing():
     done: list[int] = []
     steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
     assert steps.first.cancel()
@@ -132,7 +132,7 @@ def test_a_batch_that_was_called_off_before_it_began_does_nothing():
     assert done == []
 
 
-def test_a_batch_that_is_to_finish_stops_no_more():
+def test_a_batch_asked_to_finish_stops_no_more():
     steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
     thread = in_thread(steps, lambda: pieces(5))
     assert steps.first.result(10) is steps
@@ -142,7 +142,7 @@ def test_a_batch_that_is_to_finish_stops_no_more():
     assert steps._step.result(0) == [0, 1, 2, 3, 4]
 
 
-def test_dropping_is_no_exception_that_a_handler_would_take_for_a_failure():
+def test_dropping_raises_no_exception_that_handlers_catch():
     assert not issubclass(Dropped, Exception)
 
 
@@ -182,7 +182,7 @@ def test_an_answer_has_the_same_bits_whether_its_batch_stopped_or_not(monkeypatc
         often.close()
 
 
-def test_what_comes_while_a_batch_is_stopped_is_computed_and_does_not_stop():
+def test_a_batch_that_arrives_during_a_pause_runs_without_stopping():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     try:
         small = Call("", randn(1, 4, 24, seed=3))
@@ -203,7 +203,7 @@ def test_an_engine_with_a_stopped_batch_closes():
     assert engine.engine.close(10)
 
 
-def test_the_time_that_a_batch_is_stopped_is_no_time_of_the_engine():
+def test_the_busy_time_of_the_engine_excludes_pauses():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     try:
         before, seconds = engine.engine.busy_seconds, 0.0
@@ -224,7 +224,7 @@ def test_the_time_that_a_batch_is_stopped_is_no_time_of_the_engine():
     "sizes", [Sizes(1, 3, 700, 300), Sizes(1, 8, 65, 40), Sizes(1, 1, 1, 999), Sizes(1, 2, 513, 257)]
 )
 @pytest.mark.parametrize("most", [1, 10**6, 3 * 10**7])
-def test_a_cut_has_each_row_of_each_head_once_and_the_same_answer(monkeypatch, dtype, sizes, most):
+def test_the_pieces_hold_each_row_of_each_head_once_and_give_the_same_answer(monkeypatch, dtype, sizes, most):
     heads = random_heads(sizes, dtype)
     whole = attend(heads, None, 0.3)
     monkeypatch.setattr(kernels, "MAX_WORK", most)
@@ -244,7 +244,7 @@ def test_a_cut_has_each_row_of_each_head_once_and_the_same_answer(monkeypatch, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cut_does_not_see_other_heads_masks_of_zeros_or_weights(monkeypatch, dtype):
+def test_the_pieces_do_not_depend_on_other_heads_zero_masks_or_weights(monkeypatch, dtype):
     monkeypatch.setattr(kernels, "MAX_WORK", 10**6)
     monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
     heads = random_heads(Sizes(1, 3, 600, 50), dtype)
@@ -255,7 +255,7 @@ def test_a_cut_does_not_see_other_heads_masks_of_zeros_or_weights(monkeypatch, d
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sequences_that_are_computed_in_pieces_alone_share_no_call(dtype):
+def test_sequences_computed_in_pieces_share_no_call(dtype):
     like = torch.zeros(1, dtype=dtype)
     assert not may_share((1, 512, 512), like)
     assert 2**18 * (1024 + kernels.SOFTMAX_WORK) > MAX_WORK, "which this is"
@@ -267,7 +267,7 @@ def test_sequences_that_are_computed_in_pieces_alone_share_no_call(dtype):
 
 @pytest.mark.parametrize("rows", [2 * PIECE_ROWS - 4, 2 * PIECE_ROWS, 2 * PIECE_ROWS + 4, 5 * PIECE_ROWS + 1000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_plain_product_of_many_rows_is_that_of_its_pieces(rows, dtype):
+def test_a_plain_product_of_many_rows_equals_that_of_its_pieces(rows, dtype):
     plain = Plain(randn(36, 24, dtype=dtype), randn(36, seed=1, dtype=dtype))
     x = randn(rows, 24, seed=2, dtype=dtype)
     torch.testing.assert_close(plain(x), torch.nn.functional.linear(x, plain.weight, plain.bias))

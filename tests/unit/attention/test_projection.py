@@ -39,7 +39,7 @@ def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
 @needs_packed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_thread_count
-def test_a_packed_row_has_the_same_bits_whatever_is_around_it(dtype, threads):
+def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
     """Among 1,200 and in any slice of them of a multiple of four rows."""
 
     @settings(max_examples=60, deadline=None)
@@ -67,20 +67,20 @@ def test_both_products_are_within_rounding_of_float64(width, rows):
 
 
 @needs_packed
-def test_float32_is_packed_and_float64_is_left_as_it_is():
+def test_only_float32_is_packed():
     assert isinstance(packed(made(8, 8)), Packed)
     plain = made(8, 8, torch.float64)
     assert packed(plain) is plain
 
 
-def test_nothing_is_packed_where_torch_has_no_such_product(monkeypatch):
+def test_without_the_product_in_torch_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(projection, "has_packed_product", lambda: False)
     plain = made(8, 8)
     assert packed(plain) is plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_keeps_its_bits_and_answers_alike_with_either_product(monkeypatch, dtype):
+def test_a_layer_keeps_its_bits_with_either_product(monkeypatch, dtype):
     spec, call = make_spec(64, 4), Call("layer", randn(1, 40, 64))
     one = make_layer(spec, dtype)
     monkeypatch.setattr(projection, "has_packed_product", lambda: False)
@@ -107,7 +107,7 @@ def test_a_wide_layer_keeps_no_second_copy_of_its_inputs():
         (torch.float16, 4, 1025),
     ],
 )
-def test_torchs_own_product_wants_as_many_rows_as_was_measured(dtype, num_weights, expected):
+def test_the_product_of_torch_needs_the_measured_number_of_rows(dtype, num_weights, expected):
     """At least 12; in the 16-bit dtypes more than 4,096 multiply-adds."""
     assert Plain(torch.zeros(num_weights // 4, 4, dtype=dtype), None).least_rows == expected
 

@@ -30,7 +30,7 @@ def test_split_undoes_pack_exactly(shapes, width, filler, dtype, seed):
 
 @given(shapes, st.integers(1, 19), st.sampled_from(DTYPES))
 @settings(max_examples=60, deadline=None)
-def test_filler_never_carries_what_the_memory_held(shapes, width, dtype):
+def test_filler_rows_never_hold_old_memory(shapes, width, dtype):
     """A packed matrix made in memory full of NaN has none."""
     rows = sum(b * length for b, length in shapes) + 4
     with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +39,7 @@ def test_filler_never_carries_what_the_memory_held(shapes, width, dtype):
     assert torch.isfinite(packed).all()
 
 
-def test_a_layer_answers_the_same_in_memory_full_of_nan():
+def test_a_layer_gives_the_same_results_in_memory_full_of_nan():
     """Nothing of the filler rows or the padded width reaches an answer."""
     layer, call = make_layer(make_spec(10, 2, head_width=3, value_head_width=3)), Call("layer", randn(1, 5, 10))
     clean = layer.forward([call])[0].output
@@ -48,7 +48,7 @@ def test_a_layer_answers_the_same_in_memory_full_of_nan():
         assert same_bits(layer.forward([call])[0].output, clean)
 
 
-def test_pack_takes_what_is_not_contiguous_and_changes_the_dtype():
+def test_pack_accepts_non_contiguous_input_and_converts_the_dtype():
     wide = randn(2, 6, 8)
     parts = [wide[:, ::2, ::2], wide.transpose(1, 2)[:1, :, :4], wide[:, :1, :4].expand(2, 3, 4).double()]
     packed = pack(parts, 24, like=torch.empty(0, dtype=torch.float64))
@@ -66,7 +66,7 @@ def test_parts_do_not_share_memory_with_the_packed_matrix():
     ("tokens", "least", "expected"),
     [(1, 4, 4), (5, 4, 8), (8, 4, 8), (1, 12, 12), (13, 12, 16), (1, 17, 20), (1, 4097, 4100), (4096, 12, 4096)],
 )
-def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_what_is_wanted(tokens, least, expected):
+def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_the_minimum(tokens, least, expected):
     assert padded_rows(tokens, least) == expected
 
 

@@ -64,13 +64,13 @@ DOUBLES = [ManyRowsRoundDifferently, OddPlacesRoundDifferently, WeightsChangeThe
 
 @pytest.mark.parametrize("double", DOUBLES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_difference_in_the_last_place_is_found_out(double, dtype):
+def test_a_difference_in_the_last_place_is_detected(double, dtype):
     spec = make_spec(24, 3)
     assert not keeps_bits(double(spec, make_tensors(spec), dtype=dtype, device=CPU))
 
 
 @pytest.mark.parametrize("double", DOUBLES[:2])
-def test_a_layer_that_was_found_out_runs_one_sequence_at_a_time_and_keeps_its_promise(monkeypatch, double):
+def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypatch, double):
     monkeypatch.setattr(loaded_layer_module, "Layer", double)
     spec = make_spec(24, 3)
     engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
@@ -124,7 +124,7 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
 
 
 @pytest.mark.parametrize("length", ALIKE_LENGTHS)
-def test_sequences_of_one_length_that_round_otherwise_together_are_found_out(monkeypatch, length):
+def test_same_length_sequences_that_round_differently_together_are_detected(monkeypatch, length):
     """Together they are copied, alone they lie where they are."""
     copied = kernels.copied
 
@@ -138,7 +138,7 @@ def test_sequences_of_one_length_that_round_otherwise_together_are_found_out(mon
         assert not keeps_bits(layer)
 
 
-def test_sample_calls_are_the_same_for_the_same_layer_and_of_every_sort():
+def test_sample_calls_are_repeatable_and_of_every_kind():
     layer = make_layer(make_spec(24, 3))
     calls, again = sample_calls(layer), sample_calls(layer)
     assert all(same_bits(one.query, other.query) for one, other in zip(calls, again, strict=True))
@@ -155,7 +155,7 @@ def test_a_layer_with_unequal_widths_is_checked_with_cross_attention():
 
 
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
-def test_a_layer_whose_products_take_any_number_of_rows_is_spared_the_sizes():
+def test_a_layer_whose_products_accept_any_row_count_skips_the_size_checks():
     spec = make_spec(24, 3)
     packed, plain = make_layer(spec), make_layer(spec, torch.float64)
     assert packed.product_sizes == list(projection.SIZES)

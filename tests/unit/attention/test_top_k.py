@@ -21,7 +21,7 @@ wide_dtypes = st.sampled_from([torch.float32, torch.float64])
 
 @settings(max_examples=400, deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(1, 90), seeds, st.sampled_from(GRIDS), wide_dtypes)
-def test_the_list_is_that_of_a_stable_sort(data, num_rows, keys, seed, grid, dtype):
+def test_the_list_equals_that_of_a_stable_sort(data, num_rows, keys, seed, grid, dtype):
     """Values, indices and order; masked rows of zeros and rows of NaN among the others; in steps of any size."""
     rows = rows_of(num_rows, keys, seed, grid, dtype)
     rows[data.draw(st.lists(st.integers(0, num_rows - 1)))] = 0.0
@@ -55,7 +55,7 @@ def test_choosing_sorting_and_the_reference_agree(data, num_rows, keys, seed, gr
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("keys", [7, 4700, 40_000])
-def test_a_row_has_the_same_bits_alone_and_among_others(keys, threads):
+def test_a_row_has_the_same_bits_alone_and_beside_others(keys, threads):
     """Its rest too, in rows so long that torch would sum them in parts on two threads."""
     rows = randn(9, keys).softmax(-1)
     with torch_threads(threads):
@@ -65,7 +65,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(keys, threads):
             assert all(same_bits(one, every[i : i + 1]) for one, every in zip(alone, together, strict=True))
 
 
-def test_a_masked_row_lists_the_first_keys_and_leaves_nothing():
+def test_a_masked_row_lists_the_first_keys_with_a_rest_of_zero():
     found = top_k.largest(torch.zeros(2, 50), 3)
     assert found.indices.tolist() == [[0, 1, 2]] * 2
     assert not found.values.any()

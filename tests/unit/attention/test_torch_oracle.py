@@ -88,7 +88,7 @@ def random_inputs(layer: Layer, keys: int = L) -> tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize(
     ("bias_on", "add_bias_kv", "add_zero_attn"), list(itertools.product([True, False], repeat=3)), ids=str
 )
-def test_every_make_of_layer_answers_as_torch(dtype, widths, bias_on, add_bias_kv, add_zero_attn):
+def test_every_layer_variant_matches_torch(dtype, widths, bias_on, add_bias_kv, add_zero_attn):
     """Widths, biases and appended columns, over more and fewer keys than queries."""
     module, layer = both(dtype, bias=bias_on, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, **widths)
     for keys in (1, L, 9):
@@ -110,7 +110,7 @@ def additive(where: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("extras", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
 @pytest.mark.parametrize("attn", ["none", "bool", "float", "bool per head", "float per head", "is_causal"])
 @pytest.mark.parametrize("padding", ["none", "bool", "float"])
-def test_every_mask_answers_as_torch(dtype, extras, attn, padding):
+def test_every_mask_matches_torch(dtype, extras, attn, padding):
     """torch's booleans are `ignore`, its floats `bias`, its is_causal `causal` from the top left."""
     module, layer = both(dtype, **extras)
     where = blocked(L, L) if "head" not in attn else blocked(B * HEADS, L, L)
@@ -144,14 +144,14 @@ def test_every_mask_answers_as_torch(dtype, extras, attn, padding):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(("width", "heads"), [(1, 1), (6, 6), (10, 2), (33, 3), (128, 4), (384, 12)])
-def test_every_width_answers_as_torch(dtype, width, heads):
+def test_every_width_matches_torch(dtype, width, heads):
     module, layer = both(dtype, width=width, heads=heads)
     compare(module, layer, random_inputs(layer, 40), [])
     query = randn(B, 3, width, dtype=dtype)
     compare(module, layer, (query, query, query), [])
 
 
-def test_a_fully_masked_row_is_where_we_differ_from_torch_on_purpose():
+def test_only_a_fully_masked_row_differs_from_torch():
     """torch answers NaN or not depending on whether weights were asked for (its issues 160064, 152028); ours is zero."""
     module, layer = both(torch.float32)
     where = torch.zeros(L, L, dtype=torch.bool)

@@ -28,7 +28,7 @@ def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
         assert found == (0 if table is None else table.nbytes)
 
 
-def test_the_workspace_of_weights_is_that_of_a_block_of_rows():
+def test_the_workspace_of_weights_is_one_block_of_rows():
     spec, sizes = make_spec(24, 3), Sizes(5, 3, 10**6, 10**7)
     block = BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
     assert table_bytes(spec, sizes, None, WeightsWanted("heads"), 4) == block
@@ -67,7 +67,7 @@ def test_masks_and_weights_cost_and_more_of_them_cost_more(data, sizes):
     ],
     ids=["mean", "top_k of 1", "top_k of all", "two rows"],
 )
-def test_weights_of_a_long_sequence_cost_about_as_much_time_as_was_measured(wanted, least):
+def test_the_cost_of_weights_of_a_long_sequence_matches_the_measurement(wanted, least):
     """Twelve heads of 32 over 2,000 keys, as in docs/performance.md: within a factor of two."""
     spec, sizes = make_spec(384, 12), Sizes(1, 12, 2000, 2000)
     share = flops(spec, sizes, None, wanted) / flops(spec, sizes, None, None)
@@ -83,7 +83,7 @@ def test_a_selection_costs_the_blocks_that_it_touches():
     assert of_rows[3] < of_rows[0], "the last block is shorter"
 
 
-def test_a_bias_alike_for_all_rows_needs_no_table_of_rows():
+def test_a_bias_equal_for_all_rows_needs_no_table_of_rows():
     sizes = Sizes(1, 12, 4700, 4700)
     spec, columns = make_spec(384, 12), bias(torch.zeros(1, 1, 1, 4700))
     assert table_bytes(spec, sizes, CombinedMask(sizes, (columns,)), None, 4) == 4 * 4700

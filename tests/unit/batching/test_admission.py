@@ -45,7 +45,7 @@ def test_a_burst_of_the_queues_size_from_idle_is_not_refused():
     run(main)
 
 
-def test_a_full_queue_names_the_values_and_says_when_to_come_back():
+def test_a_full_queue_names_the_limit_and_a_retry_after():
     async def main():
         async with Room(capacity=3, max_requests=1) as room:
             await room.send_running("x")
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_in_bytes():
     run(main)
 
 
-def test_a_place_that_a_cancelled_client_leaves_is_free_again():
+def test_a_cancelled_request_frees_its_queue_entry():
     async def main():
         async with Room(capacity=1) as room:
             await room.send_running("x")
@@ -97,7 +97,7 @@ def test_a_place_that_a_cancelled_client_leaves_is_free_again():
     run(main)
 
 
-def test_q4_a_deadline_that_passes_in_the_queue_is_told_at_once_and_the_work_is_never_executed():
+def test_q4_a_deadline_that_passes_in_the_queue_fails_at_once_and_the_job_never_runs():
     async def main():
         async with Room() as room:
             await room.send_running("x")
@@ -119,7 +119,7 @@ def test_q4_a_deadline_that_passes_in_the_queue_is_told_at_once_and_the_work_is_
     run(main)
 
 
-def test_a_deadline_that_passes_while_running_is_told_at_once_and_the_result_is_discarded():
+def test_a_deadline_that_passes_while_running_fails_at_once_and_the_result_is_discarded():
     async def main():
         async with Room() as room:
             clients = [room.send("x", timeout_s=5), room.send("y", timeout_s=50)]
@@ -145,7 +145,7 @@ def test_a_deadline_that_has_passed_is_not_admitted(timeout_s):
     run(main)
 
 
-def test_q5_a_deadline_before_the_work_queued_ahead_can_be_done_is_refused_at_once():
+def test_q5_a_deadline_too_short_for_the_work_queued_ahead_is_refused_at_once():
     async def main():
         async with Room(max_requests=1) as room:
             await room.send_running("x")
@@ -178,7 +178,7 @@ def test_no_timer_is_left_when_a_job_is_finished():
     run(main)
 
 
-def test_the_queue_is_bounded_in_attention_scores_but_takes_any_one_job():
+def test_the_queue_is_bounded_in_attention_scores_but_admits_any_one_job():
     async def main():
         async with Room(max_cells=100) as room:
             await room.send_running("x")
@@ -215,7 +215,7 @@ class Overload:
         return [error for error in errors if error is not None]
 
 
-def test_a_queue_that_stands_is_kept_at_two_batches_or_100_ms_and_every_batch_stays_full():
+def test_sustained_overload_limits_the_queue_to_two_batches_or_100_ms_and_batches_stay_full():
     async def main():
         async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
             await room.send_running("x")
@@ -237,7 +237,7 @@ def test_a_queue_that_stands_is_kept_at_two_batches_or_100_ms_and_every_batch_st
     run(main)
 
 
-def test_without_a_wait_for_a_standing_queue_only_the_capacity_bounds_it():
+def test_with_load_shedding_off_only_the_capacity_bounds_the_queue():
     async def main():
         async with Room(capacity=200, max_requests=4) as room:
             await room.send_running("x")
@@ -251,7 +251,7 @@ def test_without_a_wait_for_a_standing_queue_only_the_capacity_bounds_it():
     run(main)
 
 
-def test_a_lane_that_does_not_stand_is_not_refused_for_one_that_does():
+def test_one_overloaded_lane_refuses_no_job_of_another_lane():
     async def main():
         async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
             await room.send_running("x")
@@ -271,7 +271,7 @@ def test_a_lane_that_does_not_stand_is_not_refused_for_one_that_does():
     run(main)
 
 
-def test_who_asks_beforehand_hears_what_he_would_be_refused_with():
+def test_the_early_check_raises_the_error_of_a_later_submit():
     async def main():
         async with Room(capacity=2, max_requests=1) as room:
             await room.send_running("x")
@@ -292,7 +292,7 @@ def test_who_asks_beforehand_hears_what_he_would_be_refused_with():
 # Callers that are told apart
 
 
-def test_a_caller_alone_gets_four_fifths_of_the_queue_and_others_find_room():
+def test_one_caller_gets_at_most_four_fifths_of_the_queue():
     async def main():
         async with Room(capacity=50, max_requests=1) as room:
             await room.send_running("x")
@@ -307,7 +307,7 @@ def test_a_caller_alone_gets_four_fifths_of_the_queue_and_others_find_room():
     run(main)
 
 
-def test_without_callers_the_whole_queue_is_everybodys():
+def test_without_callers_all_jobs_share_the_whole_queue():
     async def main():
         async with Room(capacity=50, max_requests=1) as room:
             await room.send_running("x")
@@ -319,7 +319,7 @@ def test_without_callers_the_whole_queue_is_everybodys():
 
 
 @pytest.mark.parametrize("limit", [(500, 10**9), (10**9, 500)])
-def test_a_callers_bytes_and_scores_are_bounded_by_what_it_leaves_free(limit):
+def test_the_bytes_and_scores_of_a_caller_are_bounded_by_the_free_part(limit):
     cost = cost_of(input_bytes=10, cells=10)
 
     async def main():
@@ -335,7 +335,7 @@ def test_a_callers_bytes_and_scores_are_bounded_by_what_it_leaves_free(limit):
     run(main)
 
 
-def test_a_callers_first_job_is_bounded_by_the_queue_alone():
+def test_only_the_queue_bounds_the_first_job_of_a_caller():
     async def main():
         async with Room(max_bytes=100, max_requests=1) as room:
             await room.send_running("x")
@@ -346,7 +346,7 @@ def test_a_callers_first_job_is_bounded_by_the_queue_alone():
     run(main)
 
 
-def test_a_standing_queue_refuses_the_caller_that_made_it_and_no_other():
+def test_sustained_overload_refuses_only_the_caller_that_causes_it():
     async def main():
         async with Room(max_requests=1, capacity=1000, standing_wait_s=0.5) as room:
             for _ in range(4):

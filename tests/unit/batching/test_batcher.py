@@ -32,7 +32,7 @@ def test_an_idle_engine_gets_a_lone_request_at_once():
     run(main)
 
 
-def test_what_arrives_in_one_turn_shares_a_batch():
+def test_requests_of_one_loop_tick_share_a_batch():
     async def main():
         async with Room() as room:
             await room.send_running(*range(8))
@@ -40,7 +40,7 @@ def test_what_arrives_in_one_turn_shares_a_batch():
     run(main)
 
 
-def test_what_arrives_while_the_engine_is_busy_shares_the_next_batch():
+def test_requests_that_arrive_while_the_engine_is_busy_share_the_next_batch():
     async def main():
         async with Room() as room:
             await room.send_running("x")
@@ -54,7 +54,7 @@ def test_what_arrives_while_the_engine_is_busy_shares_the_next_batch():
     run(main)
 
 
-def test_an_answer_says_its_batch_its_wait_and_its_computing():
+def test_an_outcome_reports_its_batch_queue_time_and_compute_time():
     async def main():
         async with Room() as room:
             await room.send_running("x")
@@ -139,7 +139,7 @@ def test_with_a_wait_draining_stops_waiting():
     run(main)
 
 
-def test_with_a_wait_the_last_one_leaving_leaves_no_timer():
+def test_with_a_wait_the_last_cancellation_leaves_no_timer():
     async def main():
         async with Room(max_wait_s=3600) as room:
             client = room.send("x")
@@ -152,7 +152,7 @@ def test_with_a_wait_the_last_one_leaving_leaves_no_timer():
     run(main)
 
 
-def test_a_room_that_is_not_started_is_not_ready():
+def test_an_unstarted_batcher_is_not_ready():
     async def main():
         room = Room()
         assert not room.batcher.is_alive
@@ -164,7 +164,7 @@ def test_a_room_that_is_not_started_is_not_ready():
     run(main)
 
 
-def test_a_room_starts_once():
+def test_a_batcher_starts_once():
     async def main():
         async with Room() as room:
             with pytest.raises(RuntimeError, match="This is a bug"):
@@ -173,7 +173,7 @@ def test_a_room_starts_once():
     run(main)
 
 
-def test_begin_drain_is_synchronous_and_what_runs_and_waits_goes_on():
+def test_begin_drain_is_synchronous_and_admitted_jobs_continue():
     async def main():
         async with Room() as room:
             clients = [*await room.send_running("x"), *await room.send_waiting("y")]
@@ -186,7 +186,7 @@ def test_begin_drain_is_synchronous_and_what_runs_and_waits_goes_on():
     run(main)
 
 
-def test_a_drain_whose_time_is_up_fails_the_rest_and_says_how_many():
+def test_a_drain_that_times_out_fails_the_rest_and_returns_their_number():
     async def main():
         async with Room(max_requests=2) as room:
             clients = [*await room.send_running("r"), *await room.send_waiting("w0", "w1", "w2")]
@@ -224,7 +224,7 @@ def test_a_drain_counts_a_cancelled_or_expired_job_as_finished():
     run(main)
 
 
-def test_a_cancelled_drain_leaves_no_timer_and_the_room_still_drains():
+def test_a_cancelled_drain_leaves_no_timer_and_the_batcher_still_drains():
     async def main():
         async with Room() as room:
             (client,) = await room.send_running("r")
@@ -260,7 +260,7 @@ def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch():
     run(main)
 
 
-def test_a_result_that_comes_after_the_loop_was_closed_is_harmless(caplog):
+def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
     engine = GateEngine()
 
     class Started(GateEngine):
@@ -279,7 +279,7 @@ def test_a_result_that_comes_after_the_loop_was_closed_is_harmless(caplog):
     assert caplog.records == []
 
 
-def test_its_repr_tells_the_state_as_a_sentence():
+def test_the_repr_describes_the_state():
     async def main():
         room = Room()
         assert repr(room.batcher) == "<Batcher is not started: 0 jobs (0 bytes) wait in 0 lanes, 0 run>"

@@ -16,7 +16,7 @@ LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 @pytest.mark.parametrize("delay_s", [-1.0, 0.0, 0.0004, 0.0011, 0.0029])
-def test_a_call_comes_and_never_early(loop_factory, delay_s):
+def test_a_call_is_made_and_never_early(loop_factory, delay_s):
     async def main():
         clock = LoopClock()
         called: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -28,7 +28,7 @@ def test_a_call_comes_and_never_early(loop_factory, delay_s):
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_cancelled_call_never_comes_and_cancelling_again_is_harmless(loop_factory):
+def test_a_cancelled_call_is_never_made_and_cancelling_again_is_harmless(loop_factory):
     async def main():
         clock, later = LoopClock(), asyncio.Event()
         handle = clock.call_at(clock.now(), lambda: pytest.fail("called"))
@@ -50,7 +50,7 @@ def test_time_is_finer_than_a_millisecond_on_uvloop():
     run(main, loop_factory=uvloop.new_event_loop)
 
 
-def test_a_call_the_loop_makes_early_is_armed_again_and_comes_once():
+def test_a_call_the_loop_makes_early_is_scheduled_again_and_made_once():
     async def main():
         clock, called = LoopClock(), []
         far = _Call(asyncio.get_running_loop(), clock.now() + 3600, lambda: pytest.fail("early"))

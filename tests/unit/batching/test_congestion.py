@@ -22,7 +22,7 @@ def after(*lefts: int, every_s: float = STANDING_S, rate: float = RATE) -> Conge
     return found
 
 
-def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_two_batches():
+def test_a_queue_that_stays_long_for_the_interval_is_limited_to_two_batches():
     assert after(MOST + 1).standing_s("a", MOST + 1, 99.0) is None, "one look is none"
     assert after(MOST + 1, MOST + 1, every_s=STANDING_S / 2).standing_s("a", MOST + 1, 99.0) is None
     found = after(MOST + 1, MOST + 1)
@@ -33,29 +33,29 @@ def test_a_queue_that_stays_long_for_the_interval_stands_and_may_hold_two_batche
     assert after(MOST + 1).num_standing == 0, "one look is none"
 
 
-def test_short_batches_may_wait_for_the_time_that_is_allowed():
+def test_short_batches_may_wait_for_the_allowed_time():
     fast = 1000 * BATCH  # a batch a millisecond: two of them are no wait at all
     found = after(200 * BATCH, 200 * BATCH, rate=fast)
     assert found.standing_s("a", 100 * BATCH, 1.0) is None
     assert found.standing_s("a", 100 * BATCH + 1, 1.0) is not None
 
 
-def test_what_a_burst_or_a_stall_left_behind_drains_and_never_stands():
+def test_a_backlog_that_shrinks_is_no_overload():
     assert after(*range(50 * BATCH, 0, -100)).standing_s("a", 10**9, 99.0) is None
 
 
-def test_what_grows_stands_though_it_shrank_now_and_then_before():
+def test_a_growing_queue_is_an_overload_even_if_it_shrank_before():
     found = after(9000, 8000, 8500, 9000)
     assert found.standing_s("a", 9000, 3 * STANDING_S) == pytest.approx(2 * STANDING_S)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e6))
-def test_an_engine_that_stands_still_turns_nobody_away(queued, now):
+def test_a_stalled_engine_is_no_overload(queued, now):
     assert after().standing_s("a", queued, now) is None
     assert after(MOST + 1).standing_s("a", queued, now) is None
 
 
-def test_a_lane_that_everybody_left_has_no_queue_that_could_stand():
+def test_an_empty_lane_is_no_overload():
     found = after(MOST + 1, MOST + 1)
     found.withdrew("a", MOST)
     assert found.num_standing == 1
@@ -63,20 +63,20 @@ def test_a_lane_that_everybody_left_has_no_queue_that_could_stand():
     assert (found.num_standing, found.is_any) == (0, False)
 
 
-def test_it_stands_until_half_of_it_is_gone():
+def test_an_overload_lasts_until_the_queue_has_halved():
     assert after(MOST + 1, MOST + 1, MOST // 2 + 1).standing_s("a", MOST + 1, 1.0) == 1.0
     assert after(MOST + 1, MOST + 1, MOST // 2).standing_s("a", MOST + 1, 1.0) is None
     assert after(MOST + 1, MOST + 1, MOST // 2, MOST + 1).standing_s("a", MOST + 1, 1.0) is None
 
 
-def test_it_is_forgotten_when_nothing_waits_anywhere():
+def test_an_idle_batcher_forgets_the_overload():
     found = after(MOST + 1, MOST + 1)
     found.rest()
     assert found.standing_s("a", MOST + 1, 9.0) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
-def test_length_is_measured_in_batches_of_the_lanes_own(rate):
+def test_the_length_is_measured_in_batches_of_the_lane(rate):
     congestion = Congestion(WAIT_S)
     for now in (0.0, 1.0):
         congestion.dispatched("light", 1, 10 * BATCH, rate, now)
@@ -86,7 +86,7 @@ def test_length_is_measured_in_batches_of_the_lanes_own(rate):
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e9))
-def test_a_wait_of_nothing_turns_it_off(batch, left, rate):
+def test_a_wait_of_zero_turns_load_shedding_off(batch, left, rate):
     congestion = Congestion(0.0)
     for now in (0.0, 1.0):
         congestion.dispatched("a", batch, left, rate, now)

@@ -60,7 +60,7 @@ async def leave(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_first_come_is_first_decoded_and_one_at_a_time():
+def test_bodies_are_decoded_in_order_one_at_a_time():
     async def main():
         async with known_pace() as bodies:
             tasks = [bodies.come(number, (5 - number) * MIB) for number in range(5)]
@@ -75,7 +75,7 @@ def test_first_come_is_first_decoded_and_one_at_a_time():
     run(main)
 
 
-def test_nothing_is_claimed_where_nothing_is_ahead():
+def test_an_empty_queue_predicts_no_wait():
     async def main():
         async with known_pace() as bodies:
             assert bodies.queue.wait_s(100 * MIB) == 0.0
@@ -84,7 +84,7 @@ def test_nothing_is_claimed_where_nothing_is_ahead():
     run(main)
 
 
-def test_what_waits_counts_in_bytes_and_in_seconds():
+def test_waiting_bodies_count_in_bytes_and_in_seconds():
     async def main():
         async with known_pace() as bodies:
             tasks = [bodies.come(number, 2 * MIB) for number in range(3)]
@@ -96,7 +96,7 @@ def test_what_waits_counts_in_bytes_and_in_seconds():
     run(main)
 
 
-def test_a_body_that_would_miss_its_own_callers_deadline_is_a_504_and_one_that_would_miss_everybodys_a_429():
+def test_a_body_that_would_miss_its_deadline_is_a_504_and_one_that_would_miss_the_default_a_429():
     async def main():
         async with known_pace() as bodies:
             tasks = [bodies.come("large", 8 * MIB)]
@@ -132,7 +132,7 @@ def test_a_burst_may_wait_half_a_second_or_behind_a_few_bodies():
     run(main)
 
 
-def test_a_queue_that_stands_takes_two_bodies():
+def test_an_overloaded_decoding_queue_admits_two_bodies():
     async def main():
         async with known_pace(standing_wait_s=0.1) as bodies:
             tasks = [bodies.come(number, MIB // 10) for number in range(4)]
@@ -150,7 +150,7 @@ def test_a_queue_that_stands_takes_two_bodies():
     run(main)
 
 
-def test_a_cancelled_request_frees_its_turn_and_its_bytes():
+def test_a_cancelled_request_frees_its_entry_and_its_bytes():
     async def main():
         async with known_pace() as bodies:
             first, second, third = (bodies.come(number) for number in range(3))
@@ -166,7 +166,7 @@ def test_a_cancelled_request_frees_its_turn_and_its_bytes():
     run(main)
 
 
-def test_a_body_that_is_refused_while_it_is_decoded_tells_nothing_of_the_pace():
+def test_a_body_that_fails_to_decode_does_not_change_the_speed():
     async def main():
         async with known_pace() as bodies:
             with pytest.raises(ValueError, match="no body"):

@@ -60,7 +60,7 @@ def test_death_2_a_cancellation_at_any_moment_leaves_nothing_behind(num_turns):
 @pytest.mark.parametrize(
     "error", [RuntimeError("a bug"), StopIteration(), asyncio.CancelledError("not ours")], ids=repr
 )
-def test_death_3_an_exception_outside_the_try_is_told_to_everyone_and_to_readiness(error, monkeypatch):
+def test_death_3_an_exception_outside_the_try_fails_every_job_and_readiness(error, monkeypatch):
     """Ray Serve #66140, infinity #668: the worker ended and health stayed green."""
 
     async def main():
@@ -120,7 +120,7 @@ def test_death_5_a_full_queue_is_an_ordinary_refusal_checked_where_the_job_is_ap
     run(main)
 
 
-def test_death_6_clients_who_leave_leave_no_entry_in_any_table():
+def test_death_6_a_disconnected_client_leaves_no_entry_in_any_table():
     """LitServe #452, mosec #262: a table of waiters that only an answer empties."""
 
     def sizes(room):
@@ -150,7 +150,7 @@ def test_death_6_clients_who_leave_leave_no_entry_in_any_table():
     run(main)
 
 
-def test_death_7_one_bad_item_does_not_fail_its_mates():
+def test_death_7_one_bad_job_does_not_fail_the_others_of_its_batch():
     """mosec, LitServe: the whole batch gets one member's error. (What can be found beforehand is found at the desk.)"""
 
     async def main():
@@ -166,7 +166,7 @@ def test_death_7_one_bad_item_does_not_fail_its_mates():
     run(main)
 
 
-def test_death_8_numbers_do_not_lie_a_job_stamps_its_own_times_and_each_event_is_told_once():
+def test_death_8_a_job_records_its_own_times_and_each_event_is_emitted_once():
     """TEI: a counter incremented twice, the wait computed by subtraction."""
 
     async def main():

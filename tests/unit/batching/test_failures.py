@@ -17,7 +17,7 @@ from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 
-def test_x1_only_the_culprit_of_a_failed_batch_gets_the_error_and_no_text_of_it():
+def test_x1_only_the_culprit_of_a_failed_batch_fails_and_without_the_text_of_the_error():
     async def main():
         async with Room() as room:
             cause = room.engine.bad[5] = ValueError("secret library text")
@@ -40,7 +40,7 @@ def test_x1_only_the_culprit_of_a_failed_batch_gets_the_error_and_no_text_of_it(
     run(main)
 
 
-def test_a_member_that_is_settled_already_is_not_retried():
+def test_a_settled_job_is_not_retried():
     async def main():
         async with Room() as room:
             clients = [room.send("x"), room.send("expires", timeout_s=1), room.send("leaves"), room.send("leaves late")]
@@ -60,7 +60,7 @@ def test_a_member_that_is_settled_already_is_not_retried():
     run(main)
 
 
-def test_a_lone_failure_is_not_tried_again():
+def test_a_lone_failure_is_not_retried():
     async def main():
         async with Room() as room:
             (client,) = await room.send_running("x")
@@ -74,7 +74,7 @@ def test_a_lone_failure_is_not_tried_again():
     run(main)
 
 
-def test_an_error_of_the_family_is_passed_on_as_itself():
+def test_a_service_error_is_passed_on_unchanged():
     """X3: out of memory for one request is a CostLimit, and its mate is answered."""
 
     async def main():
@@ -99,7 +99,7 @@ def test_an_error_of_the_family_is_passed_on_as_itself():
     ],
     ids=["x2-halves", "x2-quarters", "x2-one-by-one"],
 )
-def test_a_batch_too_large_for_the_memory_is_tried_in_halves_and_everybody_is_answered(room_for, batches):
+def test_a_batch_that_runs_out_of_memory_is_retried_in_halves_and_all_jobs_are_answered(room_for, batches):
     async def main():
         async with Room() as room:
             room.engine.room = room_for
@@ -115,7 +115,7 @@ def test_a_batch_too_large_for_the_memory_is_tried_in_halves_and_everybody_is_an
     run(main)
 
 
-def test_x2_an_odd_batch_is_split_too_and_who_left_meanwhile_is_not_tried_again():
+def test_x2_an_odd_batch_is_split_too_and_cancelled_jobs_are_not_retried():
     async def main():
         async with Room() as room:
             room.engine.room = 2
@@ -130,7 +130,7 @@ def test_x2_an_odd_batch_is_split_too_and_who_left_meanwhile_is_not_tried_again(
     run(main)
 
 
-def test_x3_who_alone_is_too_much_for_the_memory_is_told_so_and_his_mates_are_answered():
+def test_x3_a_job_that_alone_runs_out_of_memory_fails_and_the_others_are_answered():
     async def main():
         async with Room() as room:
             room.engine.bad[5] = CostLimit("too much, even alone")
@@ -146,7 +146,7 @@ def test_x3_who_alone_is_too_much_for_the_memory_is_told_so_and_his_mates_are_an
     run(main)
 
 
-def test_x1_and_x2_together_halves_first_then_the_culprit_alone():
+def test_x1_and_x2_together_retry_halves_first_then_the_culprit_alone():
     async def main():
         async with Room() as room:
             room.engine.room, room.engine.bad = 2, {3: ValueError("bad")}
@@ -159,7 +159,7 @@ def test_x1_and_x2_together_halves_first_then_the_culprit_alone():
     run(main)
 
 
-def test_a_batch_that_does_not_end_is_the_end_of_the_engine_and_everybody_is_told():
+def test_a_batch_that_does_not_end_ends_the_engine_and_fails_all_jobs():
     async def main():
         async with Room(max_compute_s=5) as room:
             clients = [*await room.send_running("r", "s"), *await room.send_waiting("w")]
@@ -178,7 +178,7 @@ def test_a_batch_that_does_not_end_is_the_end_of_the_engine_and_everybody_is_tol
     run(main)
 
 
-def test_each_part_of_a_batch_has_the_whole_time():
+def test_each_part_of_a_batch_has_the_whole_time_limit():
     async def main():
         async with Room(max_compute_s=5) as room:
             room.engine.room = 1
@@ -205,7 +205,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.parametrize("num_jobs", [1, 3])
-def test_x15_nonsense_for_results_fails_that_batch_and_nothing_else(nonsense, num_jobs):
+def test_x15_malformed_results_fail_only_that_batch(nonsense, num_jobs):
     async def main():
         async with Room() as room:
             room.engine.answer = nonsense
@@ -232,7 +232,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-def test_whatever_the_engine_raises_is_a_failure_of_that_batch(error):
+def test_any_exception_of_the_engine_fails_only_that_batch(error):
     async def main():
         async with Room() as room:
             (client,) = await room.send_running("x")
@@ -275,7 +275,7 @@ def test_a_batch_the_engine_cancels_means_the_engine_is_down():
     run(main)
 
 
-def test_the_engine_dying_in_a_retry_is_told_to_everyone():
+def test_an_engine_that_dies_in_a_retry_fails_all_jobs():
     async def main():
         async with Room() as room:
             clients = await room.send_running("x", "y", "z")
@@ -291,7 +291,7 @@ def test_the_engine_dying_in_a_retry_is_told_to_everyone():
 
 
 @pytest.mark.parametrize("stage", ["queued", "running", "settled"])
-def test_a_client_who_leaves_is_counted_once_with_how_far_he_had_come(stage):
+def test_a_cancelled_job_is_counted_once_with_its_phase(stage):
     async def main():
         async with Room() as room:
             if stage == "queued":
@@ -310,7 +310,7 @@ def test_a_client_who_leaves_is_counted_once_with_how_far_he_had_come(stage):
     run(main)
 
 
-def test_a_job_cancelled_in_the_turn_it_would_be_taken_is_never_executed():
+def test_a_job_cancelled_in_the_tick_of_its_start_never_runs():
     """Its client has not run yet, so it still stands in the queue when the batch is taken."""
 
     async def main():
@@ -326,7 +326,7 @@ def test_a_job_cancelled_in_the_turn_it_would_be_taken_is_never_executed():
     run(main)
 
 
-def test_a_batch_whose_every_client_leaves_in_its_turn_is_not_run():
+def test_a_batch_cancelled_entirely_in_the_tick_of_its_start_never_runs():
     async def main():
         async with Room() as room:
             await room.send_running("x")
@@ -341,7 +341,7 @@ def test_a_batch_whose_every_client_leaves_in_its_turn_is_not_run():
     run(main)
 
 
-def test_x13_all_of_a_running_batch_leave_and_the_next_one_is_served():
+def test_x13_a_running_batch_may_be_cancelled_entirely_and_the_next_one_runs():
     async def main():
         async with Room() as room:
             clients = await room.send_running(*range(8))

@@ -39,7 +39,7 @@ def test_one_caller_is_served_in_the_order_of_arrival(items):
 
 
 @given(jobs, st.data())
-def test_each_job_is_there_once_and_callers_keep_their_order(items, data):
+def test_each_job_is_taken_once_and_callers_keep_their_order(items, data):
     queue = queue_of(items)
     gone = data.draw(st.lists(st.sampled_from(items), unique=True)) if items else []
     for item in gone:
@@ -70,7 +70,7 @@ def test_a_caller_with_few_jobs_does_not_wait_for_all_of_one_with_many():
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
-def test_callers_that_always_have_jobs_are_served_equal_work(flops_x, flops_y):
+def test_busy_callers_get_equal_work(flops_x, flops_y):
     flops = {"x": flops_x, "y": flops_y}
     queue = queue_of(Item(cost=cost(flops=flops[name]), caller=name) for name in "xxyy")
     done = dict.fromkeys("xy", 0)
@@ -81,7 +81,7 @@ def test_callers_that_always_have_jobs_are_served_equal_work(flops_x, flops_y):
         assert abs(done["x"] - done["y"]) <= flops_x + flops_y + 2 * JOB_OVERHEAD_FLOPS
 
 
-def test_a_caller_that_was_away_has_saved_up_nothing():
+def test_an_absent_caller_saves_up_no_credit():
     queue = queue_of([Item(caller="x") for _ in range(20)])
     queue.append(Item(caller="y"))
     serve(queue, 15)
@@ -91,7 +91,7 @@ def test_a_caller_that_was_away_has_saved_up_nothing():
     assert order[:8].count("x") >= 3
 
 
-def test_a_caller_that_leaves_and_comes_back_is_not_ahead_of_its_debt():
+def test_a_returning_caller_keeps_its_debt():
     queue = queue_of([Item(cost=cost(flops=10**9), caller="x"), Item(caller="y"), Item(caller="y")])
     assert serve(queue)[0].caller == "x"
     queue.append(Item(caller="x"))

@@ -43,7 +43,7 @@ async def learn(room: Room, seconds: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize(("flops", "is_inline"), [(2_000, True), (2_001, False)])
-def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops, is_inline):
+def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_the_last_ones(flops, is_inline):
     async def main():
         async with Room(inline_s=2.0) as room:
             await learn(room)
@@ -56,7 +56,7 @@ def test_a_batch_is_brief_if_at_the_pace_of_the_last_ones_it_ends_in_time(flops,
     run(main)
 
 
-def test_a_batch_of_many_sequences_is_not_brief():
+def test_a_batch_of_many_sequences_is_not_inline():
     async def main():
         async with Room(inline_s=2.0) as room:
             await learn(room)
@@ -68,7 +68,7 @@ def test_a_batch_of_many_sequences_is_not_brief():
     run(main)
 
 
-def test_another_lane_tells_nothing_of_a_batch():
+def test_the_speed_of_another_lane_does_not_count():
     async def main():
         async with Room(inline_s=2.0) as room:
             await learn(room)
@@ -78,7 +78,7 @@ def test_another_lane_tells_nothing_of_a_batch():
     run(main)
 
 
-def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_for_a_while():
+def test_after_an_inline_batch_that_took_far_too_long_none_is_inline_for_a_while():
     async def main():
         engine = AtOnce(seconds=1.0)
         async with room_with(engine, inline_s=2.0) as room:
@@ -92,7 +92,7 @@ def test_after_a_batch_that_the_loop_waited_far_too_long_for_it_waits_for_none_f
     run(main)
 
 
-def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_does_again_in_its_thread():
+def test_the_time_of_an_inline_pass_that_the_thread_repeats_counts():
     """It failed on the loop, and the engine hands over a future that is not done."""
 
     async def main():
@@ -111,7 +111,7 @@ def test_the_time_counts_that_the_loop_waited_for_a_pass_which_the_engine_then_d
     run(main)
 
 
-def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_long_the_loop_had_waited():
+def test_a_pass_repeated_in_the_thread_has_the_whole_time_limit():
     async def main():
         engine = AtOnce(seconds=4.0)
         async with room_with(engine, inline_s=8.0, max_compute_s=5.0) as room:
@@ -126,7 +126,7 @@ def test_what_the_engine_does_again_in_its_thread_has_the_whole_time_however_lon
     run(main)
 
 
-def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
+def test_after_a_failed_inline_batch_none_is_inline_for_a_while():
     async def main():
         async with Room(inline_s=2.0) as room:
             await learn(room)
@@ -139,7 +139,7 @@ def test_after_a_batch_that_failed_the_loop_waits_for_none_for_a_while():
     run(main)
 
 
-def test_no_batch_is_brief_where_the_loop_is_to_wait_for_none():
+def test_a_limit_of_zero_turns_inline_batches_off():
     async def main():
         async with Room() as room:
             await learn(room)
@@ -157,7 +157,7 @@ async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: i
 
 
 @pytest.mark.parametrize("num_turns", [1, 2])
-def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_turns):
+def test_before_an_inline_batch_requests_are_admitted_while_ticks_bring_more(num_turns):
     """A request takes two turns of the loop from its socket to the queue."""
 
     async def main():
@@ -170,7 +170,7 @@ def test_before_a_brief_batch_all_that_comes_look_after_look_is_taken_in(num_tur
     run(main)
 
 
-def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
+def test_jobs_of_another_lane_do_not_stop_an_inline_batch_from_growing():
     async def main():
         async with Room(inline_s=8.0) as room:
             await learn(room)
@@ -183,7 +183,7 @@ def test_what_waits_in_another_lane_does_not_keep_a_brief_batch_from_growing():
     run(main)
 
 
-def test_a_deadline_that_passes_while_the_loop_waits_keeps_its_request_from_being_computed():
+def test_a_request_whose_deadline_passes_before_the_inline_batch_is_not_computed():
     async def main():
         async with room_with(AtOnce(seconds=1.0), max_requests=1) as room:
             first, late = room.send("first"), room.send("late", timeout_s=1.0)
@@ -195,7 +195,7 @@ def test_a_deadline_that_passes_while_the_loop_waits_keeps_its_request_from_bein
     run(main)
 
 
-def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
+def test_an_inline_batch_starts_after_a_tick_without_a_request():
     async def main():
         async with Room(inline_s=8.0) as room:
             await learn(room)
@@ -210,7 +210,7 @@ def test_nobody_is_waited_for_longer_than_a_look_that_brings_nothing():
     [({"inline_s": 2.0}, ["u", "v", "w"]), ({"inline_s": 8.0, "max_requests": 2}, ["u", "v"])],
     ids=["too long to be waited for", "full"],
 )
-def test_a_batch_that_need_not_grow_goes_without_another_look(limits, batch):
+def test_a_full_inline_batch_starts_without_another_tick(limits, batch):
     async def main():
         async with Room(**limits) as room:
             await learn(room)
@@ -237,7 +237,7 @@ def test_a_request_cancelled_while_others_are_admitted_is_not_computed():
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_between_two_batches_that_are_answered_at_once_the_loop_takes_in_what_has_come(loop_factory):
+def test_between_two_inline_batches_the_loop_admits_new_requests(loop_factory):
     async def main():
         async with room_with(AtOnce(), max_requests=1) as room:
             seen = Counter[int]()
@@ -251,7 +251,7 @@ def test_between_two_batches_that_are_answered_at_once_the_loop_takes_in_what_ha
     run(main, loop_factory=loop_factory)
 
 
-def test_a_deadline_that_passed_while_the_loop_waited_is_told_and_the_others_are_answered():
+def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_answered():
     async def main():
         async with room_with(AtOnce(seconds=1.0)) as room:
             late, patient = room.send("late", timeout_s=1.0), room.send("patient", timeout_s=1.1)

@@ -15,27 +15,27 @@ def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
     return inline_policy
 
 
-def test_of_a_lane_without_a_past_nothing_is_claimed():
+def test_a_lane_without_history_is_not_inline():
     assert not taught().is_inline("a", 0, 1)
     assert not taught(1.0).is_inline("b", 1, 1), "another lane tells nothing of this one"
 
 
 @pytest.mark.parametrize(("flops", "is_inline"), [(2000, True), (2001, False)])
-def test_a_batch_is_brief_if_at_the_pace_of_its_lane_it_ends_in_time(flops, is_inline):
+def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_its_lane(flops, is_inline):
     assert taught(1.0).is_inline("a", flops, 1) is is_inline
 
 
-def test_the_pace_is_the_median_of_the_last_batches():
+def test_the_speed_is_the_median_of_the_last_batches():
     assert taught(1.0, 50.0, 1.0).is_inline("a", 2000, 1), "one stall changes nothing"
     assert not taught(*[1.0] * WINDOW, *[2.0] * WINDOW).is_inline("a", 1001, 1), "the past is forgotten"
 
 
 @pytest.mark.parametrize(("sequences", "is_inline"), [(MAX_SEQUENCES, True), (MAX_SEQUENCES + 1, False)])
-def test_many_sequences_are_never_brief(sequences, is_inline):
+def test_many_sequences_are_never_inline(sequences, is_inline):
     assert taught(1.0).is_inline("a", 0, sequences) is is_inline
 
 
-def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_are():
+def test_a_misjudged_lane_is_not_inline_for_a_while_and_others_are():
     inline_policy = taught(*[1.0] * WINDOW)
     inline_policy.note("b", 1000, 1.0, waited_s=0.0)
     inline_policy.note("a", 1000, 2.0 * FAR_TOO_LONG + 0.1, waited_s=2.0 * FAR_TOO_LONG + 0.1)
@@ -46,14 +46,14 @@ def test_a_lane_that_was_judged_wrong_is_not_trusted_for_a_while_and_the_others_
     assert inline_policy.is_inline("b", 1, 1)
 
 
-def test_a_lane_of_which_a_batch_failed_is_not_trusted_for_a_while():
+def test_a_lane_with_a_failed_batch_is_not_inline_for_a_while():
     inline_policy = taught(1.0)
     inline_policy.failed("a")
     inline_policy.failed("unknown")
     assert not inline_policy.is_inline("a", 1, 1)
 
 
-def test_a_lane_is_not_trusted_either_where_the_loop_waited_for_a_part_only():
+def test_a_lane_with_a_partly_inline_batch_is_not_inline_for_a_while():
     inline_policy = taught(*[1.0] * WINDOW)
     inline_policy.note("a", 1000, 1000.0, waited_s=2.0 * FAR_TOO_LONG)
     assert inline_policy.is_inline("a", 1, 1)
@@ -61,23 +61,23 @@ def test_a_lane_is_not_trusted_either_where_the_loop_waited_for_a_part_only():
     assert not inline_policy.is_inline("a", 1, 1)
 
 
-def test_what_was_not_waited_for_may_take_as_long_as_it_likes():
+def test_a_batch_of_the_thread_may_take_any_time():
     inline_policy = taught(*[1.0] * WINDOW)
     inline_policy.note("a", 10**6, 1000.0, waited_s=0.0)
     assert inline_policy.is_inline("a", 2000, 1)
 
 
-def test_a_clock_that_measures_nothing_makes_nothing_brief():
+def test_batches_of_no_measured_time_make_nothing_inline():
     assert not taught(0.0).is_inline("a", 1, 1)
 
 
-def test_nothing_is_brief_and_nothing_remembered_where_the_loop_is_to_wait_for_nothing():
+def test_a_limit_of_zero_makes_nothing_inline_and_keeps_no_history():
     inline_policy = InlinePolicy(0.0)
     inline_policy.note("a", 1000, 1.0, waited_s=0.0)
     assert not inline_policy.is_inline("a", 0, 1)
 
 
-def test_lanes_that_come_and_go_do_not_fill_the_memory():
+def test_short_lived_lanes_do_not_fill_the_memory():
     inline_policy = taught(1.0)
     for number in range(MAX_LANES):
         inline_policy.note(number, 1000, 1.0, waited_s=0.0)

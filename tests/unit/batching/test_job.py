@@ -20,7 +20,7 @@ def new_job(clock: ManualClock | None = None) -> Job[str, str]:
     return Job("x", "lane", COST, deadline=math.inf, clock=clock or ManualClock())
 
 
-def test_an_outcome_has_the_result_the_batch_and_the_times_the_job_stamped():
+def test_an_outcome_has_the_result_the_batch_and_the_times_of_the_job():
     async def main():
         clock = ManualClock(5.0)
         job = new_job(clock)
@@ -72,7 +72,7 @@ def test_only_the_first_ending_counts(first, second):
     run(main)
 
 
-def test_a_result_for_a_caller_who_left_is_dropped_without_an_error():
+def test_a_result_for_a_cancelled_job_is_dropped_without_an_error():
     async def main():
         job = new_job()
         job.start(ALONE)
@@ -87,7 +87,7 @@ def test_a_result_for_a_caller_who_left_is_dropped_without_an_error():
     run(main)
 
 
-def test_a_job_says_how_far_it_has_come():
+def test_a_job_reports_its_phase():
     async def main():
         job = new_job()
         assert (job.stage, job.is_settled) == ("queued", False)
@@ -100,7 +100,7 @@ def test_a_job_says_how_far_it_has_come():
     run(main)
 
 
-def test_settling_before_the_start_is_a_bug_and_says_so():
+def test_settling_before_the_start_raises_a_bug_message():
     async def main():
         with pytest.raises(RuntimeError, match="This is a bug"):
             new_job().settle("y")
@@ -109,7 +109,7 @@ def test_settling_before_the_start_is_a_bug_and_says_so():
 
 
 @pytest.mark.parametrize("end", ["settle", "fail"])
-def test_its_timer_is_called_off_when_it_is_finished(end):
+def test_the_timer_of_a_finished_job_is_cancelled(end):
     async def main():
         clock = ManualClock()
         job = new_job(clock)
@@ -122,7 +122,7 @@ def test_its_timer_is_called_off_when_it_is_finished(end):
     run(main)
 
 
-def test_a_failure_nobody_awaits_is_not_reported_as_never_retrieved():
+def test_an_unawaited_failure_is_not_reported_as_never_retrieved():
     """`run` fails the test on any complaint of the loop."""
 
     async def main():

@@ -43,7 +43,7 @@ def test_a_job_can_be_removed_from_anywhere_once(waiting, data):
     assert (lanes.num_jobs, lanes.num_bytes, lanes.num_flops, lanes.num_lanes) == (0, 0, 0, 0)
 
 
-def test_the_work_ahead_is_the_own_lanes_and_as_much_for_each_other_lane():
+def test_the_work_ahead_is_that_of_the_lane_and_as_much_for_each_other_lane():
     lanes = lanes_of([Item("a", cost(flops=10)), Item("a", cost(flops=10)), Item("b", cost(flops=500))])
     assert lanes.flops_ahead("a") == 40
     assert lanes.flops_ahead("b") == 520, "never more than there is"
@@ -54,7 +54,7 @@ def test_the_work_ahead_is_the_own_lanes_and_as_much_for_each_other_lane():
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**10), st.integers(1, 5), st.integers(1, 5))
-def test_two_lanes_that_always_have_work_get_equal_shares(flops_a, flops_b, batch_a, batch_b):
+def test_two_busy_lanes_get_equal_shares(flops_a, flops_b, batch_a, batch_b):
     """Start-time fair queueing: the work served differs by at most one batch of each."""
     lanes: Lanes[Item] = Lanes()
     bounds = limits(max_requests=max(batch_a, batch_b))
@@ -110,7 +110,7 @@ def test_a_new_lane_waits_for_at_most_one_batch_of_each_other_lane(num_batches, 
     assert max(Counter(batch[0].lane for batch in batches).values()) == 1
 
 
-def test_a_new_lane_does_not_monopolise_what_the_old_ones_have_used_up():
+def test_a_new_lane_gets_no_credit_for_the_past():
     """It starts now, not at zero: it is not owed the work of the past."""
     lanes: Lanes[Item] = Lanes()
     one = limits(max_requests=1)
@@ -124,7 +124,7 @@ def test_a_new_lane_does_not_monopolise_what_the_old_ones_have_used_up():
     assert Counter(order) == {"old": 10, "new": 10}
 
 
-def test_a_lane_that_leaves_and_comes_back_at_once_keeps_its_debt():
+def test_a_returning_lane_keeps_its_debt():
     """Else one heavy request at a time would get a batch for each light one of the others."""
     lanes: Lanes[Item] = Lanes()
     one = limits(max_requests=1)

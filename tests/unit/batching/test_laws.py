@@ -52,7 +52,7 @@ def test_law_every_admitted_job_is_settled_exactly_once():
 
 
 @pytest.mark.parametrize("stage", ["in the same turn", "queued", "running"])
-def test_law_a_cancelled_client_never_touches_its_mates(stage):
+def test_law_a_cancelled_client_never_affects_other_jobs(stage):
     async def main():
         async with Room() as room:
             if stage != "running":
@@ -92,7 +92,7 @@ def test_law_nothing_is_admitted_that_could_never_run(field, limit):
     run(main)
 
 
-def test_law_check_and_append_without_an_await_between():
+def test_law_no_await_separates_check_and_append():
     """A burst in one turn never overfills the queue, and the whole of it may fill it."""
 
     async def main():
@@ -110,7 +110,7 @@ def test_law_check_and_append_without_an_await_between():
 
 
 @pytest.mark.parametrize("how", ["engine says so", "the loop has a bug", "cancelled from outside"])
-def test_law_if_the_loop_dies_everyone_is_told_and_readiness_says_no(how, monkeypatch):
+def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, monkeypatch):
     async def main():
         async with Room() as room:
             clients = [*await room.send_running("r0", "r1"), *await room.send_waiting("w0", "w1", lane="b")]
@@ -172,7 +172,7 @@ def test_law_arrival_order_within_a_lane_and_no_lane_starves():
     run(main)
 
 
-def test_shares_start_afresh_when_the_room_was_empty():
+def test_shares_start_afresh_after_the_batcher_was_empty():
     async def main():
         async with Room() as room:
             await room.send_running("much work", lane="heavy")

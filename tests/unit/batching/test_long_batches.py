@@ -34,7 +34,7 @@ async def step(room: Room, seconds: float = 1.0) -> None:
     await turns()
 
 
-def test_a_batch_of_another_lane_runs_between_two_steps_and_then_the_long_one_goes_on():
+def test_a_batch_of_another_lane_runs_between_two_steps_of_a_long_one():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -51,7 +51,7 @@ def test_a_batch_of_another_lane_runs_between_two_steps_and_then_the_long_one_go
     run(main)
 
 
-def test_a_long_batch_goes_on_at_once_where_nothing_else_waits():
+def test_a_long_batch_continues_at_once_if_nothing_else_waits():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -66,7 +66,7 @@ def test_a_long_batch_goes_on_at_once_where_nothing_else_waits():
     run(main)
 
 
-def test_the_time_of_a_long_batch_is_that_of_its_steps():
+def test_the_time_of_a_long_batch_is_the_sum_of_its_steps():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -83,7 +83,7 @@ def test_the_time_of_a_long_batch_is_that_of_its_steps():
     run(main)
 
 
-def test_a_batch_that_has_stopped_before_the_loop_looks_goes_on_as_any_other():
+def test_a_batch_that_paused_before_the_loop_checks_continues_as_any_other():
     """A busy machine may keep the loop's thread waiting for longer than a step takes."""
 
     class StopsAtOnce(GateEngine):
@@ -118,7 +118,7 @@ def test_its_own_lane_keeps_its_order():
 
 
 @pytest.mark.parametrize(("flops", "runs"), [(MAX_FLOPS_BETWEEN, True), (MAX_FLOPS_BETWEEN + 1, False)])
-def test_what_would_itself_take_long_waits_until_the_long_one_has_ended(flops, runs):
+def test_another_long_batch_waits_until_the_first_has_ended(flops, runs):
     async def main():
         async with Room() as room:
             await whale(room)
@@ -129,7 +129,7 @@ def test_what_would_itself_take_long_waits_until_the_long_one_has_ended(flops, r
     run(main)
 
 
-def test_a_batch_between_two_steps_has_no_more_jobs_than_do_not_take_long():
+def test_a_batch_between_two_steps_holds_only_jobs_that_stay_short():
     async def main():
         async with Room() as room:
             await whale(room)
@@ -141,7 +141,7 @@ def test_a_batch_between_two_steps_has_no_more_jobs_than_do_not_take_long():
     run(main)
 
 
-def test_lanes_that_always_have_work_and_a_long_batch_get_equal_shares():
+def test_busy_lanes_and_a_long_batch_get_equal_shares():
     async def main():
         async with Room() as room:
             await whale(room)
@@ -163,7 +163,7 @@ def test_lanes_that_always_have_work_and_a_long_batch_get_equal_shares():
     run(main)
 
 
-def test_a_long_batch_whose_caller_left_is_dropped_at_its_next_step():
+def test_a_cancelled_long_batch_is_dropped_at_its_next_step():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -176,7 +176,7 @@ def test_a_long_batch_whose_caller_left_is_dropped_at_its_next_step():
     run(main)
 
 
-def test_a_long_batch_whose_deadline_passes_between_two_steps_is_dropped_and_told():
+def test_a_long_batch_whose_deadline_passes_between_two_steps_is_dropped_and_fails():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -190,7 +190,7 @@ def test_a_long_batch_whose_deadline_passes_between_two_steps_is_dropped_and_tol
     run(main)
 
 
-def test_a_step_that_does_not_end_is_an_engine_that_is_down():
+def test_a_step_that_does_not_end_means_the_engine_is_down():
     async def main():
         async with Room(max_compute_s=10.0) as room:
             long = await whale(room)
@@ -204,7 +204,7 @@ def test_a_step_that_does_not_end_is_an_engine_that_is_down():
     run(main)
 
 
-def test_a_death_between_two_steps_is_told_to_everyone():
+def test_an_engine_that_dies_between_two_steps_fails_all_jobs():
     async def main():
         async with Room() as room:
             long, minnow = await whale(room), room.send("minnow", "shallow")
@@ -217,7 +217,7 @@ def test_a_death_between_two_steps_is_told_to_everyone():
     run(main)
 
 
-def test_what_fails_between_two_steps_harms_the_long_batch_in_nothing():
+def test_a_failure_between_two_steps_does_not_affect_the_long_batch():
     async def main():
         async with Room() as room:
             long, minnow = await whale(room), room.send("minnow", "shallow")
@@ -230,7 +230,7 @@ def test_what_fails_between_two_steps_harms_the_long_batch_in_nothing():
     run(main)
 
 
-def test_a_later_step_that_runs_out_of_memory_is_told_to_its_caller():
+def test_a_later_step_that_runs_out_of_memory_fails_its_job():
     async def main():
         async with Room() as room:
             long = await whale(room)
@@ -255,7 +255,7 @@ def test_a_request_that_may_run_between_two_steps_is_not_refused_for_the_length_
     run(main)
 
 
-def test_a_batch_that_waits_for_company_waits_between_two_steps_as_well():
+def test_max_wait_ms_holds_between_two_steps_too():
     async def main():
         async with Room(max_wait_s=3.0) as room:
             room.send("whale", "deep", cost=LONG)

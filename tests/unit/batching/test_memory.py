@@ -15,7 +15,7 @@ class Tensor:
     """A payload that can be watched."""
 
 
-def test_an_idle_room_keeps_nothing_of_the_last_batch():
+def test_an_idle_batcher_keeps_no_reference_to_the_last_batch():
     async def main():
         async with Room() as room:
             room.engine.answer = lambda batch: [Tensor() for _ in batch]
@@ -39,7 +39,7 @@ def test_an_idle_room_keeps_nothing_of_the_last_batch():
 
 
 @pytest.mark.parametrize("how", ["expires", "fails", "is cancelled", "is drained"])
-def test_a_job_that_ends_badly_keeps_its_payload_no_longer_than_its_client(how):
+def test_a_failed_job_releases_its_payload(how):
     async def main():
         async with Room() as room:
             await room.send_running("x")
@@ -71,7 +71,7 @@ def test_a_job_that_ends_badly_keeps_its_payload_no_longer_than_its_client(how):
         gc.enable()
 
 
-def test_a_failed_batch_is_let_go_before_its_members_are_retried():
+def test_a_failed_batch_is_released_before_its_members_are_retried():
     """The traceback of an out-of-memory error has the tensors whose room the retry needs."""
 
     class OutOfMemoryError(Exception):

@@ -31,7 +31,7 @@ def test_a_batch_keeps_every_limit_except_a_lone_oversize_job(waiting, bounds):
 
 
 @given(items, some_limits)
-def test_it_always_progresses_and_takes_each_job_once(waiting, bounds):
+def test_the_policy_always_progresses_and_takes_each_job_once(waiting, bounds):
     lanes = lanes_of(waiting)
     batches = drained(lanes, bounds)
     assert Counter(item for batch in batches for item in batch) == Counter(waiting)
@@ -69,7 +69,7 @@ def test_is_full_means_that_no_later_job_could_enlarge_the_next_batch(waiting, b
     assert not (full and joined)
 
 
-def test_nothing_waits_means_no_batch_and_not_full():
+def test_an_empty_queue_gives_no_batch_and_is_not_full():
     assert take(Lanes(), WIDE) == []
     assert not is_full(Lanes().next_jobs, WIDE)
 
@@ -96,7 +96,7 @@ def test_an_oversize_job_runs_alone_and_does_not_block_its_lane():
 
 
 @given(some_limits, costs)
-def test_light_jobs_eight_of_a_batch_heavy_ones_and_those_that_run_alone_wait_apart(bounds, job):
+def test_light_heavy_and_lone_jobs_wait_in_separate_lanes(bounds, job):
     fits_eight = all(
         8 * have <= most
         for have, most in (

@@ -9,7 +9,7 @@ from service.batching.speed import Speed, Work
 NOTHING = Work(0, 0)
 
 
-def test_nothing_is_claimed_before_the_first_batch():
+def test_no_wait_is_predicted_before_the_first_batch():
     speed = Speed()
     assert speed.retry_after_s(10**15) == 1
     assert speed.rate == speed.finish_s(10**15, Work(10**15, 9), Work(10**15, 9), 0.0) == 0.0
@@ -58,7 +58,7 @@ def test_a_single_stall_changes_no_forecast():
     assert measured().finish_s(250, jobs(8), NOTHING, 0.0) == 2.25
 
 
-def test_where_nothing_is_ahead_nothing_is_claimed():
+def test_no_wait_is_predicted_without_work_ahead():
     speed = measured()
     assert speed.finish_s(10**9, NOTHING, NOTHING, 0.0) == 0.0
     speed.begin(jobs(4), 5.0)
@@ -68,31 +68,31 @@ def test_where_nothing_is_ahead_nothing_is_claimed():
 
 
 @pytest.mark.parametrize(("now", "left_s"), [(5.0, 1.0), (5.25, 0.75), (6.0, 0.0), (99.0, 0.0)])
-def test_of_the_batch_that_runs_only_what_is_left_counts(now, left_s):
+def test_only_the_rest_of_the_running_batch_counts(now, left_s):
     speed = measured()
     speed.begin(jobs(4), 5.0)
     assert speed.finish_s(250, jobs(12), NOTHING, now) == left_s + 3.0 + 0.25
 
 
 @pytest.mark.parametrize(("beside", "own_s"), [(0, 0.25), (1, 0.5), (3, 1.0), (1000, 1.0)])
-def test_the_own_batch_is_filled_by_those_who_wait_beside_up_to_the_usual_one(beside, own_s):
+def test_the_jobs_own_batch_counts_up_to_the_usual_size(beside, own_s):
     assert measured().finish_s(250, jobs(8), jobs(beside), 0.0) == 2.0 + own_s
 
 
-def test_small_batches_tell_nothing_of_large_ones():
+def test_the_speed_of_small_batches_does_not_predict_large_ones():
     """Ten thousand times the work in one job is not ten thousand times the time: it is not known how long it takes."""
     large = Work(2_500_000, 1)
     assert measured().finish_s(2_500_000, large, large, 0.0) == 0.25 + 0.5
 
 
-def test_large_batches_tell_nothing_of_small_ones():
+def test_the_speed_of_large_batches_does_not_predict_small_ones():
     speed = Speed()
     for _ in range(3):
         speed.note(Work(10**6, 1), 10.0)
     assert speed.finish_s(1, Work(100, 100), Work(100, 100), 0.0) == pytest.approx(0.00201, rel=0.01)
 
 
-def test_a_batch_too_short_to_measure_divides_nothing_by_zero():
+def test_a_batch_too_short_to_measure_causes_no_division_by_zero():
     speed = Speed()
     speed.note(NOTHING, 0.0)
     assert speed.retry_after_s(10) == 1

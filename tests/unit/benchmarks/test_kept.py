@@ -52,7 +52,7 @@ def use(kept, subject, form="binary"):
         pass
 
 
-def test_each_is_started_once_and_rests_while_the_other_runs(house, kept):
+def test_each_subject_starts_once_and_rests_while_the_other_runs(house, kept):
     for subject in (ONE, TWO, ONE):
         use(kept, subject)
     assert house.told == [
@@ -72,14 +72,14 @@ def test_a_form_shares_a_start_unless_it_needs_its_own(house, kept):
     assert [line for line in house.told if line.startswith("start")] == ["start one binary", "start one lists"]
 
 
-def test_who_failed_is_ended_and_started_anew(house, kept):
+def test_a_failed_subject_is_ended_and_started_again(house, kept):
     with pytest.raises(OSError, match="cut"), kept.awake(ONE, "binary"):
         raise OSError("cut")
     use(kept, ONE)
     assert house.told == ["start one binary", "end one binary", "start one binary", "rest one binary"]
 
 
-def test_who_does_not_start_is_asked_again():
+def test_a_subject_that_does_not_start_is_tried_again():
     asked = []
 
     def fails(subject, form):
@@ -94,7 +94,7 @@ def test_who_does_not_start_is_asked_again():
     assert asked == ["one", "one"]
 
 
-def test_the_end_ends_all_of_them(house, kept):
+def test_closing_ends_all_subjects(house, kept):
     use(kept, ONE)
     use(kept, TWO)
     kept.end()
@@ -103,7 +103,7 @@ def test_the_end_ends_all_of_them(house, kept):
     assert len(house.told) == 6
 
 
-def test_one_that_fails_at_its_end_leaves_nobody_up():
+def test_a_subject_that_fails_at_its_end_leaves_no_other_running():
     ended = []
 
     @contextlib.contextmanager

@@ -16,13 +16,13 @@ def test_numbers_have_three_digits(value, told):
     assert number(value) == told
 
 
-def test_a_range_is_told_where_there_is_one():
+def test_a_range_is_printed_if_there_is_one():
     assert with_range([2, 1, 3]) == "2.00 (1.00–3.00)"
     assert with_range([2, 2, 2]) == "2.00"
     assert with_range(None) == ""
 
 
-def test_without_figures_the_pages_say_so():
+def test_without_figures_the_pages_state_it():
     assert performance({}).startswith("Nothing has been measured")
     assert claims({}).startswith("Nothing has been measured")
     assert claims({"memory": part("memory", [])}).startswith("Nothing has been measured")
@@ -53,25 +53,25 @@ def test_claims_of_several_days_say_from_when_to_when():
     assert "Measured 2026-11-21 to 2026-11-23" in claims({"w1": W1, "w2": later})
 
 
-def test_a_claim_that_was_measured_otherwise_than_the_others_says_so():
+def test_a_claim_measured_differently_states_it():
     brief = part("w2c1", [sample(0, "service", 1, workload="w2")], settings={"seconds": 2.0, "warm_s": 1})
     assert "medians over rounds (1 of 8 s; 16 tokens, one caller: 1 of 2 s)" in claims({"w1": W1, "w2c1": brief})
 
 
-def test_a_subject_that_failed_is_told_as_failed():
+def test_a_failed_subject_is_reported_as_failed():
     failed = {"round": 0, "subject": "mosec", "workload": "w1", "failed": "no answer"}
     told = performance({"w1": part("w1", [sample(0, "service", 850), failed])})
     assert "mosec (0.9.8, WORKERS=2), 1 of 1 failed" in told
 
 
-def test_a_sweep_that_failed_is_told_as_failed():
+def test_a_failed_sweep_is_reported_as_failed():
     failed = {"round": 1, "subject": "service", "workload": "", "failed": "no answer"}
     told = performance({"concurrency": part("concurrency", [sample(0, "service", 850, point=32), failed])})
     assert "|  | failed |" in told
     assert "| W1 | 32 | 85.0 |" in told
 
 
-def test_cost_is_told_beside_that_of_half_the_length():
+def test_cost_is_printed_beside_that_of_half_the_length():
     samples = [
         sample(0, "service", 800, workload="length", point=8),
         sample(0, "bound", 1000, workload="length", point=8),

@@ -19,7 +19,7 @@ def measured(path, *names) -> Results:
     return results
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_a_written_file_is_read_back(tmp_path):
     written = measured(tmp_path / "r.json", "w1", "w2")
     assert load(tmp_path / "r.json") == written.parts
 

@@ -10,7 +10,7 @@ def test_a_spread_is_the_median_and_the_quartiles():
     assert spread([7]) == [7, 7, 7]
 
 
-def test_a_row_is_told_for_each_subject_workload_and_point():
+def test_each_subject_workload_and_point_has_a_row():
     found = rows(
         [sample(0, "service", 10, point=1), sample(1, "service", 30, point=1), sample(0, "service", 7, point=2)]
     )
@@ -29,12 +29,12 @@ def test_subjects_are_sorted_by_name_and_points_keep_the_order_of_measurement():
     assert [one["over"] for one in ratios(parts) if one["figure"] == "tok_s"] == ["bound", "mosec"]
 
 
-def test_a_failed_sample_is_counted_and_takes_no_part():
+def test_a_failed_sample_is_counted_and_left_out():
     found = rows([sample(0, "mosec", 10), {"round": 1, "subject": "mosec", "workload": "w1", "failed": "no answer"}])
     assert [(row["rounds"], row["failed"], row["tok_s"]) for row in found] == [(1, 1, [10, 10, 10])]
 
 
-def test_a_figure_that_only_some_rounds_have_is_of_those():
+def test_a_figure_of_some_rounds_summarises_those():
     found = rows([sample(0, "service", 10), sample(1, "service", 10, mean_batch=4.0)])
     assert found[0]["mean_batch"] == [4, 4, 4]
 
@@ -56,7 +56,7 @@ def test_a_ratio_can_be_of_one_point():
     assert ratio(samples, "tok_s", "service", "bound", point=2) == [0.3, 0.3, 0.3]
 
 
-def test_ratios_are_ours_over_everybody_else_s():
+def test_ratios_divide_our_figure_by_each_other_subjects():
     samples = [sample(0, "service", 80), sample(0, "bound", 100), sample(0, "mosec", 40)]
     found = {(x["over"], x["figure"]): x["ratio"][0] for x in ratios({"w1": samples})}
     assert found[("bound", "tok_s")] == 0.8

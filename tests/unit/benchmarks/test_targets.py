@@ -10,7 +10,7 @@ def verdict(parts, part, target):
     return next(row for row in judged(parts) if (row.part, row.target) == (part, target))
 
 
-def test_what_was_not_measured_is_neither_met_nor_missed():
+def test_an_unmeasured_target_is_neither_met_nor_missed():
     rows = judged({})
     assert len(rows) == len(TARGETS)
     assert {row.is_met for row in rows} == {None}

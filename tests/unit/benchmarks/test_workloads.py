@@ -26,7 +26,7 @@ def torch_module() -> torch.nn.MultiheadAttention:
     return module
 
 
-def test_the_workloads_are_those_that_were_agreed_on():
+def test_the_workloads_are_fixed():
     assert (len(W1.lengths), set(W1.lengths)) == (64, set(LENGTHS))
     assert W2.tokens_a_request == 16
     assert W3.lengths == W1.lengths
@@ -57,7 +57,7 @@ def test_packed_sequences_do_not_see_each_other(tmp_path):
         torch.testing.assert_close(together, layer.outputs([x])[0])
 
 
-def test_the_service_s_wires_ask_in_its_words():
+def test_the_wires_of_the_service_build_its_requests():
     wires = service_wires("bench")
     headers, body = wires["binary"].write(X)
     assert headers == {"Content-Type": "application/vnd.safetensors"}

@@ -52,7 +52,7 @@ def test_every_bit_of_every_dtype_survives_the_way_there_and_back(array):
     assert metadata == {"request": "{}"}
 
 
-def test_what_comes_back_can_be_written_to():
+def test_a_returned_array_is_writable():
     likes: list[Any] = [np.zeros(3, np.float32), torch.zeros(3)]
     for like in likes:
         back = made_like(like, Entry("float32", (3,), bytearray(12)))
@@ -60,7 +60,7 @@ def test_what_comes_back_can_be_written_to():
         assert float(back.sum()) == 1
 
 
-def test_a_contiguous_array_is_read_where_it_lies():
+def test_a_contiguous_array_is_read_without_a_copy():
     array, tensor = np.zeros((3, 4), np.float16), torch.zeros(3, 4, dtype=torch.bfloat16)
     assert raw(array, "/x", FLOATS).bits.ctypes.data == array.ctypes.data
     assert raw(tensor, "/x", FLOATS).bits.ctypes.data == tensor.data_ptr()
@@ -73,7 +73,7 @@ def test_a_big_endian_array_is_sent_little_endian():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32"])
-def test_small_integers_are_widened_where_integers_may_be(dtype):
+def test_small_integers_are_widened_where_integers_are_allowed(dtype):
     for array in (np.array([0, 1], dtype), torch.tensor([0, 1], dtype=getattr(torch, dtype))):
         assert raw(array, "/x", VALUES).dtype == "int64"
         with pytest.raises(BadDtype, match=rf"query must be .*, got {dtype}"):
@@ -95,7 +95,7 @@ def test_a_dtype_that_the_contract_lacks_is_refused(array):
     [[[1.0]], None, 3, "x", np.ma.masked_array([1.0, 2.0], [True, False]), torch.zeros(2, 2).to_sparse(),
      torch.zeros(2, device="meta")],
 )  # fmt: skip
-def test_what_has_no_plain_bytes_is_refused(thing):
+def test_an_array_without_plain_bytes_is_refused(thing):
     with pytest.raises(InvalidInput):
         raw(thing, "/query", FLOATS)
 
@@ -161,13 +161,13 @@ def test_a_tensor_within_a_transform_or_a_mode_is_refused():
 ONES = torch.ones(3, 4)
 
 
-def test_what_a_subclass_says_of_itself_is_not_asked():
+def test_the_methods_of_a_subclass_are_not_called():
     found = raw(np.ones((3, 4), np.float32).view(OtherArray), "/x", FLOATS)
     assert (found.dtype, found.bits.shape, found.bits.nbytes) == ("float32", (3, 4), 48)
     assert read(write({"x": found}, {}))[0]["x"].data == np.ones((3, 4), np.float32).tobytes()
 
 
-def test_a_tensor_that_wants_gradients_is_sent_without_them():
+def test_a_tensor_with_gradients_is_sent_without_them():
     weight = torch.ones(2, 3, requires_grad=True)
     assert raw(weight, "/x", FLOATS).bits.shape == (2, 3)
 

@@ -72,7 +72,7 @@ def test_answers_come_in_the_order_of_the_items(number, window, chance):
 
 
 @given(*SCRIPTS)
-def test_tasks_answer_in_the_order_of_the_items(number, window, chance):
+def test_async_answers_come_in_the_order_of_the_items(number, window, chance):
     open_: dict[int, asyncio.Future[int]] = {}
 
     async def work(item: int) -> int:
@@ -95,7 +95,7 @@ def test_tasks_answer_in_the_order_of_the_items(number, window, chance):
     assert run(main) == list(range(number))
 
 
-def test_an_endless_iterator_is_taken_from_only_as_there_is_room():
+def test_an_endless_iterator_is_read_only_as_far_as_the_window():
     taken = []
 
     def items():
@@ -114,7 +114,7 @@ def test_an_endless_iterator_is_taken_from_only_as_there_is_room():
     assert taken == [0, 1, 2, 3], "what is ready is handed out before another item is taken"
 
 
-def test_a_consumer_who_stops_early_cancels_what_is_in_flight():
+def test_a_consumer_that_stops_early_cancels_the_requests_in_flight():
     started: list[Future[int]] = []
 
     def start(item: int) -> Future[int]:
@@ -129,7 +129,7 @@ def test_a_consumer_who_stops_early_cancels_what_is_in_flight():
     assert [future.cancelled() for future in started] == [False, True, True]
 
 
-def test_what_the_iterator_raises_cancels_what_is_in_flight():
+def test_an_error_of_the_iterator_cancels_the_requests_in_flight():
     started: list[Future[int]] = []
 
     def items():
@@ -146,7 +146,7 @@ def test_what_the_iterator_raises_cancels_what_is_in_flight():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_task_that_is_in_flight_when_the_consumer_stops_has_ended_when_the_generator_has(is_async):
+def test_tasks_in_flight_end_before_the_generator_when_the_consumer_stops(is_async):
     ended = []
 
     async def work(item: int) -> int:

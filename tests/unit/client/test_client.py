@@ -81,7 +81,7 @@ def face(request):
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda q: f"{type(q).__name__}-{q.dtype}-{q.ndim}")
-def test_what_is_given_as_one_kind_comes_back_as_that_kind(face, query):
+def test_an_answer_has_the_array_type_of_its_query(face, query):
     service = Answering()
     answer = face(service).attend("small", query, weights="heads")
     assert type(answer.output) is type(query)
@@ -92,7 +92,7 @@ def test_what_is_given_as_one_kind_comes_back_as_that_kind(face, query):
     assert tuple(answer.weights.shape) == (*query.shape[:-2], 4, rows, rows)
 
 
-def test_an_answer_tells_what_the_service_told(face):
+def test_an_answer_holds_the_facts_of_the_service(face):
     answer = face(Answering()).attend("small", X)
     assert answer.weights is None
     assert (answer.masked_rows, answer.layer, answer.digest, answer.request_id) == (1, "small", "sha256:00", "theirs")
@@ -101,7 +101,7 @@ def test_an_answer_tells_what_the_service_told(face):
     assert answer.timing_ms.total == 4.25
 
 
-def test_a_request_is_one_safetensors_body_with_its_other_fields_beside(face):
+def test_a_request_is_one_safetensors_body_with_its_other_fields_in_metadata(face):
     service = Answering()
     wanted = [masks.attend([True, False]), masks.causal("bottom_right"), masks.bias(np.zeros((3, 2))),
               masks.window(1, offset=-2), masks.lengths(2), masks.ignore(torch.tensor([0, 1]))]  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_plain_request_has_no_field_at_all(face):
     assert metadata_of(service.seen[0].content) == {"request": "{}"}
 
 
-def test_top_k_comes_in_its_three_parts(face):
+def test_top_k_has_its_three_parts(face):
     answer = face(Answering()).attend("small", torch.ones(2, 3, 4), weights=Weights("top_k", k=2, heads=[1]))
     assert isinstance(answer.weights, TopK)
     assert answer.weights.values.shape == answer.weights.indices.shape == (2, 1, 3, 2)
@@ -164,7 +164,7 @@ def test_top_k_comes_in_its_three_parts(face):
         ((X,), {"timeout_s": -1}, errors.InvalidInput),
     ],
 )
-def test_what_no_service_could_take_is_refused_before_it_is_sent(face, arguments, options, kind):
+def test_an_impossible_request_is_refused_before_it_is_sent(face, arguments, options, kind):
     service = Answering()
     with pytest.raises(kind) as told:
         face(service).attend("small", *arguments, **options)
@@ -173,7 +173,7 @@ def test_what_no_service_could_take_is_refused_before_it_is_sent(face, arguments
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "UP", "x" * 65, "a\n", None, 5, b"small"])
-def test_a_name_that_no_layer_can_have_reaches_no_other_route(face, name):
+def test_an_illegal_layer_name_reaches_no_other_route(face, name):
     service = Answering()
     for ask in (lambda client: client.attend(name, X), lambda client: client.layer(name)):
         with pytest.raises(errors.LayerNotFound):
@@ -211,7 +211,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=BAD)
-def test_an_answer_that_is_none_is_one_typed_error(face, answer):
+def test_a_malformed_answer_is_one_typed_error(face, answer):
     service = Answering(answer)
     with pytest.raises(BadAnswer) as told:
         face(service).attend("small", X, weights="heads")
@@ -232,12 +232,12 @@ def test_a_body_that_is_cut_short_is_one_typed_error(face, cut):
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"layers": 3}', b'{"layers": [{"name": 3}]}', b'{"layers": [7]}']
 )
-def test_a_list_of_layers_that_is_none_is_one_typed_error(face, body):
+def test_a_malformed_list_of_layers_is_one_typed_error(face, body):
     with pytest.raises(BadAnswer):
         face(Answering(httpx2.Response(200, content=body))).layers()
 
 
-def test_layers_tell_their_widths_and_all_else_as_facts(face):
+def test_layers_have_their_widths_and_all_else_as_facts(face):
     client = face(Answering())
     [layer] = client.layers()
     assert isinstance(layer, Layer)
@@ -254,13 +254,13 @@ def test_layers_tell_their_widths_and_all_else_as_facts(face):
      (httpx2.Response(302), False), (httpx2.Response(404), False), (httpx2.Response(500), False),
      (problem_of(403, "brand_new"), False), (httpx2.Response(200, headers={"content-encoding": "gzip"}), False)],
 )  # fmt: skip
-def test_ready_is_only_a_service_that_says_so_and_it_is_asked_once(face, answer, is_ready):
+def test_ready_is_true_only_for_a_200_and_is_not_retried(face, answer, is_ready):
     service = Answering(answer)
     assert face(service).is_ready() is is_ready
     assert len(service.seen) == 1
 
 
-def test_a_request_in_json_goes_as_it_stands(face):
+def test_a_json_request_is_sent_unchanged(face):
     service = Answering()
     body = {"query": [[1.0]], "masks": [{"kind": "causal"}]}
     assert face(service).attend_json("small", body) == {"echo": body}
@@ -272,7 +272,7 @@ def test_a_request_in_json_goes_as_it_stands(face):
     [float("nan"), float("-inf"), np.float64("inf"), np.array([1.0, np.nan])],
     ids=["nan", "-inf", "np", "array"],
 )
-def test_a_number_that_json_cannot_say_is_refused_and_not_sent_as_null(face, number):
+def test_a_number_outside_json_is_refused_and_not_sent_as_null(face, number):
     service = Answering()
     with pytest.raises(errors.InvalidInput, match="finite"):
         face(service).attend_json("small", {"query": [[1.0, None, np.float32(2)]], "masks": ({"values": number},)})
@@ -286,14 +286,14 @@ def test_a_number_that_json_cannot_say_is_refused_and_not_sent_as_null(face, num
      lambda n: {"weights": {"form": "top_k", "k": n}}, lambda n: {"masked_rows": n}],
     ids=["offset", "left", "k", "masked_rows"],
 )  # fmt: skip
-def test_a_field_that_is_no_finite_number_is_refused_and_not_sent_as_null(face, wishes, number):
+def test_a_non_finite_field_is_refused_and_not_sent_as_null(face, wishes, number):
     service = Answering()
     with pytest.raises(errors.InvalidInput, match="finite"):
         face(service).attend("small", X, **wishes(number))
     assert not service.seen
 
 
-def test_masks_may_be_none_or_come_from_anything_that_gives_them_one_by_one(face):
+def test_masks_may_be_none_or_any_iterable(face):
     service = Answering()
     client = face(service)
     wanted: Any
@@ -302,7 +302,7 @@ def test_masks_may_be_none_or_come_from_anything_that_gives_them_one_by_one(face
     assert [read_request(request)[1] for request in service.seen] == [{}, {}, {}, {"masks": [{"kind": "causal"}]}]
 
 
-def test_an_array_of_a_class_of_its_own_is_what_its_memory_is(face):
+def test_an_array_subclass_is_sent_as_its_memory(face):
     class Other(np.ndarray):
         shape = property(lambda self: (1, 1))
 
@@ -317,7 +317,7 @@ def test_an_array_of_a_class_of_its_own_is_what_its_memory_is(face):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("transport", [httpx2.HTTPTransport(), "proxy", object()], ids=["sync", "text", "object"])
-def test_a_transport_of_another_kind_is_refused_at_once(kind, transport):
+def test_a_transport_of_the_wrong_kind_is_refused_at_once(kind, transport):
     with pytest.raises(errors.InvalidInput, match="AsyncBaseTransport"):
         kind(transport=transport)
 
@@ -327,21 +327,21 @@ def test_an_answer_larger_than_the_limit_is_one_typed_error(face):
         face(Answering(), max_answer_bytes=100).attend("small", X)
 
 
-def test_a_null_that_is_meant_is_sent(face):
+def test_an_intended_null_is_sent(face):
     service = Answering()
     body = {"query": [[1.0]], "weights": None, "masks": [{"kind": "window", "left": None, "right": 1}]}
     assert face(service).attend_json("small", body) == {"echo": body}
 
 
 @pytest.mark.parametrize("window", [1, 3, 50])
-def test_many_answers_come_in_the_order_of_their_items(face, window):
+def test_attend_many_keeps_the_order_of_its_items(face, window):
     items = [np.full((1, 2), i, np.float32) if i % 2 else Request(torch.full((1, 2), float(i))) for i in range(20)]
     answers = list(face(Answering()).attend_many("small", items, window=window))
     assert [float(answer.output[0, 0]) for answer in answers] == list(range(20))
     assert [type(answer.output) for answer in answers[:2]] == [torch.Tensor, np.ndarray]
 
 
-def test_an_array_that_is_filled_anew_for_each_item_is_sent_as_it_was(face):
+def test_a_reused_array_is_sent_with_its_values_of_each_item(face):
     def items():
         one = np.empty((1, 2), np.float32)
         for i in range(9):
@@ -352,7 +352,7 @@ def test_an_array_that_is_filled_anew_for_each_item_is_sent_as_it_was(face):
     assert found == list(range(9))
 
 
-def test_an_item_that_fails_raises_at_its_place(face):
+def test_a_failed_item_raises_in_its_turn(face):
     items = [X, X, np.zeros(3, np.int64), X]
     answers = face(Answering()).attend_many("small", iter(items), window=4)
     assert next(answers).output.shape == (3, 2)
@@ -363,7 +363,7 @@ def test_an_item_that_fails_raises_at_its_place(face):
     assert list(answers) == []
 
 
-def test_errors_may_come_in_place_of_answers(face):
+def test_errors_may_be_returned_in_place_of_answers(face):
     service = Answering(problem_of(422, "non_finite"))
     found = list(face(service).attend_many("small", [X, np.zeros(3, np.int64), X], window=1, on_error="yield"))
     assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer]
@@ -376,13 +376,13 @@ def test_errors_may_come_in_place_of_answers(face):
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_what_cannot_be_meant_is_refused_at_the_call_and_not_at_the_first_answer(kind, odd):
+def test_impossible_options_are_refused_at_the_call_and_not_at_the_first_answer(kind, odd):
     client = kind(transport=Answering().transport)
     with pytest.raises(errors.InvalidInput):
         client.attend_many("small", **{"items": [X], **odd})
 
 
-def test_items_that_come_asynchronously_are_not_for_the_plain_client():
+def test_the_synchronous_client_refuses_async_items():
     async def items():
         yield X
 
@@ -405,7 +405,7 @@ def test_the_window_is_never_exceeded(face):
     assert most == 4
 
 
-def test_a_consumer_who_stops_early_cancels_what_is_in_flight(face):
+def test_a_consumer_that_stops_early_cancels_the_requests_in_flight(face):
     hanging, cancelled = asyncio.Event(), threading.Event()
 
     async def hang(request: httpx2.Request) -> httpx2.Response:
@@ -426,7 +426,7 @@ def test_a_consumer_who_stops_early_cancels_what_is_in_flight(face):
     assert cancelled.wait(20)
 
 
-def test_items_may_come_from_an_async_iterator():
+def test_the_async_client_accepts_an_async_iterator():
     async def items():
         for i in range(5):
             await asyncio.sleep(0)
@@ -448,7 +448,7 @@ def test_a_deadline_holds_for_the_whole_call(face):
         face(Answering(hang)).attend("small", X, timeout_s=0.001)
 
 
-def test_a_client_that_is_closed_says_so():
+def test_a_closed_client_raises_that_it_is_closed():
     client = Client(transport=Answering().transport)
     client.layers()
     client.close()
@@ -500,7 +500,7 @@ def test_a_call_that_is_in_flight_when_the_asynchronous_client_closes_is_the_sam
     assert len(service.seen) == 2
 
 
-def test_an_asynchronous_client_says_that_it_belongs_to_another_loop():
+def test_an_asynchronous_client_refuses_another_loop():
     client = AsyncClient(transport=Answering().transport)
     asyncio.run(client.layers())
     with pytest.raises(RuntimeError, match="one for each loop"):
@@ -509,13 +509,13 @@ def test_an_asynchronous_client_says_that_it_belongs_to_another_loop():
         pool.submit(lambda: asyncio.run(client.layers())).result()
 
 
-def test_an_iterator_keeps_the_client_that_nobody_else_holds():
+def test_an_iterator_keeps_its_client_alive():
     answers = Client(transport=Answering().transport).attend_many("small", iter([X] * 3), window=1)
     gc.collect()
     assert len(list(answers)) == 3
 
 
-def test_an_iterator_that_outlives_its_client_says_so():
+def test_an_iterator_raises_after_its_client_is_closed():
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * 5, window=1)
         next(answers)
@@ -523,7 +523,7 @@ def test_an_iterator_that_outlives_its_client_says_so():
         next(answers)
 
 
-def test_a_client_that_is_forgotten_leaves_no_thread():
+def test_an_unreferenced_client_leaves_no_thread():
     client = Client(transport=Answering().transport)
     client.layers()
     [thread] = [thread for thread in threading.enumerate() if thread.name == "attention-client"]
@@ -572,7 +572,7 @@ def test_an_interrupt_cancels_the_call(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_goes_on_with_a_loop_of_its_own():
+def test_a_forked_process_uses_its_own_loop():
     with Client(transport=Answering().transport) as client:
         client.attend("small", X)
         pid = os.fork()
@@ -587,7 +587,7 @@ def test_a_forked_process_goes_on_with_a_loop_of_its_own():
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("num_items", [3, 9], ids=["all are in flight", "more to come"])
-def test_an_iterator_that_was_begun_before_the_fork_says_so_in_the_child(num_items):
+def test_an_iterator_begun_before_a_fork_raises_in_the_child(num_items):
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * num_items, window=3)
         next(answers)
@@ -623,7 +623,7 @@ def test_importing_the_client_imports_nothing_heavy():
     assert "service" not in found
 
 
-def test_the_types_say_what_kind_comes_back():
+def test_the_types_state_the_array_type_of_the_answer():
     """mypy checks the types; at run time this is an ordinary call."""
     array: npt.NDArray[np.float32] = X
     with Client(transport=Answering().transport) as client:

@@ -78,7 +78,7 @@ TRANSIENT = [
 
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("trouble", TRANSIENT, ids=repr)
-def test_trouble_that_passes_is_not_noticed(trouble):
+def test_a_transient_failure_is_retried(trouble):
     service = Answering(trouble, trouble)
     assert asked(service).status == 200
     assert len(service.seen) == 3
@@ -86,7 +86,7 @@ def test_trouble_that_passes_is_not_noticed(trouble):
 
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 501, 504])
-def test_what_will_not_change_is_asked_once(status):
+def test_a_permanent_failure_is_not_retried(status):
     service = Answering(problem_of(status, "brand_new"))
     with pytest.raises(errors.ServiceError):
         asked(service)
@@ -94,7 +94,7 @@ def test_what_will_not_change_is_asked_once(status):
 
 
 @pytest.mark.usefixtures("no_waits")
-def test_trouble_that_stays_is_raised_after_the_last_attempt():
+def test_a_persistent_failure_is_raised_after_the_last_attempt():
     service = Answering(*[httpx2.ConnectError("refused")] * 9)
     with pytest.raises(ConnectionFailed, match="no answer from http://service:8000: ConnectError") as told:
         asked(service)
@@ -127,7 +127,7 @@ async def for_ever(request):
     raise AssertionError
 
 
-def test_a_service_that_is_silent_until_the_deadline_is_a_deadline():
+def test_a_silent_service_raises_deadline_exceeded():
     with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as told:
         asked(Answering(for_ever), timeout_s=0.001)
     assert told.value.status is None
@@ -135,7 +135,7 @@ def test_a_service_that_is_silent_until_the_deadline_is_a_deadline():
 
 
 @pytest.mark.parametrize("for_ever", [None, math.inf, 1e300])
-def test_without_a_deadline_none_is_told(for_ever):
+def test_without_a_deadline_no_header_is_sent(for_ever):
     service = Answering()
     asked(service, options={"timeout_s": for_ever})
     asked(service, options={"timeout_s": None}, timeout_s=for_ever)
@@ -143,7 +143,7 @@ def test_without_a_deadline_none_is_told(for_ever):
 
 
 @pytest.mark.usefixtures("no_waits")
-def test_all_attempts_have_one_request_id_and_the_answer_has_the_services():
+def test_all_attempts_share_one_request_id_and_the_answer_has_that_of_the_service():
     service = Answering(httpx2.ReadError("x"), httpx2.Response(200, headers={"x-request-id": "theirs"}))
     assert asked(service).request_id == "theirs"
     assert len({request.headers["x-request-id"] for request in service.seen}) == 1
@@ -159,7 +159,7 @@ def test_all_attempts_have_one_request_id_and_the_answer_has_the_services():
      ExceptionGroup("x", [OSError("x"), OverflowError("x")])],
     ids=repr,
 )  # fmt: skip
-def test_no_error_of_the_http_library_or_of_what_lies_below_it_gets_out(failure):
+def test_no_error_of_the_http_library_or_below_escapes(failure):
     with pytest.raises(ConnectionFailed, match=type(failure).__name__) as told:
         asked(Answering(failure), options={"attempts": 1})
     assert told.value.request_id
@@ -194,13 +194,13 @@ class Pieces(httpx2.AsyncByteStream):
         self.is_closed = True
 
 
-def test_an_answer_that_breaks_in_its_middle_is_a_broken_connection():
+def test_a_truncated_answer_is_a_broken_connection():
     answer = httpx2.Response(200, stream=Pieces(b"{", ExceptionGroup("x", [OSError("x")])))
     with pytest.raises(ConnectionFailed, match="ExceptionGroup"):
         asked(Answering(answer), options={"attempts": 1})
 
 
-def test_an_answer_that_does_not_end_is_read_no_further_than_the_limit():
+def test_an_endless_answer_is_read_up_to_the_limit():
     body = Pieces(*[b"x" * 10] * 1000)
     with pytest.raises(BadAnswer, match="larger than 95 bytes") as told:
         asked(Answering(httpx2.Response(200, stream=body)), options={"max_answer_bytes": 95})
@@ -209,13 +209,13 @@ def test_an_answer_that_does_not_end_is_read_no_further_than_the_limit():
     assert told.value.request_id
 
 
-def test_an_answer_as_large_as_the_limit_is_taken():
+def test_an_answer_as_large_as_the_limit_is_accepted():
     answer = httpx2.Response(200, stream=Pieces(*[b"x" * 10] * 9))
     assert asked(Answering(answer), options={"max_answer_bytes": 90}).content == b"x" * 90
 
 
 @pytest.mark.usefixtures("no_waits")
-def test_a_refusal_that_does_not_end_is_judged_by_its_status():
+def test_an_endless_refusal_is_judged_by_its_status():
     body = Pieces(*[b"x" * 2**14] * 1000)
     assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "503 is asked again"
     assert (body.num_taken, body.is_closed) == (5, True)
@@ -229,13 +229,13 @@ def test_an_answer_is_never_unpacked(coding):
     assert asked(Answering(answer)).content == packed
 
 
-def test_a_refusal_that_is_compressed_is_judged_by_its_status():
+def test_a_compressed_refusal_is_judged_by_its_status():
     body = Pieces(gzip.compress(b"{}"))
     with pytest.raises(errors.Rejected):
         asked(Answering(httpx2.Response(413, headers={"content-encoding": "gzip"}, stream=body)))
 
 
-def test_a_call_that_is_cancelled_is_cancelled_and_not_asked_again():
+def test_a_cancelled_call_is_not_retried():
     service = Answering(for_ever)
 
     async def main() -> None:

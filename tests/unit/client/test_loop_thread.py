@@ -14,7 +14,7 @@ async def nothing() -> None:
     pass
 
 
-def test_once_the_end_has_begun_nothing_is_taken_any_more():
+def test_after_the_end_began_no_call_is_accepted():
     """A loop drops work submitted after its last iteration, so a caller would wait for it for ever."""
     told: list[RuntimeError] = []
 

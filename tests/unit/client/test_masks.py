@@ -40,7 +40,7 @@ def test_flags_are_booleans_zeros_and_ones(kind, values):
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [masks.attend, masks.ignore])
-def test_what_is_no_flag_is_a_bad_mask(kind, values):
+def test_any_other_value_of_a_flag_is_a_bad_mask(kind, values):
     with pytest.raises(errors.BadMask):
         kind(values)
 
@@ -72,7 +72,7 @@ def test_lengths_are_whole_numbers(values):
     ],
     ids=repr,
 )
-def test_what_is_no_whole_number_is_a_bad_dtype(values):
+def test_any_other_length_is_a_bad_dtype(values):
     with pytest.raises(errors.BadDtype):
         masks.lengths(values)
 
@@ -84,13 +84,13 @@ def test_a_bias_is_numbers_and_minus_infinity():
 
 
 @pytest.mark.parametrize("values", [[True], None, [None], "inf", ["0.5"], ["-inf"], [1j], {0.5}, [10**400]], ids=repr)
-def test_what_is_no_number_is_no_bias(values):
+def test_a_bias_without_numbers_is_refused(values):
     with pytest.raises(errors.BadDtype):
         masks.bias(values)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e39, -1e39])
-def test_no_number_becomes_minus_infinity_on_its_way(value):
+def test_no_finite_number_becomes_minus_infinity(value):
     with pytest.raises(errors.NonFinite):
         masks.bias([0.0, value])
 
@@ -109,11 +109,11 @@ def test_lists_of_unequal_length_are_a_bad_shape(kind, values):
 
 @pytest.mark.parametrize("kind", [masks.attend, masks.ignore, masks.lengths, masks.bias])
 @pytest.mark.parametrize(("values", "shape"), [([], (0,)), ([[], []], (2, 0))])
-def test_an_empty_list_is_an_empty_array_which_the_service_judges(kind, values, shape):
+def test_an_empty_list_is_sent_as_an_empty_array(kind, values, shape):
     assert kind(values).values.shape == shape
     assert kind(values).values.dtype.name in ("bool", "int64", "float32")
 
 
 @pytest.mark.parametrize("values", [np.array([0.5]), torch.tensor([2]), np.array(["a"])], ids=repr)
-def test_what_has_a_dtype_is_left_to_the_service(values):
+def test_an_array_with_a_dtype_is_left_to_the_service(values):
     assert masks.attend(values).values is values

@@ -21,13 +21,13 @@ NO_COUNTS = [0, -1, 1.5, 2.0, math.nan, math.inf, "8", None, [1]]
     ["", "nonsense", "ftp://x", "http://", "http://x:y", "http://x/?q=1", "http://x/#f", "unix:///x", None, 5, b"http://x", "http://127.0.0.1:1/\x00"],
     ids=repr,
 )  # fmt: skip
-def test_an_address_that_nobody_can_have_is_refused(url):
+def test_an_invalid_address_is_refused(url):
     with pytest.raises(InvalidInput, match="url"):
         ClientOptions(**{**QUICK, "url": url})
 
 
 @pytest.mark.parametrize("url", ["http://x", "https://x:1", "http://[::1]:65535/attention/", "http://me:pass@x:80"])
-def test_an_address_that_somebody_can_have_is_taken(url):
+def test_a_valid_address_is_accepted(url):
     assert ClientOptions(**{**QUICK, "url": url}).url == url
 
 
@@ -38,7 +38,7 @@ def test_a_count_is_a_whole_number_from_one_on(name, count):
         ClientOptions(**{**QUICK, name: count})
 
 
-def test_a_count_of_numpy_will_do():
+def test_a_count_may_be_a_numpy_integer():
     check_count(np.int64(8), "window")
 
 
@@ -55,11 +55,11 @@ def test_a_request_id_is_short_plain_text(request_id):
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, -math.inf, "3", [1], 1j, np.ones(2)], ids=repr)
-def test_what_is_no_time_to_come_is_refused(timeout_s):
+def test_an_invalid_timeout_is_refused(timeout_s):
     with pytest.raises(InvalidInput, match="timeout_s"):
         checked_timeout(timeout_s)
 
 
 @pytest.mark.parametrize("timeout_s", [3, 3.0, np.float32(3), np.int8(3), Fraction(3)], ids=repr)
-def test_a_time_is_a_number_of_whatever_type(timeout_s):
+def test_a_timeout_may_be_of_any_numeric_type(timeout_s):
     assert checked_timeout(timeout_s) == 3.0

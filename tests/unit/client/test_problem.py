@@ -37,7 +37,7 @@ def test_a_refusal_without_retry_after_names_no_time():
     assert raised(429, {"code": "queue_full", "detail": "x"}).retry_after_s is None
 
 
-def test_method_not_allowed_tells_what_is_allowed():
+def test_method_not_allowed_names_the_allowed_methods():
     error = raised(405, {"code": "method_not_allowed", "detail": "x"}, allow="GET, HEAD")
     assert isinstance(error, errors.MethodNotAllowed)
     assert error.allow == "GET, HEAD"
@@ -48,7 +48,7 @@ def test_method_not_allowed_tells_what_is_allowed():
     [(400, errors.Rejected), (418, errors.Rejected), (429, errors.Refused), (500, errors.Failed), (502, ConnectionFailed),
      (503, errors.Refused), (504, errors.DeadlineExceeded), (301, BadAnswer), (204, BadAnswer)],
 )  # fmt: skip
-def test_a_code_that_is_not_known_and_a_page_of_a_proxy_raise_the_branch_of_their_status(status, kind):
+def test_an_unknown_code_and_a_page_of_a_proxy_raise_the_branch_of_their_status(status, kind):
     newer = raised(status, {"code": "brand_new", "detail": "a reason"})
     assert (type(newer), newer.message) == (kind, "brand_new: a reason")
     page = raised(status, b"<html>Bad Gateway</html>", retry_after="2")
@@ -60,17 +60,17 @@ def test_a_code_that_is_not_known_and_a_page_of_a_proxy_raise_the_branch_of_thei
     "body",
     [b"", b"[]", b"null", b"{" * 9999, b"\xff", b'{"code": 1, "detail": "x"}', b'{"code": "invalid"}'],
 )  # fmt: skip
-def test_a_body_that_is_no_problem_leaves_the_status_to_speak(body):
+def test_without_a_problem_body_the_status_decides(body):
     assert type(raised(422, body)) is errors.Rejected
 
 
-def test_a_class_that_others_hang_into_the_tree_is_never_raised():
+def test_a_foreign_subclass_is_never_raised():
     class Mine(errors.InvalidInput):
         code = "of_my_own"
 
     assert type(raised(422, {"code": "of_my_own", "detail": "x"})) is errors.Rejected
 
 
-def test_what_only_the_client_notices_is_a_branch_of_the_same_tree():
+def test_errors_of_the_client_alone_are_a_branch_of_the_same_tree():
     assert {kind.code for kind in tree(ClientError)} == {"client_error", "connection_failed", "bad_answer"}
     assert issubclass(ClientError, ServiceError)

@@ -28,13 +28,13 @@ def patience(timeout_s: float | None = None, draw: float = 0.0) -> RetryPolicy:
 
 
 @pytest.mark.parametrize("error", ASKED_AGAIN, ids=lambda error: error.code)
-def test_what_may_pass_is_asked_again(error):
+def test_a_transient_failure_may_be_retried(error):
     error.retry_after_s = None
     assert patience()(error) == 0.1
 
 
 @pytest.mark.parametrize("error", NEVER, ids=lambda error: type(error).__name__)
-def test_what_will_not_change_is_not_asked_again(error):
+def test_a_permanent_failure_may_not_be_retried(error):
     assert patience()(error) is False
 
 
@@ -55,7 +55,7 @@ def test_a_wait_is_never_shorter_than_retry_after_and_never_much_longer(draw, re
     assert retry_after <= wait <= max(retry_after, MAX_WAIT_S) * (1 + SPREAD)
 
 
-def test_two_callers_do_not_come_back_in_step():
+def test_two_clients_do_not_retry_in_step():
     error = errors.QueueFull("x")
     error.retry_after_s = 4
     assert {patience(draw=draw)(error) for draw in (0.0, 0.5, 1.0)} == {4.0, 5.0, 6.0}
@@ -72,7 +72,7 @@ def test_a_wait_that_would_outlast_the_deadline_is_not_begun():
     assert deadline.left_ms() == 5000
 
 
-def test_what_is_left_is_told_in_whole_milliseconds_and_never_as_none():
+def test_the_remaining_time_is_sent_in_whole_milliseconds_and_never_as_zero():
     clock = ManualClock()
     deadline = Deadline(0.0105, clock.now)
     assert deadline.left_ms() == 10

@@ -34,12 +34,12 @@ def test_tensors_and_metadata_are_read():
 
 
 @pytest.mark.parametrize("cut", range(0, len(WHOLE), 7))
-def test_a_body_that_is_cut_is_no_body(cut):
+def test_a_truncated_body_is_refused(cut):
     assert not readable(WHOLE[:cut])
 
 
 @pytest.mark.parametrize("length", [0, 1, len(WHOLE), 2**24, 2**31, 2**62, 2**64 - 1])
-def test_a_header_length_that_is_wrong_is_no_body(length):
+def test_a_wrong_header_length_is_refused(length):
     assert not readable(length.to_bytes(8, "little") + WHOLE[8:])
 
 
@@ -55,7 +55,7 @@ def test_a_header_length_that_is_wrong_is_no_body(length):
         b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}}',
     ],
 )  # fmt: skip
-def test_a_header_that_lies_is_no_body(header):
+def test_a_wrong_header_is_refused(header):
     assert not readable(with_header(header, b"\0" * 4))
 
 

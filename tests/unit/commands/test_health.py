@@ -59,7 +59,7 @@ def test_a_service_that_is_ready_is_exit_code_0(monkeypatch, capfd):
     assert asked == ["/readyz"]
 
 
-def test_one_that_is_not_is_exit_code_1_with_its_own_reason(monkeypatch, capfd):
+def test_an_unready_service_is_exit_code_1_with_its_reason(monkeypatch, capfd):
     with answering(503, LOADING) as (url, _):
         expected = (1, "", "not ready: 503 the layers are being loaded\n")
         assert told(["--url", url], monkeypatch, capfd) == expected
@@ -77,14 +77,14 @@ def test_a_redirect_is_not_followed():
     assert asked == ["/readyz"]
 
 
-def test_a_port_where_nobody_listens_is_not_ready():
+def test_a_refused_connection_is_not_ready():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         is_ready, line = ask(f"http://127.0.0.1:{taken.getsockname()[1]}", 4)
     assert (is_ready, line) == (False, "not ready: no answer (Connection refused)")
 
 
-def test_one_who_takes_the_connection_and_says_nothing_is_not_waited_for():
+def test_a_silent_server_is_not_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         is_ready, line = ask(f"http://127.0.0.1:{mute.getsockname()[1]}", 0.1)
     assert (is_ready, line) == (False, "not ready: no answer (TimeoutError)")
@@ -100,18 +100,18 @@ def test_one_who_takes_the_connection_and_says_nothing_is_not_waited_for():
         ({"tls_cert_file": "cert.pem"}, "https://127.0.0.1:8000"),
     ],
 )
-def test_it_asks_where_the_settings_bind(given, url, monkeypatch):
+def test_the_address_comes_from_the_settings(given, url, monkeypatch):
     for name in Settings.model_fields:
         monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
     assert own_url(load_settings(**given)) == url
 
 
-def test_a_port_that_only_the_service_knows_cannot_be_asked():
+def test_port_zero_cannot_be_checked():
     with pytest.raises(SettingsError, match="give --url"):
         own_url(load_settings(port=0))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:x"])
-def test_what_is_no_url_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(InvalidInput, match="must be like"):
         ask(url, 1)

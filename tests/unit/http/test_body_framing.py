@@ -32,7 +32,7 @@ def take_cut(body: WireBody, raw: bytes, step: int) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=20), st.lists(st.integers(0, 400)), st.binary(max_size=20))
-def test_a_chunked_body_is_the_same_however_it_is_cut_and_the_rest_is_the_next_requests(datas, cuts, rest):
+def test_a_chunked_body_may_arrive_in_any_pieces_and_the_rest_belongs_to_the_next_request(datas, cuts, rest):
     raw = chunks(*datas, extension=b' ; a="b"', trailer=b"A: b\r\nC:\r\n") + rest
     edges = [0, *sorted(cut for cut in cuts if cut < len(raw)), len(raw)]
     body, taken, left = ChunkedBody(), b"", b""
@@ -60,25 +60,25 @@ def test_a_counted_body_ends_at_its_length(length, parts):
 
 @pytest.mark.parametrize("raw", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("step", [1, 2**20])
-def test_what_is_no_chunked_body_is_refused_however_it_is_cut(raw, step):
+def test_a_malformed_chunked_body_is_refused_in_any_pieces(raw, step):
     with pytest.raises(BadRequest):
         take_cut(ChunkedBody(), raw, step)
 
 
-def test_a_million_chunks_of_one_byte_are_refused_long_before_their_end():
+def test_a_million_chunks_of_one_byte_are_refused_early():
     num_chunks = FREE_FRAMING_BYTES // 4
     with pytest.raises(BadRequest, match="larger chunks"):
         take_cut(ChunkedBody(), b"1\r\nx\r\n" * num_chunks, 6)
 
 
-def test_chunks_of_ten_bytes_are_fine_in_any_number():
+def test_any_number_of_chunks_of_ten_bytes_is_accepted():
     raw = chunks(*[b"0123456789"] * 20_000)
     body = ChunkedBody()
     assert len(take_all(body, raw)[0]) == 200_000
     assert body.is_complete
 
 
-def test_one_turn_reads_so_many_chunks_and_leaves_the_others():
+def test_one_loop_tick_reads_a_limited_number_of_chunks():
     body = ChunkedBody()
     piece, rest = body.take(chunks(*[b"0123456789"] * 2000))
     assert 0 < len(piece) < 10_000
@@ -86,5 +86,5 @@ def test_one_turn_reads_so_many_chunks_and_leaves_the_others():
     assert not body.is_complete
 
 
-def test_nobody_knows_how_long_a_chunked_body_will_be():
+def test_the_length_of_a_chunked_body_is_unknown():
     assert ChunkedBody().left is None

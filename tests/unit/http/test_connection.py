@@ -51,7 +51,7 @@ async def test_a_request_is_answered_and_the_connection_is_free_for_the_next():
 
 @pytest.mark.parametrize("raw", [post(), chunked(b"/", b"he", b"llo")], ids=["counted", "chunked"])
 @on_the_loop
-async def test_a_request_may_come_byte_by_byte(raw):
+async def test_a_request_may_arrive_byte_by_byte(raw):
     room = Room()
     await room.send(b"\r\n", *[raw[i : i + 1] for i in range(len(raw))])
     assert room.echo.seen == [("POST", "/", b"hello")]
@@ -59,7 +59,7 @@ async def test_a_request_may_come_byte_by_byte(raw):
 
 
 @on_the_loop
-async def test_requests_that_come_early_are_answered_one_after_another():
+async def test_pipelined_requests_are_answered_one_after_another():
     room = Room()
     await room.send(post(b"/held", b"1") + chunked(b"/2", b"2") + post(b"/3", b"3") + post(b"/4", b"4")[:30])
     assert room.echo.seen == [("POST", "/held", b"1")]
@@ -74,7 +74,7 @@ async def test_requests_that_come_early_are_answered_one_after_another():
 
 
 @on_the_loop
-async def test_early_bytes_are_not_read_without_end():
+async def test_pipelined_bytes_are_bounded():
     room = Room()
     await room.send(post(b"/held"), b"x" * 50_000, b"x" * 50_000)
     assert not room.wire.is_reading
@@ -84,7 +84,7 @@ async def test_early_bytes_are_not_read_without_end():
 
 
 @on_the_loop
-async def test_an_early_request_that_is_none_is_refused_in_its_turn():
+async def test_a_malformed_pipelined_request_is_refused_after_the_answers_before_it():
     room = Room()
     await room.send(post(b"/held") + b"nonsense\r\n\r\n")
     assert room.statuses == []
@@ -95,7 +95,7 @@ async def test_an_early_request_that_is_none_is_refused_in_its_turn():
 
 
 @on_the_loop
-async def test_a_caller_who_leaves_is_noticed_at_every_stage():
+async def test_a_disconnect_is_noticed_in_every_state():
     for raw in (post(b"/", b"hello")[:-1], post(b"/held"), post(b"/held") + post(b"/2")):
         room = Room()
         await room.send(raw)
@@ -130,7 +130,7 @@ class Asking:
 
 
 @on_the_loop
-async def test_a_body_that_is_here_is_had_without_waiting_and_once():
+async def test_an_arrived_body_is_returned_at_once_and_only_once():
     room = Room()
     asking = Asking(room)
     await room.send(post(b"/1", b"hello"))
@@ -143,7 +143,7 @@ async def test_a_body_that_is_here_is_had_without_waiting_and_once():
 
 
 @on_the_loop
-async def test_bytes_are_counted_when_they_come_and_not_when_they_are_received():
+async def test_bytes_are_counted_on_arrival_rather_than_on_receive():
     room = Room()
     come: list[int] = []
 
@@ -161,7 +161,7 @@ async def test_bytes_are_counted_when_they_come_and_not_when_they_are_received()
 
 
 @on_the_loop
-async def test_a_body_without_room_is_dropped_and_its_reader_gets_the_error():
+async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error():
     room = Room()
     held: list[int] = []
 
@@ -186,7 +186,7 @@ async def test_a_body_without_room_is_dropped_and_its_reader_gets_the_error():
 
 
 @on_the_loop
-async def test_what_was_read_of_a_refused_body_is_not_kept_while_the_rest_is_dropped():
+async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dropped():
     """The frames of the error's traceback keep it alive."""
     room = Room()
     counted, refusals = [], []
@@ -215,7 +215,7 @@ async def test_what_was_read_of_a_refused_body_is_not_kept_while_the_rest_is_dro
 
 
 @on_the_loop
-async def test_who_asked_is_told_once_that_the_caller_left_and_nobody_after_the_answer():
+async def test_a_disconnect_is_reported_once_and_not_after_the_answer():
     room = Room()
     asking = Asking(room)
     await room.send(post(b"/1"))
@@ -230,7 +230,7 @@ async def test_who_asked_is_told_once_that_the_caller_left_and_nobody_after_the_
 
 
 @on_the_loop
-async def test_a_body_that_drips_wakes_nobody_until_it_is_whole():
+async def test_a_slow_body_wakes_its_reader_only_when_complete():
     room = Room()
     woken: list[int] = []
 
@@ -248,7 +248,7 @@ async def test_a_body_that_drips_wakes_nobody_until_it_is_whole():
 
 
 @on_the_loop
-async def test_what_is_over_needs_no_garbage_collector():
+async def test_a_finished_request_needs_no_garbage_collector():
     room = Room()
     await room.send(post(b"/1"))
     gc.disable()
@@ -261,7 +261,7 @@ async def test_what_is_over_needs_no_garbage_collector():
 
 
 @on_the_loop
-async def test_a_head_that_was_never_complete_is_no_request():
+async def test_an_incomplete_head_is_no_request():
     room = Room()
     await room.send(b"POST / HT")
     assert not room.connection.eof_received()
@@ -274,7 +274,7 @@ async def test_a_head_that_was_never_complete_is_no_request():
 
 @pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 @on_the_loop
-async def test_what_is_no_request_is_refused_once_and_the_connection_ends(raw):
+async def test_malformed_input_is_refused_once_and_the_connection_ends(raw):
     room = Room()
     await room.send(raw[:1], raw[1:])
     assert room.statuses == [400]
@@ -299,7 +299,7 @@ async def test_what_is_no_request_is_refused_once_and_the_connection_ends(raw):
     ids=["H11-target", "H11-target-that-never-ends", "header-block", "header-that-never-ends", "many-fields"],
 )
 @on_the_loop
-async def test_what_is_too_much_is_refused_by_its_name(raw, code):
+async def test_input_above_a_limit_is_refused_with_the_code_of_the_limit(raw, code):
     room = Room()
     await room.send(raw)
     assert room.codes == [code]
@@ -308,7 +308,7 @@ async def test_what_is_too_much_is_refused_by_its_name(raw, code):
 
 @pytest.mark.parametrize(("path", "form"), [(b"/v2/models", b'{"error":'), (b"/v1/layers", b'"code":"bad_request"')])
 @on_the_loop
-async def test_a_refusal_has_the_form_of_the_path_it_came_to(path, form):
+async def test_a_refusal_has_the_form_of_its_path(path, form):
     room = Room()
     await room.send(b"GET " + path + b" HTTP/1.1\r\n\r\n")
     assert form in room.wire.written
@@ -317,7 +317,7 @@ async def test_a_refusal_has_the_form_of_the_path_it_came_to(path, form):
 
 
 @on_the_loop
-async def test_a_refusal_is_sent_to_a_client_that_has_said_its_last():
+async def test_a_refusal_is_sent_to_a_half_closed_client():
     room = Room()
     room.connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
     assert room.connection.eof_received()
@@ -327,7 +327,7 @@ async def test_a_refusal_is_sent_to_a_client_that_has_said_its_last():
 
 
 @on_the_loop
-async def test_a_malformed_body_is_refused_by_its_reader():
+async def test_a_malformed_body_raises_at_its_reader():
     room = Room()
     await room.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"nonsense\r\n")
     assert room.statuses == [400]
@@ -336,7 +336,7 @@ async def test_a_malformed_body_is_refused_by_its_reader():
 
 
 @on_the_loop
-async def test_many_small_chunks_are_read_with_pauses_and_meanwhile_little_is_read_ahead():
+async def test_many_small_chunks_are_read_with_pauses_and_little_is_read_ahead():
     room = Room()
     whole, pauses = chunked(b"/", *[b"0123456789abcdef"] * 20_000), 0
     for start in range(0, len(whole), 2**16):
@@ -367,7 +367,7 @@ async def test_an_answer_before_a_small_rest_of_the_body_leaves_the_connection_u
 
 
 @on_the_loop
-async def test_the_rest_that_never_comes_ends_the_connection():
+async def test_a_body_that_never_completes_ends_the_connection():
     room = Room()
     await room.send(post(b"/early", b"x" * 100)[:-1])
     await room.advance(LIMITS.header_timeout_s)
@@ -385,7 +385,7 @@ async def test_the_rest_that_never_comes_ends_the_connection():
     ids=["large", "H25-expected", "chunked"],
 )
 @on_the_loop
-async def test_an_answer_before_any_other_rest_is_the_last_and_the_client_may_read_it(raw):
+async def test_an_answer_before_a_large_rest_is_the_last_and_the_client_can_read_it(raw):
     room = Room()
     await room.send(raw)
     assert room.statuses == [404]
@@ -411,14 +411,14 @@ async def test_lingering_is_bounded_in_bytes():
 
 
 @on_the_loop
-async def test_a_whole_request_that_asks_for_the_end_gets_it_at_once():
+async def test_a_complete_request_with_connection_close_is_closed_at_once():
     room = Room()
     await room.send(post(b"/", b"hello", b"Connection: Keep-Alive, Close"))
     assert room.wire.events == ["close"]
 
 
 @on_the_loop
-async def test_the_head_of_an_answer_goes_with_the_beginning_of_its_body():
+async def test_the_head_of_an_answer_is_sent_with_the_beginning_of_its_body():
     room = Room()
     await room.send(post())
     assert room.wire.num_writes == 1
@@ -436,7 +436,7 @@ async def test_the_head_of_an_answer_goes_with_the_beginning_of_its_body():
     ],
 )
 @on_the_loop
-async def test_an_answer_without_a_body_is_sent_as_well(raw, status):
+async def test_an_answer_without_a_body_is_sent(raw, status):
     room = Room()
     await room.send(raw)
     assert room.statuses == [status]
@@ -448,7 +448,7 @@ async def test_an_answer_without_a_body_is_sent_as_well(raw, status):
 
 
 @on_the_loop
-async def test_a_head_whose_body_never_comes_is_sent_before_the_end(monkeypatch):
+async def test_a_head_without_its_body_is_sent_before_the_end(monkeypatch):
     room = Room()
     monkeypatch.setattr(room.ledger, "faulted", lambda trace, error: None)
     await room.send(post(b"/broken"))
@@ -458,7 +458,7 @@ async def test_a_head_whose_body_never_comes_is_sent_before_the_end(monkeypatch)
 
 @pytest.mark.parametrize("expected", [True, False])
 @on_the_loop
-async def test_100_continue_is_said_when_the_body_is_wanted(expected):
+async def test_100_continue_is_sent_when_the_body_is_read(expected):
     room = Room()
     raw = post(b"/", b"hello", *[b"Expect: 100-continue"] * expected)
     await room.send(raw[:-5])
@@ -468,7 +468,7 @@ async def test_100_continue_is_said_when_the_body_is_wanted(expected):
 
 
 @on_the_loop
-async def test_shutdown_ends_an_idle_connection_and_waits_for_one_at_work():
+async def test_shutdown_ends_an_idle_connection_and_waits_for_a_busy_one():
     idle, working = Room(), Room()
     await idle.send(post())
     await working.send(post(b"/held"))
@@ -507,7 +507,7 @@ async def answered_at_last(room: Room) -> None:
 @pytest.mark.parametrize("raw", SAYS_LAST.values(), ids=SAYS_LAST)
 @pytest.mark.parametrize("is_overflow", [False, True])
 @on_the_loop
-async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_overflow):
+async def test_a_half_closed_client_is_answered(raw, is_overflow):
     room = Room(is_overflow=is_overflow)
     room.connection.data_received(raw)
     assert room.connection.eof_received()
@@ -531,7 +531,7 @@ async def test_a_client_that_said_its_last_and_ended_is_answered(raw, is_overflo
     ids=["nothing", "a-beginning", "kept-alive", "two-kept-alive", "a-part-of-the-body", "an-end-of-line-behind-it"],
 )
 @on_the_loop
-async def test_any_other_client_that_ended_is_gone(raw):
+async def test_any_other_client_that_sends_eof_is_disconnected(raw):
     room = Room()
     await room.send(raw)
     assert not room.connection.eof_received()
@@ -539,7 +539,7 @@ async def test_any_other_client_that_ended_is_gone(raw):
 
 @pytest.mark.parametrize("last", SAYS_LAST.values(), ids=SAYS_LAST)
 @on_the_loop
-async def test_requests_before_the_last_are_answered_in_their_order(last):
+async def test_requests_before_the_last_are_answered_in_order(last):
     room = Room()
     await room.send(post(b"/held", b"1") + post(b"/2", b"2") + last)
     assert room.connection.eof_received()
@@ -550,7 +550,7 @@ async def test_requests_before_the_last_are_answered_in_their_order(last):
 
 @pytest.mark.parametrize("behind", [post(b"/2", b"hello", CLOSE)[:-1], b"GET / HTTP/1.0\r\n"], ids=["body", "head"])
 @on_the_loop
-async def test_a_last_request_that_is_not_whole_is_not_waited_for(behind):
+async def test_an_incomplete_last_request_is_not_waited_for(behind):
     room = Room()
     await room.send(post(b"/held") + behind)
     assert room.connection.eof_received()
@@ -571,7 +571,7 @@ async def test_a_last_request_that_is_not_whole_is_not_waited_for(behind):
     ids=["last", "not-whole", "kept-alive", "another-behind-it"],
 )
 @on_the_loop
-async def test_chunks_that_are_here_and_not_read_yet_are_read_before_that_is_decided(raw, statuses):
+async def test_arrived_chunks_are_read_before_an_eof_is_judged(raw, statuses):
     room = Room()
     room.connection.data_received(raw)
     assert room.is_pausing
@@ -588,7 +588,7 @@ async def test_chunks_that_are_here_and_not_read_yet_are_read_before_that_is_dec
 
 
 @on_the_loop
-async def test_a_client_that_ended_and_then_resets_is_gone():
+async def test_a_half_closed_client_that_resets_is_disconnected():
     room = Room()
     await room.send(SAYS_LAST["close"])
     assert room.connection.eof_received()
@@ -605,7 +605,7 @@ async def test_a_client_that_ended_and_then_resets_is_gone():
 
 
 @on_the_loop
-async def test_a_client_that_has_reset_before_its_end_is_seen_is_gone():
+async def test_a_client_that_resets_before_its_eof_is_read_is_disconnected():
     room = Room()
     await room.send(SAYS_LAST["close"])
     room.taken.is_reset = True
@@ -617,7 +617,7 @@ async def test_a_client_that_has_reset_before_its_end_is_seen_is_gone():
 
 
 @on_the_loop
-async def test_a_client_that_ended_is_answered_at_shutdown_too():
+async def test_a_half_closed_client_is_answered_at_shutdown_too():
     room = Room()
     await room.send(SAYS_LAST["close"])
     assert room.connection.eof_received()
@@ -630,7 +630,7 @@ async def test_a_client_that_ended_is_answered_at_shutdown_too():
 
 
 @on_the_loop
-async def test_H20_headers_that_drip_are_refused_at_the_deadline():
+async def test_H20_slow_headers_are_refused_at_the_deadline():
     room = Room()
     for _ in range(9):
         await room.send(b"G")
@@ -644,7 +644,7 @@ async def test_H20_headers_that_drip_are_refused_at_the_deadline():
 
 
 @on_the_loop
-async def test_H20_empty_lines_do_not_put_the_deadline_off():
+async def test_H20_empty_lines_do_not_postpone_the_deadline():
     room = Room()
     await room.send(post())
     await room.advance(50)
@@ -657,7 +657,7 @@ async def test_H20_empty_lines_do_not_put_the_deadline_off():
 
 
 @on_the_loop
-async def test_a_connection_that_says_nothing_is_closed_and_is_no_request():
+async def test_a_silent_connection_is_closed_and_is_no_request():
     room = Room()
     await room.advance(LIMITS.header_timeout_s)
     assert room.wire.events == ["close"]
@@ -665,7 +665,7 @@ async def test_a_connection_that_says_nothing_is_closed_and_is_no_request():
 
 
 @on_the_loop
-async def test_a_kept_connection_has_the_keep_alive_time_and_then_the_header_time_from_its_first_byte():
+async def test_an_idle_connection_has_the_keep_alive_time_and_then_the_header_time_from_its_first_byte():
     room = Room()
     await room.send(post())
     await room.advance(74)
@@ -682,7 +682,7 @@ async def test_a_kept_connection_has_the_keep_alive_time_and_then_the_header_tim
 
 
 @on_the_loop
-async def test_a_request_at_work_has_no_deadline_here():
+async def test_a_running_request_has_no_connection_deadline():
     room = Room()
     await room.send(post(b"/held"))
     await room.advance(1000)
@@ -703,7 +703,7 @@ async def test_a_thousand_requests_cost_a_timer_or_two():
 
 
 @on_the_loop
-async def test_an_answer_that_is_not_taken_is_cut_off_and_counted_once():
+async def test_an_unread_answer_is_cut_off_and_counted_once():
     room = Room()
     await room.send(post(b"/long")[:-1])
     room.wire.is_stuck = True
@@ -718,7 +718,7 @@ async def test_an_answer_that_is_not_taken_is_cut_off_and_counted_once():
 
 
 @on_the_loop
-async def test_a_client_that_takes_nothing_is_cut_off_though_it_goes_on_asking():
+async def test_a_client_that_reads_nothing_is_cut_off_though_it_keeps_sending():
     room = Room()
     room.wire.full_with, room.wire.when_full = b"first", room.connection.pause_writing
     await room.send(post(b"/1", b"first") + post(b"/2"))
@@ -729,7 +729,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_though_it_goes_on_asking()
 
 
 @on_the_loop
-async def test_a_slow_client_that_takes_piece_after_piece_is_not_cut_off():
+async def test_a_slow_client_that_keeps_reading_is_not_cut_off():
     room = Room()
     await room.send(post(b"/held"))
     room.wire.is_stuck = True
@@ -803,7 +803,7 @@ async def test_the_waits_of_one_answer_together_are_bounded_by_its_bytes_D9(wait
 
 
 @on_the_loop
-async def test_each_answer_of_a_connection_has_its_own_time():
+async def test_each_answer_of_a_connection_has_its_own_write_deadline():
     room = Room(RATED)
     for _ in range(5):
         answer = LongAnswer(room, 2)
@@ -815,7 +815,7 @@ async def test_each_answer_of_a_connection_has_its_own_time():
 
 
 @on_the_loop
-async def test_a_wait_for_the_last_answers_end_is_not_the_next_ones():
+async def test_waiting_for_one_answer_does_not_count_for_the_next():
     room = Room(RATED)
     answer = LongAnswer(room, 2)
 
@@ -836,7 +836,7 @@ async def test_a_wait_for_the_last_answers_end_is_not_the_next_ones():
 
 @pytest.mark.parametrize("last", [[], [b"Connection: close"]], ids=["kept", "closed"])
 @on_the_loop
-async def test_the_end_of_an_answer_that_is_not_taken_is_cut_off_too(last):
+async def test_the_unread_end_of_an_answer_is_cut_off_too(last):
     room = Room()
     room.wire.is_stuck = True
     await room.send(post(b"/", b"hello", *last))
@@ -857,7 +857,7 @@ async def test_before_http_1_1_a_long_answer_ends_with_the_connection_and_has_no
 
 
 @on_the_loop
-async def test_before_http_1_1_a_short_answer_tells_its_length():
+async def test_before_http_1_1_a_short_answer_has_its_length():
     room = Room()
     await room.send(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert room.wire.written.endswith(b"\r\n\r\nhello")
@@ -883,7 +883,7 @@ async def test_a_shed_connection_ends_with_its_next_answer_and_not_before_D9():
 
 
 @on_the_loop
-async def test_an_answer_that_has_not_begun_can_be_the_last_of_a_shed_connection():
+async def test_an_answer_not_yet_begun_is_the_last_of_a_shed_connection():
     room = Room()
     await room.send(post(b"/held"))
     room.connection.shed()
@@ -894,7 +894,7 @@ async def test_an_answer_that_has_not_begun_can_be_the_last_of_a_shed_connection
 
 
 @on_the_loop
-async def test_requests_that_came_early_are_answered_before_a_shed_connection_ends():
+async def test_pipelined_requests_are_answered_before_a_shed_connection_ends():
     room = Room()
     room.connection.shed()
     await room.send(post(b"/held") + post(b"/2") + post(b"/3"))
@@ -918,7 +918,7 @@ async def test_the_rest_of_a_body_is_not_waited_for_on_a_shed_connection():
 
 
 @on_the_loop
-async def test_over_tls_an_answer_that_came_early_ends_the_connection_a_moment_later():
+async def test_over_tls_an_answer_before_the_body_ends_the_connection_a_moment_later():
     room = Room()
     room.wire.is_tls = True
     await room.send(b"nonsense\r\n\r\n")
@@ -930,7 +930,7 @@ async def test_over_tls_an_answer_that_came_early_ends_the_connection_a_moment_l
 
 
 @on_the_loop
-async def test_over_tls_a_client_who_ends_is_gone():
+async def test_over_tls_a_client_that_sends_eof_is_disconnected():
     room = Room()
     room.wire.is_tls = True
     room.connection.data_received(b"nonsense\r\n\r\n")
@@ -941,7 +941,7 @@ async def test_over_tls_a_client_who_ends_is_gone():
 
 
 @on_the_loop
-async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
+async def test_an_overflow_connection_is_refused_with_retry_after_and_closed():
     room = Room(is_overflow=True)
     await room.send(post() + post(b"/2"))
     assert room.statuses == [503]
@@ -954,7 +954,7 @@ async def test_a_guest_is_told_to_come_back_and_his_connection_ends():
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/v2/health/live", b"/metrics"])
 @on_the_loop
-async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
+async def test_an_overflow_connection_gets_one_answer_of_health_or_metrics(path):
     room = Room(is_overflow=True)
     await room.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert room.statuses == [200]
@@ -964,7 +964,7 @@ async def test_a_guest_who_looks_after_the_service_is_answered_once(path):
 
 @pytest.mark.parametrize("is_overflow", [False, True])
 @on_the_loop
-async def test_a_place_is_free_when_its_connection_is_lost(is_overflow):
+async def test_a_slot_is_free_when_its_connection_is_lost(is_overflow):
     room = Room(is_overflow=is_overflow)
     assert len(room.places) == 1
     await room.lose()
@@ -972,7 +972,7 @@ async def test_a_place_is_free_when_its_connection_is_lost(is_overflow):
 
 
 @on_the_loop
-async def test_a_body_of_single_bytes_takes_hardly_more_than_its_bytes():
+async def test_a_body_of_single_bytes_needs_little_more_memory_than_its_bytes():
     """One object per byte would take forty times as much memory."""
     room = Room()
     asking = Asking(room)

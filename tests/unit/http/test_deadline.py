@@ -15,7 +15,7 @@ class Watched:
         self.deadline = Deadline(loop, lambda: self.passed.append(self.clock.now()))
 
 
-def test_it_passes_once_when_it_is_due():
+def test_a_deadline_fires_once_when_due():
     watched = Watched()
     watched.deadline.set(10)
     watched.clock.advance(9)
@@ -24,7 +24,7 @@ def test_it_passes_once_when_it_is_due():
     assert watched.passed == [10]
 
 
-def test_it_is_put_off_without_another_timer():
+def test_a_deadline_is_postponed_without_another_timer():
     watched = Watched()
     for _ in range(100):
         watched.deadline.set(10)
@@ -35,7 +35,7 @@ def test_it_is_put_off_without_another_timer():
     assert watched.passed == [109]
 
 
-def test_an_earlier_one_counts_at_once():
+def test_an_earlier_deadline_takes_effect_at_once():
     watched = Watched()
     watched.deadline.set(75)
     watched.deadline.set(10)
@@ -44,7 +44,7 @@ def test_an_earlier_one_counts_at_once():
     assert watched.passed == [10]
 
 
-def test_one_that_is_cleared_never_passes_and_may_be_set_again():
+def test_a_cleared_deadline_never_fires_and_may_be_set_again():
     watched = Watched()
     watched.deadline.set(10)
     watched.deadline.clear()
@@ -55,7 +55,7 @@ def test_one_that_is_cleared_never_passes_and_may_be_set_again():
     assert watched.passed == [101]
 
 
-def test_one_that_is_stopped_leaves_no_timer():
+def test_a_stopped_deadline_leaves_no_timer():
     watched = Watched()
     watched.deadline.set(10)
     watched.deadline.stop()

@@ -28,7 +28,7 @@ def head(*fields: bytes, line: bytes = b"POST /a/b?c=d HTTP/1.1", host: bytes = 
     return b"\r\n".join([line, *[host] * bool(host), *fields])
 
 
-def test_a_head_is_its_line_its_fields_and_where_the_body_ends():
+def test_a_head_gives_its_line_its_fields_and_the_framing_of_the_body():
     found = read_head(head(b"Content-Type:text/plain", b"X-Odd: \t a  b\xff \t", b"Content-Length: 007"), LIMITS)
     assert tuple(found.line) == ("POST", "/a/b", b"/a/b", b"c=d", "1.1")
     assert found.fields == [
@@ -37,7 +37,7 @@ def test_a_head_is_its_line_its_fields_and_where_the_body_ends():
     assert (found.length, found.keeps_alive, found.expects_continue) == (7, True, False)
 
 
-def test_a_head_that_was_read_before_is_found_and_no_application_can_change_it():
+def test_a_repeated_head_is_cached_and_immutable_for_applications():
     raw = head(b"X-Twice: a", b"x-twice: b", b"Content-Length: 2")
     found = read_head(raw, LIMITS)
     assert read_head(bytes(bytearray(raw)), LIMITS) is found
@@ -74,7 +74,7 @@ def test_a_body_is_counted_or_chunked(fields, length):
         (b"FOO /a HTTP/1.0", "/a", b""),
     ],
 )
-def test_a_target_is_a_path_or_leads_to_one(line, path, query):
+def test_a_target_is_a_path_or_contains_one(line, path, query):
     found = read_head(head(line=line), LIMITS).line
     assert (found.path, found.query) == (path, query)
 
@@ -82,7 +82,7 @@ def test_a_target_is_a_path_or_leads_to_one(line, path, query):
 @pytest.mark.parametrize("authority", [b"evil.example", b"EVIL:80", b"[::2]:8000", b"a:"])
 @pytest.mark.parametrize("host", [b"Host: x", b"Host:", b"HOST: evil.example"])
 @pytest.mark.parametrize("rest", [b"", b"/v1/layers", b"?a"])
-def test_D9_a_whole_url_as_the_target_says_the_host_whatever_host_says(authority, host, rest):
+def test_D9_a_whole_url_as_the_target_overrides_the_host_header(authority, host, rest):
     raw = head(b"A: b", line=b"GET http://" + authority + rest + b" HTTP/1.1", host=host)
     found = read_head(raw, LIMITS)
     scope = request_scope({}, found.line, found.fields, found.named, {}, found.authority)
@@ -111,7 +111,7 @@ def test_before_http_1_1_no_host_is_needed_and_nothing_is_kept_or_expected():
     assert (found.keeps_alive, found.expects_continue) == (False, False)
 
 
-def test_limits_are_reached_and_not_passed():
+def test_limits_of_a_head_are_inclusive():
     target = b"/" + b"a" * 99
     field = b"A: " + b"b" * (1000 - len(b"Host: x\r\nA: "))
     assert read_head(head(field, line=b"GET " + target + b" HTTP/1.1"), LIMITS)
@@ -135,7 +135,7 @@ def test_limits_are_reached_and_not_passed():
         (b"GET", ("-", "")),
     ],
 )
-def test_a_refused_request_is_glimpsed_at(begun, seen):
+def test_a_refused_request_has_its_method_and_path_where_readable(begun, seen):
     assert glimpse(begun)[:2] == seen
 
 
@@ -189,7 +189,7 @@ def heads(draw):
 
 
 @given(heads())
-def test_whatever_we_read_h11_reads_in_the_same_way(raw):
+def test_h11_reads_every_accepted_head_in_the_same_way(raw):
     """h11 is stricter about some targets and coding names, but never about where a body ends."""
     try:
         ours = read_head(raw.partition(END)[0], LIMITS)
@@ -228,7 +228,7 @@ class Noted:
 
 
 @given(heads())
-def test_whatever_we_read_llhttp_reads_in_the_same_way(raw):
+def test_llhttp_reads_every_accepted_head_in_the_same_way(raw):
     try:
         ours = read_head(raw.partition(END)[0], LIMITS)
     except ServiceError:
@@ -248,7 +248,7 @@ def test_whatever_we_read_llhttp_reads_in_the_same_way(raw):
 
 
 @given(heads())
-def test_a_head_that_will_be_read_is_never_refused_while_it_comes(raw):
+def test_a_valid_head_is_never_refused_while_it_arrives(raw):
     whole = raw.partition(END)[0]
     try:
         read_head(whole, LIMITS)
@@ -259,7 +259,7 @@ def test_a_head_that_will_be_read_is_never_refused_while_it_comes(raw):
 
 
 @given(st.binary(max_size=300))
-def test_whatever_comes_the_only_errors_are_ours(raw):
+def test_any_input_raises_only_service_errors(raw):
     for read in (read_head, check_begun):
         with contextlib.suppress(Rejected):
             read(raw, LIMITS)

@@ -6,18 +6,18 @@ from service.errors import BadRequest
 from service.http.head import HeaderFields
 
 
-def test_all_values_of_a_name_stand_together_without_the_blanks_around_them():
+def test_all_values_of_a_name_are_collected_without_surrounding_blanks():
     fields = HeaderFields([(b"a", b" 1\t"), (b"b", b"2"), (b"a", b"3 4")])
     assert fields == {b"a": (b"1", b"3 4"), b"b": (b"2",)}
 
 
-def test_a_name_that_is_not_there_has_no_values_and_asking_for_it_changes_nothing():
+def test_a_missing_name_has_no_values_and_looking_it_up_changes_nothing():
     fields = HeaderFields([(b"a", b"1")])
     assert fields[b"b"] == ()
     assert list(fields) == [b"a"]
 
 
-def test_what_a_reader_makes_of_them_it_makes_once_for_each_of_its_options():
+def test_the_result_of_a_reader_is_cached_for_each_of_its_options():
     calls = []
 
     def read(fields: HeaderFields, suffix: bytes) -> bytes:
@@ -30,14 +30,14 @@ def test_what_a_reader_makes_of_them_it_makes_once_for_each_of_its_options():
     assert HeaderFields([(b"a", b"2")]).make(read, b"x") == b"2x"
 
 
-def test_none_is_a_result_like_any_other():
+def test_none_is_cached_like_any_other_result():
     calls: list[HeaderFields] = []
     fields = HeaderFields()
     assert fields.make(calls.append) is fields.make(calls.append) is None
     assert len(calls) == 1
 
 
-def test_what_a_reader_refuses_it_refuses_every_time():
+def test_the_error_of_a_reader_is_raised_every_time():
     def refuse(_: HeaderFields) -> None:
         raise BadRequest("no")
 

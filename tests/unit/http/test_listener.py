@@ -81,7 +81,7 @@ async def has_ended(client) -> bool:
     return False
 
 
-def test_who_comes_above_the_number_is_a_guest():
+def test_a_connection_above_the_limit_is_an_overflow_connection():
     async def story(places, connect):
         for _ in range(3):
             await connect()
@@ -91,7 +91,7 @@ def test_who_comes_above_the_number_is_a_guest():
     hall(story)
 
 
-def test_a_place_that_was_left_is_kept_by_the_next():
+def test_a_freed_slot_goes_to_the_next_connection():
     async def story(places, connect):
         first, _ = await connect(), await connect()
         await until(lambda: len(places) == 2)
@@ -104,7 +104,7 @@ def test_a_place_that_was_left_is_kept_by_the_next():
     hall(story)
 
 
-def test_the_guest_who_came_first_goes_for_the_one_who_comes_last():
+def test_the_oldest_overflow_connection_is_evicted():
     async def story(places, connect):
         (kept,) = [await connect()]
         await until(lambda: len(places) == 1)
@@ -120,7 +120,7 @@ def test_the_guest_who_came_first_goes_for_the_one_who_comes_last():
     hall(story, most=1)
 
 
-def test_many_who_come_at_once_are_never_more_than_there_are_places():
+def test_concurrent_connections_never_exceed_the_slots():
     async def story(places, connect):
         for _ in range(5 * MAX_OVERFLOW):
             await connect()
@@ -131,7 +131,7 @@ def test_many_who_come_at_once_are_never_more_than_there_are_places():
     hall(story)
 
 
-def test_a_listener_that_can_take_nothing_rests_and_takes_later(monkeypatch):
+def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
     monkeypatch.setattr(listening, "PAUSE_S", 0.02)
     bound = Failing(socket.AF_INET, socket.SOCK_STREAM)
     bound.bind(("127.0.0.1", 0))
@@ -152,7 +152,7 @@ def test_a_listener_that_can_take_nothing_rests_and_takes_later(monkeypatch):
 @pytest.mark.parametrize(
     "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "clear", "half"]
 )
-def test_a_handshake_takes_a_place_and_no_more_than_its_time(said):
+def test_a_handshake_holds_a_slot_for_a_limited_time(said):
     async def story(places, connect):
         client = await connect()
         await until(lambda: len(places) == 1)

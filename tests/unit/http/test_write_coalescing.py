@@ -19,7 +19,7 @@ class Answer:
         self._left.append(self)
 
 
-def test_the_first_answer_of_a_turn_leaves_at_once_and_the_others_when_it_ends_in_order():
+def test_the_first_answer_of_a_loop_tick_is_sent_at_once_and_the_others_in_order_at_its_end():
     async def main():
         left: list[Answer] = []
         departures, held = WriteCoalescer(), [Answer(left) for _ in range(4)]
@@ -49,7 +49,7 @@ async def ask_all(asked: list[Room], request: bytes = ASK % b"ab") -> list[int]:
     return counts
 
 
-def test_answers_of_several_connections_that_are_ready_together_leave_whole():
+def test_answers_of_several_connections_in_one_tick_are_sent_complete():
     async def main():
         asked = rooms(4)
         counts = await ask_all(asked)
@@ -61,7 +61,7 @@ def test_answers_of_several_connections_that_are_ready_together_leave_whole():
 
 
 @pytest.mark.parametrize("path", [b"/long", b"/nothing", b"/early", b"/"])
-def test_an_answer_of_any_form_is_the_same_whether_it_was_held_back_or_not(path):
+def test_an_answer_of_any_form_is_the_same_with_and_without_coalescing(path):
     async def main():
         asked = rooms(3)
         await ask_all(asked, (ASK % b"ab").replace(b" / ", b" %s " % path))
@@ -71,7 +71,7 @@ def test_an_answer_of_any_form_is_the_same_whether_it_was_held_back_or_not(path)
     run(main)
 
 
-def test_requests_that_came_at_once_on_one_connection_are_answered_in_order():
+def test_pipelined_requests_of_one_connection_are_answered_in_order():
     async def main():
         _, room = asked = rooms(2)
         await ask_all(asked, ASK % b"uv" + ASK % b"wx" + ASK % b"yz")
@@ -93,7 +93,7 @@ def one_held() -> Room:
     return room
 
 
-def test_what_is_written_behind_a_held_answer_waits_for_it():
+def test_later_writes_wait_for_a_held_answer():
     async def main():
         room = one_held()
         room.connection._outlet.write(b" more")
@@ -104,7 +104,7 @@ def test_what_is_written_behind_a_held_answer_waits_for_it():
 
 
 @pytest.mark.parametrize("end", ["close", "shutdown"])
-def test_a_held_answer_leaves_before_its_connection_is_closed(end):
+def test_a_held_answer_is_sent_before_its_connection_is_closed(end):
     async def main():
         room = one_held()
         room.connection.shutdown() if end == "shutdown" else room.connection._outlet.close()
@@ -115,7 +115,7 @@ def test_a_held_answer_leaves_before_its_connection_is_closed(end):
     run(main)
 
 
-def test_a_held_answer_leaves_before_its_client_is_seen_to_have_ended():
+def test_a_held_answer_is_sent_before_an_eof_is_handled():
     """uvloop closes a connection at the client's EOF, which may come before the loop tick ends."""
 
     async def main():
@@ -126,7 +126,7 @@ def test_a_held_answer_leaves_before_its_client_is_seen_to_have_ended():
     run(main)
 
 
-def test_a_connection_that_cannot_be_written_to_is_cut_and_the_others_get_their_answers():
+def test_an_unwritable_connection_is_closed_and_the_others_get_their_answers():
     async def main():
         asked = rooms(4)
 
@@ -142,7 +142,7 @@ def test_a_connection_that_cannot_be_written_to_is_cut_and_the_others_get_their_
     run(main)
 
 
-def test_a_held_answer_whose_connection_is_lost_is_dropped():
+def test_a_held_answer_of_a_lost_connection_is_dropped():
     async def main():
         room = one_held()
         room.wire.abort()

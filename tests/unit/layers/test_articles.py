@@ -57,7 +57,7 @@ def imported(tmp_path: Path, tensors: dict[str, torch.Tensor], **options) -> Sto
     ],
     ids=str,
 )
-def test_every_variant_of_torchs_module_answers_as_torch_does(tmp_path, options, prefix, file):
+def test_every_variant_of_the_torch_module_matches_torch(tmp_path, options, prefix, file):
     """nn.MultiheadAttention with its own forward is the oracle."""
     tensors = mha(**options)
     module = torch.nn.MultiheadAttention(8, 2, **options)

@@ -36,7 +36,7 @@ def test_layers_are_served_in_name_order_and_found_by_name(store, tmp_path):
     assert catalog.get("c").name == "c"
 
 
-def test_one_bad_layer_does_not_keep_the_others(store):
+def test_one_bad_layer_does_not_stop_the_others(store):
     """F13, lenient: it is kept as a failure that says why."""
     found = load_all(store, strict=False)
     assert list(found.layers) == ["a", "c"]
@@ -56,7 +56,7 @@ def test_a_missing_directory_is_a_failure_either_way(tmp_path):
             load_all(Store(tmp_path / "none"), strict=strict)
 
 
-def test_an_empty_directory_is_an_empty_find(tmp_path):
+def test_an_empty_directory_gives_no_layers(tmp_path):
     assert load_all(Store(tmp_path), strict=True).layers == {}
 
 
@@ -68,12 +68,12 @@ def test_an_unknown_name_is_not_found_and_not_echoed(store, name):
     assert caught.value.message == "no layer of that name is served; GET /v1/layers lists them"
 
 
-def test_a_catalog_does_not_change():
+def test_a_catalog_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Catalog({}).layers = {}  # type: ignore[misc]
 
 
-def test_a_layer_that_should_be_served_and_is_not_here_is_not_ready_and_not_unknown():
+def test_a_missing_layer_of_the_desired_state_is_not_ready_rather_than_not_found():
     with pytest.raises(NotReady):
         Catalog({}, frozenset({"a"})).get("a")
     with pytest.raises(LayerNotFound):

@@ -30,7 +30,7 @@ def refused(store: Store, name: str = "tiny") -> str:
     return message
 
 
-def test_f7_pickle_under_our_suffix_is_refused_and_never_run(store):
+def test_f7_pickle_with_our_suffix_is_refused_and_never_run(store):
     """F7: no fallback to torch.load; were it run, this process would be gone."""
     store.save(stored("other"))
     path = store.directory / "tiny.safetensors"
@@ -100,12 +100,12 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
     ],
     ids=range(31),
 )
-def test_a_spec_that_does_not_belong_to_the_tensors_is_refused(store, fields, why):
+def test_a_spec_that_does_not_match_the_tensors_is_refused(store, fields, why):
     """F4, F15: with the keys at fault, and bounded however long they are."""
     assert re.search(why, rewritten(store, **fields))
 
 
-def test_f4_tensors_that_are_not_the_specs_are_refused(store):
+def test_f4_tensors_that_do_not_match_the_spec_are_refused(store):
     """F4: missing, extra, wrong shape, mixed or integer dtypes, each named."""
     tensors = stored().tensors
     lacking = {key: value for key, value in tensors.items() if key != "key.weight"}
@@ -120,7 +120,7 @@ def test_f4_tensors_that_are_not_the_specs_are_refused(store):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_f6_weights_that_are_not_finite_are_refused(store, value):
+def test_f6_non_finite_weights_are_refused(store, value):
     """F6: safetensors does not look at values."""
     tensors = {**stored().tensors, "output.bias": torch.full((6,), value)}
     assert "'output.bias' holds NaN or infinity" in rewritten(store, tensors=tensors)
@@ -141,7 +141,7 @@ def test_f6_weights_that_are_not_finite_are_refused(store, value):
     ],
     ids=range(9),
 )
-def test_f15_metadata_that_is_not_one_strict_spec_is_refused(store, metadata, why):
+def test_f15_malformed_metadata_is_refused(store, metadata, why):
     """F15: duplicate keys, junk and endless depth inside the text too."""
     assert why in rewritten(store, metadata=metadata)
 
@@ -170,7 +170,7 @@ def test_f3_bytes_after_the_tensors_are_refused(store):
     assert "end at byte" in refused(store)
 
 
-def test_another_layers_file_is_loaded_under_the_name_it_has(store):
+def test_the_file_name_is_the_name_of_the_layer(store):
     """The name is the file's; the digest tells that it is the same layer."""
     path = store.save(stored())
     path.rename(store.directory / "renamed.safetensors")

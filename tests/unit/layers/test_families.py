@@ -9,7 +9,7 @@ BERT = next(family for family in FAMILIES if family.name == "bert")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_row_of_the_table_makes_a_layer(family):
+def test_every_entry_of_the_table_gives_a_layer(family):
     """Canonical names once each, weights of query, key and value at least; optional keys, anchors and needs are parts."""
     canonical = [name for names in family.parts.values() for name in names]
     legal = {f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")} | {"bias_k", "bias_v"}
@@ -22,7 +22,7 @@ def test_every_row_of_the_table_makes_a_layer(family):
     assert all(key.startswith(family.scope) for key in (*family.parts, *family.ignored, *family.refused))
 
 
-def test_the_families_of_the_articles_and_of_the_field_are_there():
+def test_the_table_has_the_families_of_the_articles_and_of_the_field():
     assert FAMILY_NAMES == (
         "torch-mha", "bert", "distilbert", "albert", "vit", "annotated", "wq-wk-wv-fc", "d2l", "numpy", "single-head",
     )  # fmt: skip
@@ -73,12 +73,12 @@ def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
         "attention.self.query.weight.more",
     ],
 )
-def test_names_that_only_resemble_a_family_are_none(key):
+def test_names_that_only_resemble_a_family_are_unknown(key):
     """GPT-2, Llama, T5, timm, GGUF and accidents."""
     assert find_candidates([key]) == []
 
 
-def test_w_o_tells_many_heads_from_one():
+def test_w_o_distinguishes_several_heads_from_one():
     names = {"a.W_q", "a.W_k", "a.W_v"}
     assert [found.family.name for found in find_candidates(names)] == ["single-head"]
     assert [found.family.name for found in find_candidates(names | {"a.W_o"})] == ["numpy"]
@@ -104,5 +104,5 @@ def test_candidates_come_in_the_order_people_count():
         (f"{'9' * 5000}.", 10**18 - 1),
     ],
 )
-def test_the_number_is_the_last_one_that_stands_alone(prefix, number):
+def test_the_number_is_the_last_separate_one(prefix, number):
     assert Candidate(BERT, prefix).number == number

@@ -26,7 +26,7 @@ def refused(path: str | Path) -> str:
     return message
 
 
-def test_what_is_not_a_source_says_so_in_one_sentence(tmp_path):
+def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
     """Missing, unreadable, or of the wrong kind; no path and no library's text."""
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     (tmp_path / "empty").mkdir()
@@ -104,7 +104,7 @@ def test_a_whole_pickled_module_or_a_list_is_not_a_state_dict(tmp_path):
     assert "no state dict" in refused(tmp_path / "deep.pt")
 
 
-def test_tensors_that_are_not_plain_are_refused_by_name(tmp_path):
+def test_unusual_tensors_are_refused_by_name(tmp_path):
     odd = {
         "sparse": torch.ones(2, 2).to_sparse(),
         "count": torch.ones(2, dtype=torch.int64),
@@ -117,7 +117,7 @@ def test_tensors_that_are_not_plain_are_refused_by_name(tmp_path):
             source.tensor(key)
 
 
-def test_an_archive_with_strangers_in_it_is_refused(tmp_path):
+def test_an_archive_with_unexpected_members_is_refused(tmp_path):
     for members in (["a.txt"], ["a.npy", "b"], ["a.npy", "a.npy"]):
         with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
             patch.setattr("warnings.warn", lambda *_args, **_more: None)  # zipfile warns of the name that comes twice

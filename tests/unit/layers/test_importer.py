@@ -90,7 +90,7 @@ def test_a_vit_without_qkv_biases_has_only_the_output_bias(tmp_path):
     assert imported(tmp_path, lean, heads=2).spec.biases == ("output",)
 
 
-def test_the_scale_can_be_said(tmp_path):
+def test_the_scale_can_be_given(tmp_path):
     assert imported(tmp_path, mha(), heads=2, scale=1.0).spec.scale == 1.0
 
 
@@ -102,7 +102,7 @@ def test_the_sources_dtype_and_bits_are_kept(tmp_path, dtype):
     assert torch.equal(layer.tensors["key.bias"], tensors["bert.encoder.layer.0.attention.self.key.bias"])
 
 
-def test_weights_that_a_layer_cannot_have_are_refused_by_name(tmp_path):
+def test_impossible_weights_are_refused_by_name(tmp_path):
     """NaN, mixed and integer dtypes in the layer asked for; what its neighbours hold is their business."""
     tensors = bert(2)
     key = "bert.encoder.layer.1.attention.self.key."
@@ -128,7 +128,7 @@ def test_weights_that_a_layer_cannot_have_are_refused_by_name(tmp_path):
         ({"model_type": "layoutlmv3"}, "relative positions"),
     ],
 )
-def test_a_config_that_announces_another_attention_is_refused(tmp_path, config, why):
+def test_a_config_of_another_attention_is_refused(tmp_path, config, why):
     """RoFormer's rotation and LayoutLM's bias leave no key inside the module."""
     path = save_directory(tmp_path / "d", bert(1), {"num_attention_heads": 2, **config})
     assert why in refused(path)
@@ -162,13 +162,13 @@ def test_the_recorded_source_has_no_directory_and_is_printable(tmp_path):
     assert len(layer.source) == 200
 
 
-def test_a_relative_path_is_told_by_the_directorys_own_name(tmp_path, monkeypatch):
+def test_a_relative_path_is_recorded_by_the_name_of_its_directory(tmp_path, monkeypatch):
     path = save_directory(tmp_path / "minilm", bert(1), {"num_attention_heads": 2})
     monkeypatch.chdir(path)
     assert import_layer(".", name="x").source == "minilm bert.encoder.layer.0.attention (bert)"
 
 
-def test_an_import_hangs_on_to_nothing_of_the_source(tmp_path):
+def test_an_import_keeps_no_reference_to_its_source(tmp_path):
     """Neither a mapping of the file nor memory shared among the projections."""
     path = tmp_path / "x.pt"
     torch.save(mha(), path)

@@ -9,7 +9,7 @@ from service.errors import LayerError
 from service.layers.safetensors_header import parse_object
 
 
-def test_an_object_is_taken_as_json_says():
+def test_a_valid_object_is_parsed_as_in_json():
     assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it", LayerError) == {
         "a": [1, 2.5, "é", None, True]
     }
@@ -41,7 +41,7 @@ def test_an_object_is_taken_as_json_says():
     ],
     ids=range(20),
 )
-def test_what_two_readers_could_read_differently_is_refused(raw, why):
+def test_ambiguous_json_is_refused(raw, why):
     """One LayerError that names the text and repeats nothing of it."""
     with pytest.raises(LayerError, match=why) as caught:
         parse_object(raw, "the header", LayerError)

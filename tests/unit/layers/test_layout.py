@@ -59,7 +59,7 @@ def test_a_wrong_shape_is_named_with_what_was_expected(key, shape):
     assert "expected" in message or "do not divide" in message
 
 
-def test_an_embedding_of_512_in_a_layer_of_768_is_told_with_both_numbers():
+def test_an_embedding_of_512_in_a_layer_of_768_is_refused_with_both_numbers():
     tensors = {**BERT, f"{BELOW}self.key.weight": random(8, 5)}
     assert (
         refused(tensors, heads=2)
@@ -101,12 +101,12 @@ def test_heads_come_from_the_config_or_the_caller_and_must_agree():
 
 
 @pytest.mark.parametrize("heads", [3, 5, 16])
-def test_heads_that_do_not_divide_are_told_with_numbers(heads):
+def test_heads_that_do_not_divide_the_width_are_refused_with_numbers(heads):
     assert refused(BERT, heads=heads) == f"{heads} heads do not divide the 8 out features of query"
 
 
 @pytest.mark.parametrize("heads", [0, -2, 10**30, 2.0, True, "2", None, [2]])
-def test_a_number_of_heads_that_is_none_is_refused(heads):
+def test_an_invalid_number_of_heads_is_refused(heads):
     """From a config as from the caller."""
     assert "given by num_attention_heads must be a whole number from 1" in refused(BERT, {"num_attention_heads": heads})
     if heads is not None:
@@ -124,7 +124,7 @@ def test_add_zero_attn_belongs_to_torch():
     assert "is for the family torch-mha; this layer has the family bert" in refused(BERT, heads=2, add_zero_attn=True)
 
 
-def test_half_of_what_comes_together_is_missing_its_other_half():
+def test_half_of_a_pair_is_refused_with_the_name_of_the_other():
     """torch makes all biases or none, bias_k with bias_v."""
     whole = mha(add_bias_kv=True)
     for lacking, missing in (
@@ -170,7 +170,7 @@ def test_the_annotated_layer_keeps_its_width_throughout():
     assert "key.weight (from 'linears.1.weight') has the shape [4, 8], expected [8, 8]" in refused(wrong, heads=4)
 
 
-def test_a_single_head_is_one_whatever_is_said():
+def test_a_single_head_layer_has_one_head_for_any_option():
     """A numpy layer that lost its W_o is not taken for one with many heads."""
     tensors = {name: random(8, 8) for name in ("W_q", "W_k", "W_v")}
     spec = layout(tensors)
@@ -179,7 +179,7 @@ def test_a_single_head_is_one_whatever_is_said():
     assert "1 by the family single-head, 8 by the caller" in refused(tensors, heads=8)
 
 
-def test_a_numpy_weight_is_held_to_its_width_as_it_is_applied():
+def test_a_numpy_weight_is_checked_along_the_axis_it_is_applied_on():
     """`X @ W`: [in, out] in the file, [out, in] in the message."""
     tensors = {name: random(8, 8) for name in ("W_q", "W_k", "W_v", "W_o")}
     message = refused({**tensors, "W_q": random(8, 6)}, heads=2)

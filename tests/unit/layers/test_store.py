@@ -43,7 +43,7 @@ def refused(store: Store, name: str = "tiny") -> str:
     ],
     ids=["plain", "bias_kv", "no output", "widths", "shared heads"],
 )
-def test_what_is_saved_is_loaded(store, dtype, changes):
+def test_a_saved_layer_is_loaded_unchanged(store, dtype, changes):
     """Name, spec, source, family, digest and every bit."""
     layer = stored(dtype=dtype, **changes)
     path = store.save(layer)
@@ -83,7 +83,7 @@ def test_saving_is_repeatable_to_the_byte(store):
     assert path.read_bytes() == first
 
 
-def test_names_are_sorted_and_only_ours(store):
+def test_names_are_sorted_and_foreign_files_left_out(store):
     for name in ("b", "a", "a.b"):
         store.save(stored(name))
     for stranger in ("README.md", "Upper.safetensors", ".a.tmp", ".hidden.safetensors", "x.safetensors.bak"):
@@ -91,7 +91,7 @@ def test_names_are_sorted_and_only_ours(store):
     assert store.names() == ["a", "a.b", "b"]
 
 
-def test_a_directory_that_is_not_there_is_said_so(store, tmp_path):
+def test_a_missing_directory_is_reported(store, tmp_path):
     with pytest.raises(LayerError, match="the layer directory does not exist"):
         store.names()
     (tmp_path / "file").write_bytes(b"")
@@ -116,13 +116,13 @@ def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch)
     assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
 
 
-def test_a_directory_that_cannot_be_made_is_a_refusal(tmp_path):
+def test_a_directory_that_cannot_be_created_is_a_refusal(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LayerError, match="cannot be written"):
         Store(tmp_path / "file" / "below").save(stored())
 
 
-def test_the_content_is_synced_before_it_gets_its_name(store, monkeypatch):
+def test_the_content_is_synced_before_the_rename(store, monkeypatch):
     """A crash after the rename must not leave an empty file under the name."""
     events = []
     real_fsync, real_replace = os.fsync, Path.replace
@@ -214,7 +214,7 @@ def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("can't allocate memory"), OSError(24, "too many")], ids=repr
 )
-def test_whatever_a_library_says_of_a_file_is_a_layer_error(store, monkeypatch, error):
+def test_every_error_of_a_library_becomes_a_layer_error(store, monkeypatch, error):
     """It ends no process: with memory or descriptors that are short each of them has words of its own."""
     store.save(stored())
 
@@ -227,7 +227,7 @@ def test_whatever_a_library_says_of_a_file_is_a_layer_error(store, monkeypatch, 
         store.load("tiny")
 
 
-def test_loading_keeps_nothing_of_the_file(store):
+def test_loading_keeps_no_reference_to_the_file(store):
     """F: the file may shrink or vanish while the layer serves; a live mapping would be a SIGBUS."""
     path = store.save(stored())
     layer = store.load("tiny")

@@ -22,7 +22,7 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
-def test_a_name_of_the_rule_is_itself(name):
+def test_a_legal_name_is_accepted(name):
     assert check_name(name) == name
 
 
@@ -44,7 +44,7 @@ def build(tensors, **changes) -> StoredLayer:
     return StoredLayer("x", spec(**changes), tensors, "here", "bert")
 
 
-def test_exactly_the_tensors_of_the_spec_in_its_shapes():
+def test_a_layer_has_exactly_the_tensors_of_its_spec():
     """Missing, extra and wrong shape are each named."""
     tensors = stored().tensors
     lacking = {key: value for key, value in tensors.items() if not key.startswith("key.")}
@@ -58,7 +58,7 @@ def test_exactly_the_tensors_of_the_spec_in_its_shapes():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_one_value_that_is_not_finite_refuses_the_layer(value, dtype):
+def test_one_non_finite_value_refuses_the_layer(value, dtype):
     """F6: the tensor is named."""
     tensors = stored(dtype=dtype).tensors
     tensors["value.bias"][-1] = value
@@ -72,7 +72,7 @@ def test_the_largest_finite_values_are_kept():
     assert build(tensors).dtype == torch.float16
 
 
-def test_dtypes_are_floating_point_and_one():
+def test_all_tensors_have_one_floating_point_dtype():
     tensors = stored().tensors
     for dtype in (torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
         with pytest.raises(LayerError, match=r"'key.weight' must be a dense CPU tensor of F16, BF16, F32, F64"):
@@ -99,7 +99,7 @@ def test_a_family_is_a_plain_word():
         dataclasses.replace(stored(), family="Bert <b>")
 
 
-def test_the_digest_is_what_the_docstring_says():
+def test_the_digest_follows_its_docstring():
     """A second, literal implementation of the layout."""
     layer = stored(biases=("value", "query"), has_output=False)
     fields = dataclasses.asdict(layer.spec) | {"biases": ["query", "value"]}
@@ -118,7 +118,7 @@ def test_the_digest_never_changes():
     assert digest(spec(), tensors) == "sha256:8fd016a583aadebbe06229f5bd33702989a898a3219474397f12ca4393fb677d"
 
 
-def test_the_digest_knows_the_layer_and_not_its_name():
+def test_the_digest_depends_on_the_layer_and_not_its_name():
     """Same for another name, source, family or order; different for one bit, dtype, number or swapped tensors."""
     layer = stored()
     reordered = dict(reversed(layer.tensors.items()))

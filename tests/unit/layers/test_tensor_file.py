@@ -23,7 +23,7 @@ def header_of(path: Path, content: bytes, **options) -> Header:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_what_the_library_writes_is_read_bit_by_bit(tmp_path, dtype):
+def test_files_of_the_library_are_read_bit_by_bit(tmp_path, dtype):
     """Same names, shapes and bits as the safetensors library gives, in every dtype a layer may have."""
     tensors = {"a": random(3, 5, dtype=dtype), "b": random(7, dtype=dtype), "c": random(1, 1, 2, dtype=dtype)}
     path = tmp_path / "x.safetensors"
@@ -93,7 +93,7 @@ def test_f1_a_file_shorter_than_a_length_is_refused(tmp_path, size):
 
 
 @pytest.mark.parametrize("length", [0, 3, 21, 10**6, 2**31, 2**32 - 1000, 10**8 + 1, 2**63, 2**64 - 1])
-def test_f1_a_header_length_that_lies_is_refused(tmp_path, length):
+def test_f1_a_wrong_header_length_is_refused(tmp_path, length):
     """Before anything of that size is allocated."""
     with pytest.raises(LayerError, match=r"header"):
         header_of(tmp_path / "x", raw_file(b'{"a":{}}    ', b"", length))
@@ -119,7 +119,7 @@ def test_the_header_limit_is_the_callers(tmp_path):
     ],
     ids=["key twice", "depth", "utf-8", "space first", "list", "junk after", "empty"],
 )
-def test_f15_header_text_that_is_not_one_strict_object_is_refused(tmp_path, header):
+def test_f15_a_malformed_header_is_refused(tmp_path, header):
     with pytest.raises(LayerError, match="header"):
         header_of(tmp_path / "x", raw_file(header))
 
@@ -175,7 +175,7 @@ def test_every_dtype_of_a_layer_has_its_true_size():
     assert {name: BITS[name] for name in DTYPES} == {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
 
 
-def test_whatever_the_library_refuses_we_refuse(tmp_path):
+def test_every_file_that_the_library_refuses_is_refused(tmp_path):
     """The library as second opinion over 3,000 mutated headers: ours may be stricter, never laxer, and only LayerError."""
     generator = stdlib_random.Random(5)
     tensors = {"a": random(2, 3), "bb": random(4), "c": random(2, 2, dtype=torch.bfloat16)}

@@ -9,7 +9,7 @@ NASTY = ["x" * 10_000, "\u202egnp.exe", "\x00", "\x1b[31mred", "\ud800", "\U0001
 
 
 @pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
-def test_a_name_out_of_a_file_is_short_printable_ascii(name):
+def test_a_name_from_a_file_is_short_printable_ascii(name):
     """Whatever a file calls its tensors, a terminal and a log line survive it."""
     shown = quoted(name)
     assert len(shown) <= MAX_NAME
@@ -28,7 +28,7 @@ def test_texts_are_cut_with_an_ellipsis():
     assert len(shape_text([10**18] * 1000)) <= MAX_NAME
 
 
-def test_a_refusal_says_its_subject_once_and_is_bounded():
+def test_a_refusal_names_its_subject_once_and_is_bounded():
     """The subject comes first and survives the cut."""
     with pytest.raises(LayerError) as caught, about("layer x"):
         raise LayerError("y" * 10_000)

@@ -93,6 +93,6 @@ def test_layers_are_all_that_are_listed_or_those_named(service):
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"layers": []}', b'{"layers": [1]}'])
-def test_what_lists_no_layers_is_an_error(body):
+def test_an_answer_without_a_list_of_layers_is_an_error(body):
     with pytest.raises((ValueError, TypeError)):
         fetch_layers(lambda path: body, "")

@@ -35,7 +35,7 @@ def test_a_request_to_no_layer_counts_nowhere():
     assert tally.take() == {}
 
 
-def test_totals_are_what_was_told_piece_by_piece():
+def test_totals_equal_the_sum_of_all_deltas():
     metrics = Metrics()
     before = time.time()
     for _ in range(2):

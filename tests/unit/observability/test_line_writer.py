@@ -61,7 +61,7 @@ def test_a_line_is_written_at_once(pipe):
     assert pipe.read() == LINE
 
 
-def test_a_full_pipe_holds_nobody_up_and_what_waits_goes_out_in_order(pipe):
+def test_a_full_pipe_blocks_no_caller_and_waiting_lines_are_written_in_order(pipe):
     kept = pipe.fill()
     in_pipe = len(pipe.read().splitlines())
     assert 0 < kept - in_pipe <= MAX_WAITING_BYTES / len(LINE), "what waits is bounded"
@@ -69,7 +69,7 @@ def test_a_full_pipe_holds_nobody_up_and_what_waits_goes_out_in_order(pipe):
     assert numbers == list(range(in_pipe, kept)), "a pipe takes all of a line or nothing"
 
 
-def test_lines_that_were_dropped_are_counted_and_told_once_behind_those_that_were_not(pipe):
+def test_dropped_lines_are_counted_and_reported_once_after_the_kept_ones(pipe):
     kept = pipe.fill()
     for _ in range(41):
         pipe.writer.write(LINE + LINE)
@@ -86,7 +86,7 @@ def test_lines_that_were_dropped_are_counted_and_told_once_behind_those_that_wer
     assert pipe.read() == LINE, "once"
 
 
-def test_what_is_lost_later_is_told_later(pipe):
+def test_later_losses_are_reported_later(pipe):
     for expected in (7, 3):
         while pipe.writer._waiting_bytes + len(LINE) <= MAX_WAITING_BYTES:
             pipe.writer.write(LINE)
@@ -96,14 +96,14 @@ def test_what_is_lost_later_is_told_later(pipe):
     assert pipe.writer.num_dropped == 10
 
 
-def test_what_waits_goes_out_without_another_line(pipe):
+def test_waiting_lines_are_written_without_another_line(pipe):
     pipe.fill()
     pipe.read()
     pipe.writer.flush()
     assert LINE in pipe.read()
 
 
-def test_a_line_that_was_torn_is_finished_before_the_next(pipe, monkeypatch):
+def test_a_partly_written_line_is_finished_before_the_next(pipe, monkeypatch):
     """A full disk accepts only part of a line."""
     write, room = os.write, [5, 0, 3]
 
@@ -121,7 +121,7 @@ def test_a_line_that_was_torn_is_finished_before_the_next(pipe, monkeypatch):
     assert pipe.writer._waiting_bytes == 0
 
 
-def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe):
+def test_a_lost_reader_costs_only_lines(pipe):
     os.close(pipe.source)
     kept = pipe.fill()
     assert 0 < kept <= MAX_WAITING_BYTES / len(LINE)
@@ -129,7 +129,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe):
     assert pipe.writer.num_dropped == 1
 
 
-def test_at_the_end_a_slow_reader_gets_what_waits(pipe):
+def test_at_the_end_a_slow_reader_gets_the_waiting_lines(pipe):
     kept = pipe.fill()
     os.set_blocking(pipe.source, True)
     got: list[bytes] = []
@@ -145,14 +145,14 @@ def test_at_the_end_a_slow_reader_gets_what_waits(pipe):
     assert b"".join(got).count(b"x\n") == kept
 
 
-def test_at_the_end_nobody_waits_for_a_reader_that_is_not_there(pipe, monkeypatch):
+def test_at_the_end_a_missing_reader_is_not_waited_for(pipe, monkeypatch):
     monkeypatch.setattr(line_writer, "FINISH_S", 0)
     kept = pipe.fill()
     pipe.writer.finish()
     assert len(pipe.read().splitlines()) < kept
 
 
-def test_a_line_that_is_logged_while_another_is_written_comes_behind_it(pipe, monkeypatch):
+def test_a_line_logged_during_a_write_follows_it(pipe, monkeypatch):
     """The garbage collector may run anywhere, and a finalizer may log."""
     write, nested = os.write, [f"{number}\n" for number in range(3)]
 
@@ -186,6 +186,6 @@ def test_no_line_of_many_threads_is_lost_or_counted_twice(pipe):
     assert len(lines) + pipe.writer.num_dropped == 1600
 
 
-def test_a_line_has_what_all_lines_have():
+def test_every_line_has_the_common_fields():
     line = json.loads(log_line("info", "serving", port=1))
     assert list(line) == ["timestamp", "level", "event", "version", "port"]

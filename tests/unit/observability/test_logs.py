@@ -81,7 +81,7 @@ def captured():
         yield captured
 
 
-def test_a_line_says_when_how_bad_what_and_by_which_version(captured):
+def test_a_line_has_time_level_event_and_version(captured):
     get_logger().warning("layer_slow", layer="minilm-l0")
     (line,) = captured.lines
     stamp = datetime.fromisoformat(line.pop("timestamp"))
@@ -90,7 +90,7 @@ def test_a_line_says_when_how_bad_what_and_by_which_version(captured):
     assert line == {"level": "warning", "event": "layer_slow", "version": service.__version__, "layer": "minilm-l0"}
 
 
-def test_a_request_is_one_line_with_what_is_known_of_it(captured):
+def test_a_request_is_one_line_with_all_known_fields(captured):
     log_request(LINE)
     (line,) = captured.lines
     assert line["event"] == "request"
@@ -103,7 +103,7 @@ def test_a_request_is_one_line_with_what_is_known_of_it(captured):
     assert "code" not in line, "what is not known is left out"
 
 
-def test_a_request_is_told_with_the_time_of_its_end_however_late_its_line_is_written(captured):
+def test_the_line_of_a_request_has_the_time_of_its_end(captured):
     async def end_then_go_on():
         before = datetime.now(UTC)
         log_request(LINE)
@@ -127,7 +127,7 @@ def test_lines_below_the_level_are_not_written():
 @example("\ud800", "é" * 5000, float("nan"))
 @example("\x01" * 5000, "\x01" * 5000, ["\x01" * 5000])
 @example("e" * 5000, "x", b"\xff" * 5000)
-def test_nothing_that_is_told_breaks_or_forges_a_line_or_makes_it_long(event, text, value):
+def test_no_field_breaks_forges_or_lengthens_a_line(event, text, value):
     with Captured() as captured:
         get_logger().info(event, text=text, value=value)
         assert captured.text.endswith("\n")
@@ -158,7 +158,7 @@ def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
     assert len(captured.text.encode()) <= MAX_LINE_BYTES
 
 
-def test_what_libraries_log_and_warn_becomes_a_line_of_the_same_form(captured):
+def test_logs_and_warnings_of_libraries_become_lines_of_the_same_form(captured):
     logging.getLogger("asyncio").error("Task %s was destroyed", "t1")
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
@@ -177,7 +177,7 @@ def test_what_libraries_log_and_warn_becomes_a_line_of_the_same_form(captured):
     assert "old thing" in captured.lines[2]["message"]
 
 
-def test_a_library_whose_format_string_is_wrong_is_told_as_it_stands(captured):
+def test_a_wrong_format_string_of_a_library_is_logged_unformatted(captured):
     record = logging.LogRecord("odd", logging.WARNING, "odd.py", 1, "%d of it", ("not a number",), None)
     ours = [
         handler for handler in logging.getLogger().handlers if type(handler).__module__ == "service.observability.logs"
@@ -191,7 +191,7 @@ class ClosedPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_stdout_that_is_gone_costs_the_line_and_nothing_else():
+def test_a_closed_stdout_costs_only_the_line():
     with Captured() as captured:
         configure_logs("info", ClosedPipe())
         log_request(LINE)
@@ -230,7 +230,7 @@ def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_res
     assert clock.num_calls == 0, "no timer runs while nothing is suppressed"
 
 
-def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, clock, reported):
+def test_an_ongoing_flood_has_one_line_a_second(refusals, clock, reported):
     def second(count):
         """Return how many of `count` refusals in one window are logged."""
         admitted = sum(refusals.admits(NOT_FOUND) for _ in range(count))
@@ -243,7 +243,7 @@ def test_a_flood_that_goes_on_has_one_line_a_second_until_it_ebbs(refusals, cloc
     assert clock.num_calls == 0
 
 
-def test_after_a_pause_a_flood_begins_anew(refusals, clock, reported):
+def test_after_a_pause_lines_are_written_again(refusals, clock, reported):
     for _ in range(2):
         assert [refusals.admits(NOT_FOUND) for _ in range(101)] == [True] * 100 + [False]
         clock.advance(2 * REFUSAL_WINDOW_S)
@@ -265,7 +265,7 @@ def test_refusals_that_differ_in_route_status_or_code_do_not_suppress_each_other
     assert sorted(reported) == sorted((kind, 1) for kind in kinds)
 
 
-def test_a_few_refusals_ask_for_no_timer(refusals, clock, reported):
+def test_a_few_refusals_start_no_timer(refusals, clock, reported):
     for _ in range(REFUSAL_LINES):
         refusals.admits(NOT_FOUND)
     assert clock.num_calls == 0
@@ -304,7 +304,7 @@ def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reporte
     assert reported == [(NOT_FOUND, 5)]
 
 
-def test_answers_are_never_suppressed_and_refusals_are_summed_up_in_a_line_D9(captured):
+def test_answers_are_never_suppressed_and_refusals_are_summarised_in_a_line_D9(captured):
     refused = LINE._replace(route="unmatched", status=404, code="not_found")
     for number in range(3 * REFUSAL_LINES):
         log_request(LINE)
@@ -337,7 +337,7 @@ def test_on_a_loop_the_sum_is_written_without_another_request():
         assert asyncio.run(refuse())["count"] == 1
 
 
-def test_a_process_that_serves_does_without_the_command_lines_colours():
+def test_a_serving_process_does_not_import_the_colours_of_the_command_line():
     """rich takes 4 MB in each process."""
     code = "import sys, service.app, service.worker.server; print('rich' in sys.modules); import rich; print(rich.__name__)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -56,7 +56,7 @@ def readable():
     return Readable()
 
 
-def test_a_request_is_counted_once_when_it_comes_and_once_at_its_end(readable):
+def test_a_request_is_counted_once_on_arrival_and_once_at_its_end(readable):
     assert readable.changed_by(lambda m: m.received()) == {
         "attention_received_total": 1,
         "attention_in_flight_requests": 1,
@@ -110,7 +110,7 @@ def test_at_rest_received_is_answers_plus_cancelled(ends):
     assert total("attention_in_flight_requests") == 0
 
 
-def test_a_batch_moves_every_series_about_batches(readable):
+def test_a_batch_updates_every_series_about_batches(readable):
     batch = BatchDone("minilm-l0", requests=3, sequences=5, tokens=640, compute_s=0.5, weights_bytes=4096)
     assert readable.changed_by(lambda m: m.batch_done(batch)) == {
         "attention_compute_seconds_count": 1,
@@ -147,7 +147,7 @@ def test_a_batch_moves_every_series_about_batches(readable):
         (lambda m: m.answered(Answered(ROUTE, 200, 0.0, masked_rows=2)), "masked_rows_total", 2),
     ],
 )
-def test_each_verb_moves_its_series(readable, act, name, value):
+def test_each_event_updates_its_series(readable, act, name, value):
     assert readable.changed_by(act)[f"attention_{name}"] == value
 
 
@@ -162,7 +162,7 @@ def test_a_served_layer_has_its_series_before_its_first_request(readable):
     assert readable.value("compute_seconds_count", layer="minilm-l0") == 0
 
 
-def test_reasons_that_are_known_have_their_series_before_they_happen(readable):
+def test_known_reasons_have_their_series_before_the_first_event(readable):
     readable.metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
     for reason in ("queue_full", "invalid", "bad_shape", "engine_down", "rate_limited"):
         assert readable.value("rejected_total", reason=reason) == 0
@@ -171,7 +171,7 @@ def test_reasons_that_are_known_have_their_series_before_they_happen(readable):
     assert readable.value("cancelled_total", stage="killed") == 0
 
 
-def test_what_operators_machines_ask_for_is_not_counted():
+def test_health_checks_and_scrapes_are_not_counted():
     assert [path for path in ("/metrics", "/readyz", "/v1/layers", "/nothing") if is_counted(path)] == [
         "/v1/layers",
         "/nothing",
@@ -184,7 +184,7 @@ def test_times_begin_at_a_hundred_microseconds_and_end_above_the_longest_default
     assert len(TIME_BUCKETS) == 18
 
 
-def test_every_series_is_ours_and_carries_its_unit(readable):
+def test_every_series_has_our_prefix_and_its_unit(readable):
     names = {name for name, _ in samples(readable.metrics.render())}
     assert all(name.startswith("attention_") for name in names)
     assert not any(name.endswith("_created") for name in names)
@@ -237,7 +237,7 @@ def run_worker(directory, slot, code):
     return done.stdout
 
 
-def test_processes_add_up_and_a_replacement_goes_on_from_where_the_dead_one_stopped(tmp_path):
+def test_processes_add_up_and_a_replacement_continues_the_counts_of_the_dead_one(tmp_path):
     run_worker(tmp_path, 0, "metrics.received(); metrics.readiness_changed(is_ready=True, num_ready=1)")
     run_worker(
         tmp_path, 1, "metrics.received(); metrics.received(); metrics.readiness_changed(is_ready=False, num_ready=1)"
@@ -267,11 +267,11 @@ asyncio.run(story())
 """
 
 
-def test_what_a_turn_has_counted_can_be_told_before_its_end(tmp_path):
+def test_counts_of_a_loop_tick_can_be_read_before_its_end(tmp_path):
     run_worker(tmp_path, 0, TOLD_IN_A_TURN)
 
 
-def test_a_turns_requests_are_counted_once_at_its_end_or_when_somebody_asks(tmp_path):
+def test_requests_of_a_loop_tick_are_counted_once_at_its_end_or_at_a_read(tmp_path):
     counted = {"received": 3, "requests": 1, "cancelled": 1}
 
     def told(metrics):
@@ -319,19 +319,19 @@ except asyncio.CancelledError:
 """
 
 
-def test_a_process_that_ends_in_mid_turn_tells_what_it_has_counted(tmp_path):
+def test_a_process_that_exits_in_mid_tick_writes_its_counts(tmp_path):
     run_worker(tmp_path, 0, LEFT_IN_A_TURN.format(end="asyncio.current_task().cancel"))
     assert samples(run_worker(tmp_path, 0, ""))["attention_received_total", ()] == 1
 
 
-def test_a_process_that_is_killed_in_mid_turn_leaves_its_slot_usable(tmp_path):
+def test_a_process_that_is_killed_in_mid_tick_leaves_its_slot_usable(tmp_path):
     run_worker(tmp_path, 0, LEFT_IN_A_TURN.format(end="os._exit, 0"))
     found = samples(run_worker(tmp_path, 0, "metrics.received()"))
     assert found["attention_received_total", ()] in (1, 2)
     assert found.get(("attention_cancelled_total", (("stage", "killed"),)), 0) == 0
 
 
-def test_what_a_killed_process_had_not_answered_is_counted_by_its_replacement(tmp_path):
+def test_a_replacement_counts_the_unanswered_requests_of_a_killed_process(tmp_path):
     run_worker(tmp_path, 0, "busy(metrics); [metrics.received() for _ in range(3)]; metrics.cancelled('queued')")
     for _ in range(2):
         found = samples(run_worker(tmp_path, 0, ""))
@@ -339,7 +339,7 @@ def test_what_a_killed_process_had_not_answered_is_counted_by_its_replacement(tm
         assert found["attention_cancelled_total", (("stage", "queued"),)] == 1
 
 
-def test_a_file_that_was_half_written_is_begun_anew(tmp_path):
+def test_a_half_written_file_is_reset(tmp_path):
     run_worker(tmp_path, 0, "metrics.received()")
     path = tmp_path / "counter_0.db"
     path.write_bytes(path.read_bytes()[:12] + b"\xff" * 500)
@@ -347,14 +347,14 @@ def test_a_file_that_was_half_written_is_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_file_with_a_number_that_nobody_counted_is_begun_anew(tmp_path, number):
+def test_a_file_with_an_impossible_number_is_reset(tmp_path, number):
     run_worker(tmp_path, 0, "metrics.received()")
     path = tmp_path / "counter_0.db"
     path.write_bytes(path.read_bytes().replace(struct.pack("d", 1.0), struct.pack("d", number)))
     assert samples(run_worker(tmp_path, 0, "metrics.received()"))["attention_received_total", ()] == 1
 
 
-def test_two_busy_processes_stay_within_the_bound_of_size(tmp_path):
+def test_two_busy_processes_stay_within_the_size_limit(tmp_path):
     run_worker(tmp_path, 0, "busy(metrics)")
     text = run_worker(tmp_path, 1, "busy(metrics)")
     assert samples(text)["attention_received_total", ()] == 2 * 420
@@ -416,7 +416,7 @@ assert metrics.keep()
 """
 
 
-def test_series_that_find_no_space_later_end_no_process_and_are_there_when_there_is(tmp_path):
+def test_series_without_space_end_no_process_and_appear_once_there_is_space(tmp_path):
     run_worker(tmp_path, 0, MANY_LAYERS)
     found = samples(run_worker(tmp_path, 1, ""))
     assert found["attention_queue_seconds_sum", (("layer", "layer-199"),)] == 0
@@ -452,7 +452,7 @@ metrics.received()
 """
 
 
-def test_files_that_are_lost_are_made_again_with_all_that_this_process_has_counted(tmp_path):
+def test_lost_files_are_created_again_with_all_counts_of_the_process(tmp_path):
     directory = tmp_path / "metrics"
     directory.mkdir()
     run_worker(directory, 0, LOSSES)
@@ -469,12 +469,12 @@ for name in ("counter_9.db", "histogram_9.db", "gauge_livesum_9.db", "gauge.db",
 """
 
 
-def test_files_that_cannot_be_read_hide_no_other(tmp_path):
+def test_an_unreadable_file_hides_no_other(tmp_path):
     run_worker(tmp_path, 0, BESIDE_DAMAGED)
 
 
 @pytest.mark.parametrize("size", [0, 100, RESERVED_BYTES // 2])
-def test_a_slot_whose_files_were_cut_is_usable(tmp_path, size):
+def test_a_slot_with_truncated_files_is_usable(tmp_path, size):
     run_worker(tmp_path, 0, "busy(metrics)")
     for kind in KINDS:
         os.truncate(tmp_path / f"{kind}_0.db", size)

@@ -19,7 +19,7 @@ def shown(kind, observe):
 
 
 @given(st.lists(st.one_of(eighths, st.sampled_from(BUCKETS)), max_size=30))
-def test_many_observations_at_once_are_those_of_the_library_one_by_one(amounts):
+def test_many_observations_at_once_equal_those_of_the_library_one_by_one(amounts):
     def one_by_one(series):
         for amount in amounts:
             series.observe(amount)
@@ -37,7 +37,7 @@ def test_their_sum_is_the_sum(amounts):
     assert registry.get_sample_value("seconds_sum") == sum(amounts)
 
 
-def test_what_is_more_than_every_bucket_is_in_the_last():
+def test_a_value_above_every_bucket_is_in_the_last():
     registry = CollectorRegistry()
     Histogram("seconds", "of something", registry=registry, buckets=BUCKETS).observe_all([4.1, float("inf")])
     assert registry.get_sample_value("seconds_bucket", {"le": "4.0"}) == 0

@@ -31,7 +31,7 @@ def in_files(directory, slot=0):
     return found
 
 
-def test_what_changes_in_a_turn_is_in_the_files_at_its_end(tmp_path, opened):
+def test_changes_of_a_loop_tick_are_in_the_files_at_its_end(tmp_path, opened):
     async def story():
         value = value_of(opened(tmp_path))
         value.inc(2)
@@ -50,19 +50,19 @@ def test_without_a_loop_every_change_is_in_the_files_at_once(tmp_path, opened):
     assert in_files(tmp_path)["counter_0.db", "x_total"] == 7
 
 
-def test_the_next_process_of_a_slot_goes_on_and_another_slot_does_not(tmp_path, opened):
+def test_the_next_process_of_a_slot_continues_its_values_and_another_slot_does_not(tmp_path, opened):
     value_of(opened(tmp_path)).inc(3)
     assert value_of(opened(tmp_path)).get() == 3
     assert value_of(opened(tmp_path, 1)).get() == 0
 
 
-def test_gauges_of_a_mode_have_a_file_of_their_own(tmp_path, opened):
+def test_each_mode_of_gauges_has_its_own_file(tmp_path, opened):
     opened(tmp_path, 4)("gauge", "g", "g", (), (), "Help", multiprocess_mode="livesum", pid=1).set(1)
     assert in_files(tmp_path, 4) == {("gauge_livesum_4.db", "g"): 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 5)), max_size=30))
-def test_sums_are_those_of_all_changes_however_they_fall_into_turns(tmp_path_factory, rollout):
+def test_sums_hold_all_changes_in_any_division_into_ticks(tmp_path_factory, rollout):
     directory = tmp_path_factory.mktemp("values")
 
     async def story():
@@ -78,7 +78,7 @@ def test_sums_are_those_of_all_changes_however_they_fall_into_turns(tmp_path_fac
     assert in_files(directory) == {("counter_0.db", name): total for name, total in expected.items()}
 
 
-def test_what_was_not_yet_in_the_files_is_there_at_the_end(tmp_path):
+def test_unwritten_changes_are_in_the_files_at_the_end(tmp_path):
     async def story():
         with contextlib.closing(SharedValues(Shared(tmp_path, 0))) as values:
             value_of(values).inc(4)

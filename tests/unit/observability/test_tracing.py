@@ -63,7 +63,7 @@ def seconds(span):
     return (span.start_time - END_NS) / 10**9, (span.end_time - END_NS) / 10**9
 
 
-def test_a_request_is_a_span_of_its_whole_time_with_its_phases_in_their_order(spans):
+def test_a_request_is_a_span_of_its_whole_time_with_its_phases_in_order(spans):
     serve(spans, answered)
     (request,) = spans.requests
     assert request.name == "POST /v1/layers/{layer}/attend"
@@ -78,7 +78,7 @@ def test_a_request_is_a_span_of_its_whole_time_with_its_phases_in_their_order(sp
     ]
 
 
-def test_a_request_says_what_it_was_in_the_words_of_the_conventions(spans):
+def test_a_request_span_has_the_attributes_of_the_conventions(spans):
     serve(spans, answered)
     found = dict(spans.requests[0].attributes)
     assert found.pop("attention.request_id")
@@ -98,7 +98,7 @@ def test_a_request_says_what_it_was_in_the_words_of_the_conventions(spans):
     }
 
 
-def test_a_request_goes_on_with_its_callers_trace(spans):
+def test_a_request_continues_the_trace_of_its_caller(spans):
     headers = [(b"traceparent", f"00-{TRACE_ID}-{PARENT_ID}-01".encode()), (b"tracestate", b"vendor=1")]
     serve(spans, answered, headers=headers)
     (request,) = spans.requests
@@ -108,12 +108,12 @@ def test_a_request_goes_on_with_its_callers_trace(spans):
 
 
 @pytest.mark.parametrize("value", [b"", b"00-zz-1-01", b"\xff" * 55, f"00-{'0' * 32}-{PARENT_ID}-01".encode()])
-def test_a_traceparent_that_is_none_begins_a_trace(spans, value):
+def test_a_malformed_traceparent_begins_a_new_trace(spans, value):
     serve(spans, answered, headers=[(b"traceparent", value)])
     assert spans.requests[0].parent is None
 
 
-def test_nothing_that_a_caller_wrote_is_repeated(spans):
+def test_a_span_repeats_no_text_of_the_caller(spans):
     serve(spans, method="EVIL", path="/secret", headers=[(b"secret", b"secret")], query_string=b"secret")
     (request,) = spans.requests
     assert request.name == "HTTP"
@@ -121,7 +121,7 @@ def test_nothing_that_a_caller_wrote_is_repeated(spans):
     assert not [value for value in request.attributes.values() if "secret" in str(value) or "EVIL" in str(value)]
 
 
-def test_a_phase_that_was_not_finished_goes_by_how_far_the_request_had_come(spans):
+def test_an_unfinished_phase_is_named_by_the_state_of_the_request(spans):
     def late(trace):
         trace.status, trace.code, trace.stage = 504, "deadline_exceeded", "queued"
         trace.receive_s, trace.decode_s = 0.5, 0.25
@@ -136,7 +136,7 @@ def test_a_phase_that_was_not_finished_goes_by_how_far_the_request_had_come(span
 @pytest.mark.parametrize(
     ("error", "told"), [(ClientGone(), "client_gone"), (asyncio.CancelledError(), "incomplete")], ids=["left", "cut"]
 )
-def test_an_answer_that_did_not_arrive_is_an_error_and_goes_on_as_one(spans, error, told):
+def test_an_undelivered_answer_is_an_error_for_later_observers_too(spans, error, told):
     with pytest.raises(type(error)):
         serve(spans, error=error)
     (request,) = spans.requests
@@ -145,13 +145,13 @@ def test_an_answer_that_did_not_arrive_is_an_error_and_goes_on_as_one(spans, err
     assert "http.response.status_code" not in request.attributes
 
 
-def test_what_operators_machines_ask_for_is_no_span(spans):
+def test_health_checks_and_scrapes_are_no_spans(spans):
     for path in ("/metrics", "/healthz", "/readyz", "/v2/health/ready"):
         serve(spans, path=path)
     assert not spans.all
 
 
-def test_what_is_not_sampled_is_served_and_not_told():
+def test_an_unsampled_request_is_served_without_a_span():
     spans, served = Spans(ALWAYS_OFF), list[object]()
     serve(spans, served.append)
     assert len(served) == 1
@@ -184,7 +184,7 @@ def test_a_probe_is_no_span(spans):
     assert not spans.all
 
 
-def test_the_observer_behind_hears_everything(spans):
+def test_the_wrapped_observer_gets_every_event(spans):
     heard = RecordingObserver()
     tracing = BatchSpans(spans.tracer, heard)
     tracing.queue_changed(1, 2)

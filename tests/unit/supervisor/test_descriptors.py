@@ -20,13 +20,13 @@ from service.supervisor.descriptors import MOST_CONNECTIONS, OTHERS, allow, kept
         (0, OTHERS + 1, 1),
     ],
 )
-def test_connections_are_kept_as_descriptors_allow(monkeypatch, asked, descriptors, kept):
+def test_the_number_of_connections_fits_the_descriptors(monkeypatch, asked, descriptors, kept):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
     assert kept_connections(asked) == kept
 
 
 @pytest.mark.parametrize(("asked", "descriptors"), [(865, 1024), (0, OTHERS), (10**6, 10**6)])
-def test_more_connections_than_descriptors_are_no_start(monkeypatch, asked, descriptors):
+def test_more_connections_than_descriptors_refuse_the_start(monkeypatch, asked, descriptors):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
     with pytest.raises(SettingsError, match=r"^ATTENTION_MAX_CONNECTIONS: .* need .* file descriptors"):
         kept_connections(asked)

@@ -24,13 +24,13 @@ asyncio.run(main())
 """
 
 
-def test_news_that_came_before_a_worker_could_listen_are_heard_then():
+def test_a_notification_before_the_listener_is_delivered_later():
     code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n{EARLY}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "heard\n"
 
 
-def test_a_worker_rings_its_parent_and_nobody_else(monkeypatch):
+def test_a_worker_notifies_only_its_parent(monkeypatch):
     rung = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: rung.append((pid, signum)))
     monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's real parent, which may be process 1
@@ -42,7 +42,7 @@ def test_a_worker_rings_its_parent_and_nobody_else(monkeypatch):
     assert len(rung) == 1, "it was orphaned, and its new parent has nothing to do with it"
 
 
-def test_each_ring_is_heard_on_the_loop():
+def test_each_notification_is_handled_on_the_loop():
     async def main():
         heard = asyncio.Event()
         SupervisorNotifier().listen(heard.set)

@@ -29,7 +29,7 @@ def test_a_reserved_port_cannot_be_reserved_again():
     assert refusal.value.message.endswith("Address already in use")
 
 
-def test_a_listening_stranger_is_noticed_even_if_he_would_share():
+def test_a_foreign_listener_is_detected_even_with_reuseport():
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         stranger.bind(("127.0.0.1", 0))
@@ -39,20 +39,20 @@ def test_a_listening_stranger_is_noticed_even_if_he_would_share():
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no host at all"])
-def test_an_address_that_is_not_ours_is_one_line(host):
+def test_a_foreign_address_is_one_line(host):
     with pytest.raises(StartError) as refusal:
         reserve_port(host, 0)
     assert refusal.value.message.startswith(f"cannot listen on {host} port 0: ")
     assert "\n" not in refusal.value.message
 
 
-def test_what_several_processes_have_to_say_is_said_once(tmp_path, capsys):
+def test_a_message_of_several_processes_is_printed_once(tmp_path, capsys):
     for _ in range(3):
         say_once(tmp_path, "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
-def test_what_a_process_has_to_say_is_said_where_the_run_directory_is_gone_too(tmp_path, capsys):
+def test_a_message_is_printed_even_without_the_run_directory(tmp_path, capsys):
     say_once(tmp_path / "gone", "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
@@ -76,7 +76,7 @@ def fill(descriptor: int) -> int:
     return number
 
 
-def test_a_pipe_is_unblocked_here_and_not_for_a_process_that_shares_it(descriptors):
+def test_a_pipe_is_non_blocking_only_in_this_process(descriptors):
     source, theirs = os.pipe()
     ours = os.dup(theirs)
     descriptors += [source, theirs, ours]
@@ -85,7 +85,7 @@ def test_a_pipe_is_unblocked_here_and_not_for_a_process_that_shares_it(descripto
     assert os.get_blocking(theirs)
 
 
-def test_a_file_and_a_device_stay_as_they_are(tmp_path):
+def test_a_file_and_a_device_stay_unchanged(tmp_path):
     """Opening a file again would write from its start."""
     with (tmp_path / "out.log").open("wb", buffering=0) as file:
         file.write(b"12")
@@ -98,7 +98,7 @@ def test_a_file_and_a_device_stay_as_they_are(tmp_path):
             assert os.get_blocking(file.fileno())
 
 
-def test_a_socket_a_terminal_and_a_pipe_of_another_user_cannot_be_unblocked(descriptors, monkeypatch):
+def test_a_socket_a_terminal_and_a_pipe_of_another_user_stay_blocking(descriptors, monkeypatch):
     one, other = socket.socketpair()
     with one, other:
         assert not unblock(one.fileno())
@@ -109,7 +109,7 @@ def test_a_socket_a_terminal_and_a_pipe_of_another_user_cannot_be_unblocked(desc
     assert not unblock(descriptors[3])
 
 
-def test_what_a_socket_gets_goes_through_a_pipe_that_does_not_block(descriptors):
+def test_lines_for_a_socket_go_through_a_non_blocking_pipe(descriptors):
     target, reader = socket.socketpair()
     with target, reader:
         stream = os.dup(target.fileno())
@@ -127,7 +127,7 @@ def test_what_a_socket_gets_goes_through_a_pipe_that_does_not_block(descriptors)
         assert reader.recv(100) == b"as it was"
 
 
-def test_a_relay_whose_reader_is_gone_says_so(descriptors):
+def test_a_relay_reports_a_lost_reader(descriptors):
     target, reader = socket.socketpair()
     reader.close()
     with target:
@@ -141,7 +141,7 @@ def test_a_relay_whose_reader_is_gone_says_so(descriptors):
         relay.close()
 
 
-def test_a_relay_whose_reader_reads_nothing_keeps_nobody_from_the_end(descriptors):
+def test_a_relay_with_a_stalled_reader_does_not_delay_the_end(descriptors):
     target, reader = socket.socketpair()
     with target, reader:
         stream = os.dup(target.fileno())
@@ -178,7 +178,7 @@ sys.exit(3)
 """
 
 
-def test_a_process_that_nobody_listens_to_exits_with_the_code_it_chose():
+def test_a_process_with_unread_output_exits_with_its_own_code():
     """Python flushes its buffer again at exit; if that fails, the exit code is 120."""
     assert subprocess.run([sys.executable, "-c", NO_ROOM], timeout=60, check=False).returncode == 3
 
@@ -230,16 +230,16 @@ end.set()
 """
 
 
-def test_a_child_starts_in_a_group_of_its_own_with_nothing_blocked_but_news_and_its_end_wakes_the_parent():
+def test_a_child_starts_in_its_own_group_with_only_notifications_blocked_and_its_end_wakes_the_parent():
     """A notification that arrives before the child listens would end it."""
     done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
 
 
-def test_a_signal_that_comes_while_nobody_waits_is_kept_whatever_threads_there_are():
+def test_a_signal_is_kept_until_the_next_wait_with_any_threads():
     subprocess.run([sys.executable, "-c", THREADED], check=True, timeout=60)
 
 
-def test_signs_of_life_are_heard_once_and_from_all_children():
+def test_watchdog_pings_of_all_children_are_read_once():
     done = subprocess.run([sys.executable, "-c", SIGNS], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True", "True", "{7}", "set()"]

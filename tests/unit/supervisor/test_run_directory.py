@@ -16,7 +16,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_run_directory_is_the_supervisors_own_and_gone_after_use(tmp_path):
+def test_a_run_directory_is_private_and_removed_after_use(tmp_path):
     parent = tmp_path / "made" / "on demand"
     with RunDirectory.make(parent, 1) as first, RunDirectory.make(parent, 1) as second:
         assert first.path.name.startswith(f"attention-{os.getpid()}-")
@@ -27,14 +27,14 @@ def test_a_run_directory_is_the_supervisors_own_and_gone_after_use(tmp_path):
     assert names(parent) == []
 
 
-def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
+def test_a_run_directory_that_cannot_be_created_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError) as refusal:
         RunDirectory.make(tmp_path / "file", 1)
     assert refusal.value.message == f"cannot make a run directory in {tmp_path / 'file'}: File exists"
 
 
-def test_without_space_for_the_metrics_of_every_process_there_is_none(tmp_path):
+def test_without_space_for_all_metrics_no_run_directory_is_created(tmp_path):
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * METRICS_BYTES, most))
     try:
@@ -46,12 +46,12 @@ def test_without_space_for_the_metrics_of_every_process_there_is_none(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_the_space_is_what_a_process_takes():
+def test_the_reserved_space_is_that_of_a_process():
     assert len(shared_values.KINDS) * shared_values.RESERVED_BYTES == METRICS_BYTES
 
 
 @pytest.mark.parametrize("part", ["", "metrics", "heartbeats"])
-def test_what_is_missing_is_made_again_for_this_user_alone_and_told_once(tmp_path, part):
+def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_once(tmp_path, part):
     with RunDirectory.make(tmp_path / "parent", 1) as run:
         assert not run.keep()
         (run.path / part).rename(tmp_path / "elsewhere")
@@ -63,7 +63,7 @@ def test_what_is_missing_is_made_again_for_this_user_alone_and_told_once(tmp_pat
         assert run.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_not_a_directory_of_ours_is_left_alone_and_told(tmp_path, monkeypatch):
+def test_a_foreign_directory_is_left_alone_and_reported(tmp_path, monkeypatch):
     with RunDirectory.make(tmp_path, 1) as run:
         run.metrics.rmdir()
         run.metrics.symlink_to(tmp_path)
@@ -93,13 +93,13 @@ def left_over(parent, name="attention-1-abcdefgh.run"):
 
 
 @pytest.mark.parametrize("pid", [1, os.getpid(), 4_194_305], ids=["first", "own", "none"])
-def test_a_start_removes_what_nobody_holds_whatever_runs_by_its_number(tmp_path, pid):
+def test_a_start_removes_unlocked_directories_whatever_process_has_their_number(tmp_path, pid):
     left_over(tmp_path, f"attention-{pid}-abcdefgh.run")
     with RunDirectory.make(tmp_path, 1) as run:
         assert names(tmp_path) == [run.path.name]
 
 
-def test_a_start_leaves_alone_what_is_held_foreign_or_anothers(tmp_path, monkeypatch):
+def test_a_start_leaves_locked_and_foreign_directories_alone(tmp_path, monkeypatch):
     with RunDirectory.make(tmp_path, 1) as running:
         (left_over(tmp_path, "attention-2-abcdefgh.run") / "notes").touch()
         left_over(tmp_path, "attention-3-abcdefgh")  # made by a version without a lock: it may be in use
@@ -120,7 +120,7 @@ def test_a_start_leaves_alone_what_is_held_foreign_or_anothers(tmp_path, monkeyp
     assert left.is_dir()
 
 
-def test_every_process_holds_it_and_the_last_one_removes_it(tmp_path):
+def test_every_process_locks_the_run_directory_and_the_last_removes_it(tmp_path):
     supervisor = RunDirectory.make(tmp_path, 1)
     worker = RunDirectory(supervisor.path)
     worker.keep()
@@ -130,7 +130,7 @@ def test_every_process_holds_it_and_the_last_one_removes_it(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_one_that_was_made_again_is_held_as_well(tmp_path):
+def test_a_recreated_directory_is_locked_again(tmp_path):
     supervisor = RunDirectory.make(tmp_path, 1)
     worker = RunDirectory(supervisor.path)
     worker.keep()
@@ -145,7 +145,7 @@ def test_one_that_was_made_again_is_held_as_well(tmp_path):
     assert names(tmp_path) == ["elsewhere"]
 
 
-def test_one_that_another_start_is_about_to_remove_is_not_held(tmp_path):
+def test_a_directory_under_removal_is_not_locked(tmp_path):
     path = left_over(tmp_path)
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -159,7 +159,7 @@ def test_one_that_another_start_is_about_to_remove_is_not_held(tmp_path):
     ("state", "has_served"),
     [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
 )
-def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state, has_served):
+def test_the_files_of_dead_processes_are_removed_and_whether_they_served_is_known(tmp_path, state, has_served):
     with RunDirectory.make(tmp_path, 1) as run:
         WorkerStatus(run.heartbeats, 1, 5.0, pid=77).write(state)
         for name in (
@@ -175,7 +175,7 @@ def test_the_dead_are_forgotten_and_whether_they_served_is_known(tmp_path, state
         assert names(run.metrics) == ["counter_3.db", "gauge_livesum_4.db", "gauge_max_3.db"]
 
 
-def test_burying_someone_who_never_reported_raises_nothing_even_where_everything_is_gone(tmp_path):
+def test_removing_a_process_that_never_reported_raises_nothing_even_without_a_directory(tmp_path):
     with RunDirectory.make(tmp_path, 1) as run:
         assert run.bury(0, 77) is False
         run.path.rename(tmp_path / "elsewhere")

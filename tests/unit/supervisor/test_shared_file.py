@@ -7,7 +7,7 @@ import pytest
 from service.supervisor import shared_file
 
 
-def test_what_was_written_is_read_and_written_over(tmp_path):
+def test_a_written_file_is_read_and_overwritten(tmp_path):
     path = tmp_path / "desired_state"
     shared_file.replace(path, b"first, and long")
     shared_file.replace(path, b"second")
@@ -16,17 +16,17 @@ def test_what_was_written_is_read_and_written_over(tmp_path):
 
 
 @pytest.mark.parametrize("max_bytes", [0, 5])
-def test_more_than_is_expected_is_nothing(tmp_path, max_bytes):
+def test_a_file_above_the_limit_reads_as_nothing(tmp_path, max_bytes):
     shared_file.replace(tmp_path / "desired_state", b"second")
     assert shared_file.read(tmp_path / "desired_state", max_bytes) is None
 
 
-def test_nothing_there_and_a_directory_are_nothing(tmp_path):
+def test_a_missing_file_and_a_directory_read_as_nothing(tmp_path):
     assert shared_file.read(tmp_path / "gone", 10) is None
     assert shared_file.read(tmp_path, 10) is None
 
 
-def test_only_the_first_creates(tmp_path):
+def test_only_the_first_writer_creates(tmp_path):
     path = tmp_path / "desired_state"
     assert shared_file.create(path, b"first")
     assert not shared_file.create(path, b"second")
@@ -35,13 +35,13 @@ def test_only_the_first_creates(tmp_path):
 
 
 @pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
-def test_without_its_directory_a_write_says_so(tmp_path, write):
+def test_without_its_directory_a_write_raises(tmp_path, write):
     with pytest.raises(OSError, match="No such file"):
         write(tmp_path / "gone" / "desired_state", b"text")
 
 
 @pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
-def test_a_write_that_fails_half_way_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch, write):
+def test_a_failed_write_leaves_only_the_old_content(tmp_path, monkeypatch, write):
     def no_space(half, text):
         half.touch()
         raise OSError(28, "No space left on device")
@@ -55,7 +55,7 @@ def test_a_write_that_fails_half_way_leaves_what_was_there_and_nothing_else(tmp_
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_removing_forgets_what_a_dead_writer_had_only_half_written(tmp_path):
+def test_removing_deletes_the_half_written_file_of_a_dead_writer(tmp_path):
     path = tmp_path / "11.json"
     for name in (path, shared_file.half_of(path, 11), shared_file.half_of(path, os.getpid())):
         name.write_bytes(b"{")

@@ -115,14 +115,14 @@ class Outcome:
         return [fields for _, name, fields in self.lines if name == event]
 
 
-def test_it_never_imports_torch_nor_the_libraries_a_worker_needs():
+def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
     code = "import service.supervisor.supervisor, sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi", "json"}
     assert heavy.isdisjoint(modules)
 
 
-def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
+def test_the_supervisor_starts_every_slot_with_its_arguments():
     outcome = Outcome(FakeSystem())
     assert [command for _, command, _ in outcome.system.spawned] == [
         ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--peers", "0"],
@@ -131,11 +131,11 @@ def test_it_starts_every_slot_and_fills_in_what_a_worker_must_know():
     assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
 
 
-def test_with_nothing_due_it_sleeps_until_a_signal_or_the_next_look_at_signs_of_life():
+def test_with_nothing_due_the_supervisor_sleeps_until_a_signal_or_the_next_watchdog_check():
     assert Outcome(FakeSystem(("due",))).system.waits == [LOOK_S, LOOK_S]
 
 
-def test_a_worker_without_a_sign_of_life_is_asked_where_it_stands_and_then_ended_and_replaced():
+def test_a_worker_without_pings_dumps_its_stack_and_is_killed_and_replaced():
     looks = [step for _ in range(6) for step in (("sign", 0), ("due",))]
     outcome = Outcome(FakeSystem(("sign", 1), *looks, ("exit", 1002, -KILL), ("due",)))
     assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
@@ -146,30 +146,30 @@ def test_a_worker_without_a_sign_of_life_is_asked_where_it_stands_and_then_ended
     assert outcome.system.spawned[2][1][4] == "1"
 
 
-def test_one_that_cannot_even_be_killed_is_not_killed_again():
+def test_an_unkillable_worker_is_not_killed_again():
     assert len(Outcome(FakeSystem(("sign", 0), *[("due",)] * 12)).system.killed) == 2
 
 
-def test_a_worker_that_has_given_no_sign_yet_still_imports():
+def test_a_worker_before_its_first_ping_counts_as_starting():
     assert Outcome(FakeSystem(*[("due",)] * 20)).system.killed == []
 
 
-def test_a_sign_in_time_ends_the_silence():
+def test_a_ping_in_time_resets_the_watchdog():
     script = [("sign", 0), *[("due",)] * 5, ("sign", 0), *[("due",)] * 5]
     assert Outcome(FakeSystem(*script)).system.killed == [(1001, signal.SIGQUIT)] * 2
 
 
-def test_a_service_that_was_stopped_as_a_whole_goes_on_when_it_is_continued():
+def test_a_service_stopped_as_a_whole_continues_after_sigcont():
     script = [("sign", 0), ("sign", 1), ("due",), ("pass", 3600), ("due",), ("sign", 0), ("sign", 1), ("due",)]
     assert Outcome(FakeSystem(*script)).system.killed == []
 
 
-def test_signs_of_the_dead_do_not_count_for_who_comes_next():
+def test_pings_of_a_dead_worker_do_not_count_for_its_replacement():
     script = [("sign", 0), ("exit", 1001, 1), *[("due",)] * 20]
     assert Outcome(FakeSystem(*script)).system.killed == []
 
 
-def test_a_log_that_nobody_reads_for_a_while_does_not_make_one_look_follow_another_at_once():
+def test_an_unread_log_does_not_make_watchdog_checks_follow_at_once():
     """The workers block on the same log, so they get a full check interval to recover."""
     script = [("sign", 0), ("sign", 1), *[("due",)] * 5, ("sign", 0), ("sign", 1), ("due",)]
     outcome = Outcome(FakeSystem(*script), line_s=100.0)
@@ -177,11 +177,11 @@ def test_a_log_that_nobody_reads_for_a_while_does_not_make_one_look_follow_anoth
     assert outcome.system.waits[-1] == LOOK_S
 
 
-def test_a_sign_of_no_slot_is_nobodys():
+def test_a_ping_of_an_unknown_slot_is_ignored():
     assert Outcome(FakeSystem(("sign", 200), *[("due",)] * 8)).system.killed == []
 
 
-def test_nobody_is_looked_at_once_the_end_began():
+def test_the_watchdog_checks_no_worker_during_shutdown():
     script = [
         ("sign", 0),
         *[("due",)] * 4,
@@ -196,7 +196,7 @@ def test_nobody_is_looked_at_once_the_end_began():
     assert outcome.system.waits[-1] == DELAY_S + GRACE_S + 2 - 2 * LOOK_S
 
 
-def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
+def test_a_crashed_worker_is_reaped_logged_and_replaced_in_its_slot():
     outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
     assert outcome.buried == [(1, 1002)]
     assert outcome.fields("worker_died") == [
@@ -206,19 +206,19 @@ def test_a_crashed_worker_is_buried_told_of_and_replaced_in_its_slot():
     assert outcome.system.spawned[2][0] == pytest.approx(160.1)
 
 
-def test_a_worker_that_leaves_unasked_is_replaced_even_where_it_left_in_order():
+def test_a_worker_that_exits_unasked_is_replaced_even_after_an_orderly_exit():
     outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1001, 0), ("due",)))
     assert len(outcome.system.spawned) == 3
 
 
-def test_rapid_crashes_are_answered_more_and_more_slowly_up_to_five_seconds():
+def test_rapid_crashes_delay_restarts_up_to_five_seconds():
     script = [step for pid in range(1001, 1010) for step in (("exit", pid, 1), ("due",))]
     outcome = Outcome(FakeSystem(*script), workers=1, silence_s=3600)
     delays = [fields["restart_in_s"] for fields in outcome.fields("worker_died")]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
-def test_a_worker_that_lived_ten_seconds_starts_the_counting_anew():
+def test_a_worker_that_lived_ten_seconds_resets_the_delay():
     outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("pass", 10), ("exit", 1002, 1), ("due",)), workers=1)
     assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.1]
 
@@ -228,13 +228,13 @@ def test_a_crash_of_one_slot_does_not_slow_another():
     assert [fields["restart_in_s"] for fields in outcome.fields("worker_died")] == [0.1, 0.2, 0.1]
 
 
-def test_a_replacement_is_told_how_many_others_give_signs_of_life():
+def test_a_replacement_gets_the_number_of_live_workers():
     script = [("sign", 0), ("sign", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
     spawned = Outcome(FakeSystem(*script), workers=3).system.spawned[3:]
     assert [(command[4], command[-1]) for _, command, _ in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
 
 
-def test_a_system_that_starts_no_process_is_asked_again_later():
+def test_a_failed_process_start_is_retried_later():
     system = FakeSystem(("due",))
     system.refuses_to_spawn = 1
     outcome = Outcome(system, workers=1)
@@ -242,7 +242,7 @@ def test_a_system_that_starts_no_process_is_asked_again_later():
     assert len(system.spawned) == 1
 
 
-def test_an_adopted_child_is_reaped_and_is_nobodys_loss():
+def test_an_adopted_child_is_reaped_and_not_replaced():
     outcome = Outcome(FakeSystem(("exit", 4711, 1)))
     assert (outcome.buried, len(outcome.system.spawned)) == ([], 2)
 
@@ -255,7 +255,7 @@ def test_a_first_signal_is_forwarded_as_sigterm_and_an_orderly_end_is_zero(signu
     assert outcome.buried == [(0, 1001), (1, 1002)]
 
 
-def test_a_worker_that_sigterm_met_before_it_could_listen_left_in_order():
+def test_a_worker_that_gets_sigterm_before_its_handler_exits_in_order():
     assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -TERM), ("exit", 1002, 0))).exit_code == 0
 
 
@@ -263,7 +263,7 @@ def test_a_worker_that_crashes_while_it_drains_makes_the_exit_code_one():
     assert Outcome(FakeSystem(("signal", TERM), ("exit", 1001, -signal.SIGSEGV), ("exit", 1002, 0))).exit_code == 1
 
 
-def test_nobody_is_replaced_once_the_end_began():
+def test_no_worker_is_replaced_during_shutdown():
     outcome = Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM), ("pass", 30), ("exit", 1002, 0)))
     assert (outcome.exit_code, len(outcome.system.spawned)) == (0, 2)
 
@@ -272,7 +272,7 @@ def test_an_end_without_any_worker_alive_is_immediate():
     assert Outcome(FakeSystem(("exit", 1001, 1), ("signal", TERM)), workers=1).exit_code == 0
 
 
-def test_who_outstays_delay_grace_and_two_seconds_is_killed_once():
+def test_a_worker_beyond_delay_grace_and_two_seconds_is_killed_once():
     outcome = Outcome(FakeSystem(("signal", TERM), ("exit", 1001, 0), ("due",), ("exit", 1002, -KILL)))
     assert outcome.system.waits[2] == DELAY_S + GRACE_S + 2
     assert outcome.system.killed[2:] == [(1002, KILL)]
@@ -301,18 +301,18 @@ def test_the_same_signal_at_once_is_an_echo_of_the_first():
     assert outcome.exit_code == 0
 
 
-def test_a_hangup_is_told_and_ignored():
+def test_a_hangup_is_logged_and_ignored():
     outcome = Outcome(FakeSystem(("signal", HUP)))
     assert outcome.fields("signal_ignored") == [{"signal": "SIGHUP"}]
     assert outcome.system.killed == []
 
 
-def test_a_workers_news_is_passed_on_to_all_of_them():
+def test_a_notification_of_a_worker_is_passed_on_to_all():
     outcome = Outcome(FakeSystem(("signal", signal.SIGUSR1)))
     assert outcome.system.killed == [(1001, signal.SIGUSR1), (1002, signal.SIGUSR1)]
 
 
-def test_no_news_is_passed_on_once_the_end_began():
+def test_no_notification_is_passed_on_during_shutdown():
     outcome = Outcome(FakeSystem(("signal", TERM), ("signal", signal.SIGUSR1), ("exit", 1001, 0), ("exit", 1002, 0)))
     assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
 
@@ -328,12 +328,12 @@ def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
     assert outcome.exit_code == EXIT_REFUSED
 
 
-def test_a_refusal_of_a_slot_that_served_is_a_crash_and_its_mates_go_on():
+def test_a_refusal_of_a_slot_that_served_is_a_crash_and_the_others_continue():
     script = [("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
     outcome = Outcome(FakeSystem(*script), ready_pids={1001})
     assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
 
 
-def test_a_death_by_a_signal_without_a_name_is_told_too():
+def test_a_death_by_an_unnamed_signal_is_logged_too():
     outcome = Outcome(FakeSystem(("exit", 1001, -40)))
     assert outcome.fields("worker_died")[0]["signal"] == "signal 40"

@@ -52,12 +52,12 @@ async def signs(pulse, reading, number):
     return bytes(found)
 
 
-def test_signs_are_the_number_of_the_slot_for_as_long_as_the_loop_runs(pipe):
+def test_pings_carry_the_slot_number_while_the_loop_runs(pipe):
     reading, writing = pipe
     assert asyncio.run(signs(Watchdog(writing, 63), reading, 5))[:5] == bytes([63] * 5)
 
 
-def test_a_pipe_that_nobody_read_for_a_while_stops_nobody(pipe):
+def test_an_unread_pipe_blocks_no_worker(pipe):
     reading, writing = pipe
     number = 1
     with contextlib.suppress(BlockingIOError):
@@ -66,19 +66,19 @@ def test_a_pipe_that_nobody_read_for_a_while_stops_nobody(pipe):
     assert asyncio.run(signs(Watchdog(writing, 9), reading, number)).endswith(bytes([9]))
 
 
-def test_a_pipe_whose_reader_is_gone_stops_nobody():
+def test_a_pipe_without_a_reader_blocks_no_worker():
     reading, writing = os.pipe()
     os.close(reading)
     asyncio.run(begin(Watchdog(writing, 0)))
     os.close(writing)
 
 
-def test_one_look_is_later_than_a_sign_can_be_whatever_silence_is_asked_for():
+def test_the_check_interval_exceeds_the_ping_interval_for_any_limit():
     assert check_interval_s(0.01) == 2.0
     assert check_interval_s(60.0) * CHECKS == 60.0
 
 
-def test_who_holds_the_interpreter_in_code_that_is_not_python_still_says_where():
+def test_a_worker_blocked_in_native_code_dumps_its_stack():
     """A signal handler written in Python would not run then."""
     code = """
 import asyncio, ctypes, os, sys
@@ -97,7 +97,7 @@ asyncio.run(main())
     assert "in stand_still" in stack
 
 
-def test_without_a_stderr_the_signs_come_all_the_same(pipe, monkeypatch):
+def test_without_a_stderr_pings_are_still_sent(pipe, monkeypatch):
     reading, writing = pipe
     monkeypatch.setattr(sys, "stderr", None)
     assert set(asyncio.run(signs(Watchdog(writing, 5), reading, 2))) == {5}

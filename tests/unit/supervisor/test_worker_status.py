@@ -34,30 +34,30 @@ def test_the_service_is_ready_once_all_are_and_every_process_says_so(statuses):
     assert [status.why_not_ready() for status in statuses] == [None, None]
 
 
-def test_a_process_that_is_not_up_yet_is_missed(statuses):
+def test_a_starting_process_is_missing(statuses):
     statuses[0].write(State.READY)
     assert statuses[0].why_not_ready() == "1 of 2 processes is not up yet"
 
 
-def test_nobody_at_all_and_no_directory_are_missed_too(statuses, tmp_path):
+def test_no_process_and_no_directory_count_as_missing(statuses, tmp_path):
     assert statuses[0].why_not_ready() == "2 of 2 processes are not up yet"
     assert WorkerStatus(tmp_path / "gone", 1, 5.0).why_not_ready() == "1 of 1 process is not up yet"
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_one_process_that_is_not_ready_is_enough(statuses, state):
+def test_one_unready_process_makes_the_service_unready(statuses, state):
     statuses[0].write(State.READY)
     statuses[1].write(state, "a reason of its own")
     assert statuses[0].why_not_ready() == f"1 of 2 processes is {state.value}"
 
 
-def test_a_failure_is_told_first_and_with_its_reason(statuses):
+def test_a_failure_is_reported_first_with_its_reason(statuses):
     statuses[0].write(State.STARTING)
     statuses[1].write(State.FAILED, "the engine is down")
     assert statuses[0].why_not_ready() == "a process has failed: the engine is down"
 
 
-def test_a_report_counts_until_it_is_too_old_and_not_longer(statuses, time):
+def test_a_report_counts_until_it_is_too_old(statuses, time):
     for status in statuses:
         status.write(State.READY)
     time.now += 5
@@ -74,7 +74,7 @@ def test_a_later_report_replaces_the_earlier_one(statuses, tmp_path):
     assert read_heartbeat(tmp_path, 11) == Heartbeat(11, State.READY, "", 1000.0)
 
 
-def test_a_removed_process_is_missed_and_removing_it_twice_is_harmless(statuses, tmp_path):
+def test_a_removed_process_is_missing_and_removing_it_twice_is_harmless(statuses, tmp_path):
     for status in statuses:
         status.write(State.READY)
     (tmp_path / ".12.json.12.tmp").write_bytes(b"{")
@@ -117,14 +117,14 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "desired": 3, "
         json.dumps({**GOOD, "reason": "x" * 5000}).encode(),
     ],
 )
-def test_what_is_not_a_report_is_no_report(statuses, tmp_path, text):
+def test_a_malformed_report_is_refused(statuses, tmp_path, text):
     statuses[0].write(State.READY)
     (tmp_path / "12.json").write_bytes(text)
     assert statuses[0].why_not_ready() == "1 of 2 processes is not up yet"
     assert read_heartbeat(tmp_path, 12) is None
 
 
-def test_the_report_that_those_are_made_of_is_one():
+def test_the_base_of_the_malformed_reports_is_valid():
     assert Heartbeat.parse(json.dumps(GOOD).encode()) == Heartbeat(11, State.READY, "", 1000.0, 3)
 
 
@@ -143,7 +143,7 @@ def test_half_written_and_foreign_files_are_not_read(statuses, tmp_path):
     assert statuses[0].why_not_ready() is None
 
 
-def test_a_process_says_which_roll_it_has_followed_and_what_troubles_it(statuses, time):
+def test_a_process_reports_its_desired_state_version_and_its_fault(statuses, time):
     statuses[0].write(State.READY, desired=7)
     statuses[1].write(State.FAILED, "slow", desired=8, trouble="no memory")
     assert [(beat.pid, beat.desired, beat.trouble) for beat in statuses[0].fresh()] == [

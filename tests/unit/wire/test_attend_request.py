@@ -27,7 +27,7 @@ def limited(table_bytes: int) -> RequestLimits:
     return RequestLimits(*(2**62,) * 4, max_table_bytes=table_bytes)
 
 
-def test_weights_and_masks_are_part_of_the_work_that_deadlines_and_shares_see():
+def test_deadlines_and_shares_count_the_work_of_weights_and_masks():
     """A second pass costs, top_k more than a mean, all rows more than one; a mask costs what its table has."""
     weights = [None, {"form": "mean"}, {"form": "top_k", "k": 1}, {"form": "top_k", "k": 6}]
     costs = [check(weights=wanted).cost.flops for wanted in weights]
@@ -36,7 +36,7 @@ def test_weights_and_masks_are_part_of_the_work_that_deadlines_and_shares_see():
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 4), ("float64", 8)])
-def test_tables_are_counted_in_the_dtype_they_are_made_in(dtype, size):
+def test_mask_tables_are_counted_in_their_own_dtype(dtype, size):
     query = {"dtype": dtype, "shape": [6, 8], "data": [0.5] * 48}
     need = 4 * 6 * 6 * size
     check(limited(need), query=query, masks=[BY_ROW, BY_KEY])
@@ -57,7 +57,7 @@ def test_the_workspace_of_weights_counts_with_the_masks():
         check(limited(1000), weights={"form": "top_k", "k": 1})
 
 
-def test_what_is_refused_for_its_tables_is_not_looked_at_row_by_row(monkeypatch):
+def test_a_request_with_too_large_mask_tables_is_refused_before_its_rows_are_counted(monkeypatch):
     def looked_at(*_: object) -> None:
         raise AssertionError("the masks of a refused request were looked at")
 

@@ -66,7 +66,7 @@ class TestSameAsPython:
     """The fast way and Python's strict parser agree on every document."""
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_on_random_documents(self, seed):
+    def test_random_documents_are_parsed_as_by_the_reference(self, seed):
         """Random documents, valid and mutated: the same verdict and, where valid, the same values."""
         documents = Documents(seed)
         for _ in range(150):
@@ -77,7 +77,7 @@ class TestSameAsPython:
 
     @settings(max_examples=120, deadline=None)
     @given(st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(), nest))
-    def test_on_whatever_json_writes(self, value):
+    def test_documents_of_the_standard_library_are_parsed_alike(self, value):
         """Anything Python can write, in both styles, reads back as Python reads it."""
         for indent in (None, 2):
             same_as_python(json.dumps({"value": value}, indent=indent).encode(), max_depth=MAX_DEPTH)
@@ -87,11 +87,11 @@ class TestSameAsPython:
 
     @settings(max_examples=100, deadline=None)
     @given(st.binary(max_size=200))
-    def test_on_any_bytes(self, body):
+    def test_any_bytes_are_parsed_as_by_the_reference(self, body):
         same_as_python(body, max_depth=MAX_DEPTH)
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_on_large_bodies_with_one_broken_byte(self, seed):
+    def test_large_bodies_with_one_broken_byte_are_parsed_as_by_the_reference(self, seed):
         """One byte changed anywhere in a body of several slices: the verdict is Python's."""
         rng = np.random.default_rng(seed)
         values = rng.standard_normal((40, 30, 40)).astype(np.float32)
@@ -158,12 +158,12 @@ class TestSyntax:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("size", [1, 400, 70_000])
-    def test_what_is_no_json_is_bad_json_in_arrays_of_any_size(self, text, size):
+    def test_malformed_json_is_bad_json_in_arrays_of_any_size(self, text, size):
         """J1, J5: the same verdict alone and behind any number of good elements."""
         padded = text.replace("[", "[" + "0.5," * (size - 1), 1) if size > 1 else text
         assert isinstance(refused(body_of(padded)), BadJson)
 
-    def test_a_body_that_ends_early_is_bad_json_wherever_it_ends(self):
+    def test_a_truncated_body_is_bad_json_at_any_length(self):
         body = (
             b'{"query":'
             + rows(300).encode()
@@ -174,7 +174,7 @@ class TestSyntax:
         for end in [*range(0, len(body), 97), *range(len(body) - 30, len(body))]:
             assert isinstance(refused(body[:end]), BadJson)
 
-    def test_a_message_tells_the_byte_and_nothing_of_the_input(self):
+    def test_a_message_names_the_byte_and_repeats_no_input(self):
         """The offset of what is wrong, also behind a large array and inside one."""
         body = b'{"query":' + rows(300).encode() + b',"secret":secret}'
         assert refused(body).message == f"the body is not valid JSON (byte {body.index(b':secret}') + 1})"
@@ -226,7 +226,7 @@ class TestSyntax:
 class TestDepth:
     @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 120, 1_000, 100_000, 250_000, 2**24])
     @pytest.mark.parametrize("start", ["", '{"query":', '{"unknown":{"a":', '{"query":[1,', '{"query":["a",'])
-    def test_too_deep_is_told_whatever_the_depth(self, depth, start):
+    def test_any_depth_above_the_limit_is_json_too_deep(self, depth, start):
         """J2, J3: in every field, known or not, whether it closes or not."""
         closing = "".join({"[": "]", "{": "}"}[bracket] for bracket in reversed(start) if bracket in "[{")
         for end in ("", "]" * depth + closing):
@@ -274,7 +274,7 @@ class TestKeys:
     def test_the_same_key_in_two_objects_is_fine(self):
         assert parsed(b'{"a":{"k":1},"b":{"k":1},"k":{"a":{"k":[{"k":1},{"k":2}]}}}')
 
-    def test_no_caller_can_name_a_cut_piece(self):
+    def test_no_caller_can_name_an_extracted_array(self):
         """Strings that look like what stands for a piece are strings."""
         body = b'{"query":%b,"a":"0123456789abcdef0","b":"00"}' % rows(200).encode()
         assert {**parsed(body), "query": 0} == {"query": 0, "a": "0123456789abcdef0", "b": "00"}
@@ -289,7 +289,7 @@ class TestKeys:
 class TestNumbers:
     @pytest.mark.parametrize("digits", [4_301, 1_000_000])
     @pytest.mark.parametrize("place", ["%s", "[%s]", "[1,%s]", "[%s,1]", "[[1],[%s]]", '{"a":%s}', "-%s"])
-    def test_integers_no_parser_holds_are_bad_json(self, digits, place):
+    def test_integers_beyond_every_parser_are_bad_json(self, digits, place):
         """J7."""
         body = body_of(place % ("7" * digits))
         error = refused(body)
@@ -311,7 +311,7 @@ class TestNumbers:
         assert fault is not None
         assert fault.index == (500,)
 
-    def test_values_are_exactly_pythons(self):
+    def test_values_equal_those_of_python(self):
         """Every form of a number, also those the fast parser refuses, gives the bits of Python's float."""
         texts = [t for t in Documents.NUMBERS if t != "1e999"]
         body = body_of("[" + ",".join(texts * 60) + "]")
@@ -343,7 +343,7 @@ class TestLists:
         assert numbers(body_of("[[1,2],[3,4.5]]")).shape == (2, 2)
         assert numbers(body_of("[" + "1," * 64 + "1]")).shape == (65,)
 
-    def test_a_list_that_hides_between_numbers_is_found(self):
+    def test_a_list_between_numbers_is_found(self):
         """simdjson flattens it: [[1, [2]], [3, 4]] has four numbers and two lists of two."""
         for text in ("[[1,[2]],[3,4]]", "[[1,2],[3,[[4]]]]", "[[[1,2],[3,[4]]],[[5,6],[7,8]]]"):
             fault = numbers(body_of(text)).fault
@@ -359,7 +359,7 @@ class TestLists:
         assert found.first_minus_inf == 301
         assert np.flatnonzero(np.isneginf(found.values)).tolist() == [301, 601]
 
-    def test_numbers_that_stand_in_for_minus_infinity_may_be_the_callers_own(self):
+    def test_a_caller_may_send_the_placeholder_of_minus_infinity(self):
         texts = ['"-inf"', "-7e9", "-6e8", "-9e7", "-7000000000"]
         for count in range(1, len(texts) + 1):
             found = numbers(body_of("[" + ",".join(texts[:count] * 200) + "]"))
@@ -376,7 +376,7 @@ class TestLists:
         ],
     )
     @pytest.mark.parametrize("at", [0, 1, 600, 150_000, 199_999])
-    def test_the_first_that_is_no_number_is_told_by_its_index(self, wrong, what, at):
+    def test_the_first_non_number_is_reported_by_its_index(self, wrong, what, at):
         """J11: the first only, wherever it stands."""
         items = ["0"] * 200_000
         items[at] = items[-1] = wrong
@@ -393,7 +393,7 @@ class TestLists:
 
     @pytest.mark.parametrize("at", [0, 1, 50, 299])
     @pytest.mark.parametrize("row", ["[0.25]", "0.25", "[[0.25]]", "[]", "[" + "0.25," * 8 + "0.25]", "[[0.25],0.25]"])
-    def test_ragged_lists_are_told_by_the_first_odd_entry(self, at, row):
+    def test_ragged_lists_are_reported_by_the_first_odd_entry(self, at, row):
         """J16."""
         entries = [rows(1)[1:-1]] * 300
         entries[at] = row
@@ -404,7 +404,7 @@ class TestLists:
 
 
 class TestStrings:
-    def test_long_strings_come_as_their_content(self):
+    def test_long_strings_keep_their_content(self):
         text = "AAAB" * 1000 + "/+"
         assert parsed(body_of(f'"{text}"'))["query"] == text
 
@@ -415,7 +415,7 @@ class TestStrings:
 
     @pytest.mark.parametrize("escape", ["\\n", "\\u0041", "\\\\", '\\"', "\\/"])
     @pytest.mark.parametrize("shift", range(7))
-    def test_no_escape_is_split(self, escape, shift):
+    def test_no_escape_is_split_between_slices(self, escape, shift):
         content = "x" * shift + escape * 50_000
         assert parsed(body_of(f'"{content}"'))["query"] == json.loads(f'"{content}"')
 
@@ -426,11 +426,11 @@ class TestStrings:
 
 class TestLimits:
     @pytest.mark.parametrize("filler", ['"a":1,', '"k":{},', '"k":[1],', '"' + "k" * 9 + '":1,'])
-    def test_much_besides_large_arrays_is_refused(self, filler):
+    def test_too_many_values_outside_arrays_are_refused(self, filler):
         body = ('{"z":[' + "{" + filler * (300_000 // len(filler)) + '"y":1}]}').encode()
         assert type(refused(body)) in {InvalidInput, DuplicateKey}
 
-    def test_what_is_no_json_at_all_is_called_so_at_any_size(self):
+    def test_text_that_is_no_json_is_bad_json_at_any_size(self):
         for body in (
             b"x" * 2**20,
             b'{"a":' + b"x" * 2**20,
@@ -450,7 +450,7 @@ class TestNumbersAsText:
 
     MOST = json_document.MAX_TEXT_NUMBERS
 
-    def test_the_limit_is_taken_and_one_more_is_refused(self):
+    def test_the_limit_of_numbers_is_inclusive(self):
         assert len(numbers(body_of("[" + "0," * (self.MOST - 1) + "0]")).values) == self.MOST
         error = refused(body_of("[" + "0," * self.MOST + "0]"))
         assert isinstance(error, CostLimit)
@@ -467,10 +467,10 @@ class TestNumbersAsText:
         [("[" + "0," * MOST + "x]", BadJson), ("[" + "0," * MOST + '0],"query":[1]', DuplicateKey)],
         ids=["syntax", "duplicate key"],
     )
-    def test_what_does_not_parse_is_told_first(self, text, kind):
+    def test_syntax_errors_are_reported_before_the_limit(self, text, kind):
         assert isinstance(refused(body_of(text)), kind)
 
-    def test_numbers_that_are_too_many_are_not_kept(self):
+    def test_numbers_above_the_limit_are_not_kept(self):
         body = body_of("[" + "0," * (4 * self.MOST) + "0]")
         tracemalloc.start()
         try:
@@ -484,7 +484,7 @@ class TestBetweenProcesses:
     """What a helper process parses means the same when it arrives."""
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_on_random_documents(self, seed):
+    def test_random_documents_are_parsed_as_by_the_reference(self, seed):
         documents = Documents(seed)
         for _ in range(100):
             body = documents.document().encode()

@@ -101,7 +101,7 @@ def counted(monkeypatch):
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.sampled_from([("query",), ("query", "key"), ("query", "key", "value")]),
 )
-def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data, dtype, batch, rows, names):
+def test_a_template_reads_the_same_request_as_the_full_parse(data, dtype, batch, rows, names):
     shapes = {name: (*batch, rows[name != "query"], 8) for name in names}
     keys = rows[len(names) > 1]
     wanted = [{"form": "mean"}, {"form": "top_k", "k": keys, "heads": [3, 0]}, {"form": "heads", "queries": [0]}]
@@ -113,7 +113,7 @@ def test_what_a_pattern_reads_is_what_the_whole_way_makes_of_the_same_body(data,
     assert templates.num_known == 1
 
 
-def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
+def test_only_the_first_request_of_a_template_is_fully_parsed(counted):
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(3):
         read(templates, query(seed))
@@ -123,7 +123,7 @@ def test_only_the_first_of_a_pattern_goes_the_whole_way(counted):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
-def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, shape):
+def test_every_value_of_every_request_is_checked_and_reported_by_its_index(bad, shape):
     templates, tensor = RequestTemplates(PLENTY, DEPTH, 2**20), torch.zeros(shape)
     read(templates, save({"query": tensor}))
     tensor.view(-1, 8)[2, 5] = bad
@@ -134,7 +134,7 @@ def test_every_value_of_every_request_is_looked_at_and_told_by_its_place(bad, sh
     assert (found.value.message, found.value.param) == (expected.value.message, expected.value.param)
 
 
-def test_a_body_that_is_not_aligned_is_read_all_the_same():
+def test_an_unaligned_body_is_read():
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     header = json.dumps({"query": {"dtype": "F32", "shape": [1, 8], "data_offsets": [0, 32]}}).encode()
     for pad in range(4):
@@ -145,7 +145,7 @@ def test_a_body_that_is_not_aligned_is_read_all_the_same():
             assert torch.equal(read(templates, body).call.query[0], rows)
 
 
-def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
+def test_a_template_belongs_to_one_version_of_one_layer(counted):
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     assert read(templates, query(), "a", "d").call.layer == "a"
     assert read(templates, query(), "b", "d").call.layer == "b"
@@ -162,7 +162,7 @@ def test_a_pattern_is_of_one_layer_and_one_state_of_it(counted):
         (save({"query": torch.full((3, 8), torch.nan)}), NonFinite),
     ],
 )
-def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, counted):
+def test_a_refused_request_leaves_no_template_and_is_refused_again(body, error, counted):
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for _ in range(2):
         with pytest.raises(error):
@@ -171,7 +171,7 @@ def test_what_is_refused_leaves_no_pattern_and_is_refused_again(body, error, cou
     assert templates.num_known == 0
 
 
-def test_what_costs_too_much_is_refused_every_time():
+def test_a_too_expensive_request_is_refused_every_time():
     templates = RequestTemplates(dataclasses.replace(PLENTY, max_tokens=3), DEPTH, 2**20)
     read(templates, query(rows=3))
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_what_costs_too_much_is_refused_every_time():
             read(templates, query(rows=4))
 
 
-def test_masks_are_looked_at_in_every_request():
+def test_masks_are_checked_in_every_request():
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for allowed in (True, False, True):
         mask = torch.full((3,), allowed)
@@ -190,7 +190,7 @@ def test_masks_are_looked_at_in_every_request():
     assert templates.num_known == 0
 
 
-def test_no_pattern_keeps_anything_of_a_body():
+def test_a_template_keeps_no_reference_to_a_body():
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for seed in range(2):
         body = bytearray(query(seed))
@@ -201,7 +201,7 @@ def test_no_pattern_keeps_anything_of_a_body():
         body.append(0)  # nobody looks at its memory any more
 
 
-def test_headers_without_end_are_not_all_remembered():
+def test_the_number_of_templates_is_bounded():
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
     for rows in range(1, NUM_REMEMBERED + 10):
         assert read(templates, query(rows=rows)).call.query.shape[1] == rows

@@ -38,7 +38,7 @@ def tensor_of(raw: RawTensor, kind: TensorKind = TensorKind.FLOAT) -> torch.Tens
     return decode_tensor(raw, param="/query", kind=kind).tensor
 
 
-def test_what_the_library_writes_is_the_document_of_the_same_fields():
+def test_a_body_of_the_library_gives_the_document_of_the_same_fields():
     request = {"weights": {"form": "heads"}, "masks": [{"kind": "causal"}, {"kind": "attend"}]}
     mask = torch.ones(2, 2, dtype=torch.bool)
     document = parse(save({"query": X, "masks.1.values": mask}, {"request": json.dumps(request), "format": "pt"}))
@@ -122,14 +122,14 @@ def test_a_tensor_is_a_view_of_the_body_where_it_is_aligned_and_equal_where_it_i
         (file({"__metadata__": {"request": '{"masks":[{"kind":"attend","values":[true]}]}'}}), UnknownField),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_code(body, error):
+def test_a_malformed_body_is_refused_with_its_code(body, error):
     """B1, B2, B3, B6, B13."""
     with pytest.raises(error) as caught:
         parse(body)
     assert len(caught.value.message) < 400
 
 
-def test_a_header_of_more_than_its_limit_is_refused_before_it_is_read():
+def test_a_header_above_its_limit_is_refused_before_it_is_read():
     with pytest.raises(BadBinary, match=str(MAX_HEADER_BYTES)):
         parse((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"\0" * (MAX_HEADER_BYTES + 1))
 
@@ -143,7 +143,7 @@ def test_no_message_repeats_a_name_of_the_caller():
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused_and_nothing_else_happens(body):
+def test_random_bytes_are_refused_without_another_error(body):
     with pytest.raises((BadBinary, BadEncoding, UnknownField)):
         parse(body)
 
@@ -177,13 +177,13 @@ def test_the_library_reads_an_answer_and_every_tensor_of_it_is_aligned(tmp_path)
             assert (8 + length + told["data_offsets"][0]) % size == 0
 
 
-def test_an_answer_is_not_copied_on_its_way_out():
+def test_an_answer_is_encoded_without_a_copy():
     output = torch.rand(2, 3, 5)
     _, piece = write_safetensors(Answer(output), FACTS, is_batch=True)
     assert np.frombuffer(piece, np.float32).ctypes.data == output.data_ptr()
 
 
-def test_bits_that_are_no_numbers_arrive_as_they_are():
+def test_nan_bits_of_an_answer_are_preserved():
     output = torch.tensor([[[float("nan"), float("inf"), -0.0, 1e-45]]])
     body = b"".join(write_safetensors(Answer(output), FACTS, is_batch=False))
     assert load(body)["output"].view(torch.int32).tolist() == output[0].view(torch.int32).tolist()

@@ -43,7 +43,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("form", TensorForm)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_written_reads_back_to_the_same_bits(form, dtype):
+def test_written_tensors_read_back_to_the_same_bits(form, dtype):
     """Every form and float dtype, through our own decoder (nested lists mean float32 there)."""
     for shape in SHAPES:
         tensor = (torch.randn(shape, dtype=torch.float64) * 10.0 ** torch.randint(-4, 4, shape)).to(dtype)
@@ -82,7 +82,7 @@ def test_whole_numbers_and_booleans(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_is_a_string_in_lists_and_its_bits_in_base64(dtype):
+def test_non_finite_values_are_strings_in_lists_and_bits_in_base64(dtype):
     """J20, ruling 7: the answer is valid JSON whatever the layer gave."""
     tensor = torch.randn(50, 700).to(dtype)
     for index, value in (
@@ -117,11 +117,11 @@ def test_tensors_of_few_values(shape):
     assert base64.b64decode(json.loads(written(tensor, TensorForm.BASE64))["data"]) == tensor.numpy().tobytes()
 
 
-def test_a_number_alone_that_is_not_finite():
+def test_a_non_finite_scalar_is_a_string():
     assert written(torch.tensor(math.nan), TensorForm.NESTED) == b'"nan"'
 
 
-def test_views_are_written_in_their_own_order():
+def test_views_are_written_in_their_logical_order():
     tensor = torch.randn(300, 200).t()[::2]
     assert json.loads(written(tensor, TensorForm.NESTED)) == json.loads(written(tensor.contiguous(), TensorForm.NESTED))
     assert written(tensor, TensorForm.BASE64) == written(tensor.contiguous(), TensorForm.BASE64)

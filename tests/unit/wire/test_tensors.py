@@ -146,7 +146,7 @@ class TestForms:
         assert same_bits(decoded("true", BOOL).tensor, torch.tensor(True))
         assert same_bits(decoded(in_object("float64", [], [7])).tensor, torch.tensor(7.0, dtype=torch.float64))
 
-    def test_empty_axes_are_left_to_the_caller(self):
+    def test_empty_axes_are_accepted(self):
         """T4: the request knows which axes may be empty, and says so in its own words."""
         assert decoded("[]").tensor.shape == (0,)
         assert decoded("[[],[]]").tensor.shape == (2, 0)
@@ -155,7 +155,7 @@ class TestForms:
                 assert decoded(in_object(dtype, [3, 0, 2], data)).tensor.shape == (3, 0, 2)
             assert decoded(in_object("bool", [0], data), BOOL).tensor.shape == (0,)
 
-    def test_the_tensor_can_be_written_to(self):
+    def test_the_tensor_is_writable(self):
         """Nothing else uses its memory, and torch does not warn."""
         for text in ("[1,2]", in_object("float64"), in_object("float32", [2], base64_of(torch.ones(2)))):
             decoded(text).tensor.add_(1)
@@ -257,14 +257,14 @@ class TestDtypes:
         "value",
         NO_TENSORS,
     )
-    def test_what_is_no_tensor_at_all(self, value):
+    def test_a_value_that_is_no_tensor_is_refused(self, value):
         assert isinstance(refused(value), InvalidInput)
 
 
 class TestValues:
     @pytest.mark.parametrize("wrong", ["true", '"1.5"', '"NaN"', "null", "{}", '"-inf"', "[]"])
     @pytest.mark.parametrize("at", [0, 7, 700])
-    def test_what_is_no_number_is_told_by_its_first_index(self, wrong, at):
+    def test_the_first_value_that_is_no_number_is_reported_by_its_index(self, wrong, at):
         """J11."""
         items = ["[1,2]"] * 701
         items[at] = f"[1,{wrong}]"
@@ -274,7 +274,7 @@ class TestValues:
             assert f"at index [{at}][1]" in error.message
             assert "expected a number" in error.message
 
-    def test_an_object_late_in_a_long_list_is_found(self):
+    def test_an_object_late_in_a_long_list_is_detected(self):
         """Objects keep a list from being read fast, not from being read."""
         assert "an object at index [9000]" in refused("[" + "1," * 9000 + "{},1]").message
         assert "an object at index [0][0]" in refused("[[{}]" + ",[1]" * 9000 + "]").message
@@ -287,7 +287,7 @@ class TestValues:
 
     @pytest.mark.parametrize("wrong", ["2", "0.5", "-1", '"true"', "null", '"-inf"', "1.0", "0.0", "1e0", "255"])
     @pytest.mark.parametrize("repeat", [1, 400])
-    def test_masks_take_nothing_but_true_false_0_and_1(self, wrong, repeat):
+    def test_masks_accept_only_true_false_0_and_1(self, wrong, repeat):
         assert isinstance(refused("[" + "true,0," * repeat + wrong + "]", BOOL), BadMask)
 
     def test_bytes_of_a_boolean_are_0_or_1(self):
@@ -307,12 +307,12 @@ class TestValues:
     def test_lengths_are_written_as_whole_numbers(self, wrong, repeat):
         assert isinstance(refused("[" + "3," * repeat + wrong + "]", INT), BadDtype)
 
-    def test_int32_holds_what_it_holds(self):
+    def test_the_bounds_of_int32_are_inclusive(self):
         for number in (2**31, -(2**31) - 1):
             assert isinstance(refused(in_object("int32", [1], [number]), INT), BadDtype)
 
     @pytest.mark.parametrize("dtype", LARGEST)
-    def test_numbers_that_do_not_fit_are_refused_and_the_largest_that_fit_are_not(self, dtype):
+    def test_numbers_beyond_the_dtype_are_refused_and_the_largest_are_accepted(self, dtype):
         """J17, with the exact border: halfway to the next power of two rounds up and is refused."""
         largest = LARGEST[dtype]
         mantissa = {"float16": 11, "bfloat16": 8, "float32": 24}[dtype]
@@ -463,7 +463,7 @@ class TestAnyValue:
             decode_tensor(value, param="/query", kind=kind)
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_nested_lists_mean_what_python_and_numpy_mean(self, seed):
+    def test_nested_lists_are_read_as_by_python_and_numpy(self, seed):
         """Random tensors of all kinds of elements, in any spacing: accepted exactly if regular and of the kind."""
         documents = Documents(seed)
         for _ in range(400):

@@ -18,7 +18,7 @@ def desired_file(tmp_path):
     return DesiredStateFile(tmp_path)
 
 
-def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until_all_serve():
+def test_a_rollout_serves_the_old_layers_until_all_are_ready_and_holds_both_until_all_serve():
     before = DesiredState(4, Phase.SETTLED, OLD)
     prepare = before.prepare("a", "sha256:3")
     serve = prepare.serve()
@@ -34,7 +34,7 @@ def test_a_change_serves_the_old_layers_until_all_are_ready_and_holds_both_until
     [("a", None, {"b": "sha256:2"}), ("c", "sha256:9", {**OLD, "c": "sha256:9"}), ("a", "sha256:1", OLD)],
     ids=["drop", "add", "same"],
 )
-def test_a_change_is_of_one_layer(name, digest, layers):
+def test_a_rollout_changes_one_layer(name, digest, layers):
     desired = DesiredState(4, Phase.SETTLED, OLD).prepare(name, digest)
     assert (desired.layers, desired.before, desired.about) == (layers, OLD, name)
     assert desired.serve().about == name
@@ -42,13 +42,13 @@ def test_a_change_is_of_one_layer(name, digest, layers):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_the_way_back_leads_to_the_old_layers_from_either_phase(steps):
+def test_an_abort_restores_the_old_layers_from_either_phase(steps):
     desired = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
     desired = desired.serve() if steps == 2 else desired
     assert desired.take_back() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
 
 
-def test_what_is_written_is_read(desired_file):
+def test_the_written_state_is_read_back(desired_file):
     assert desired_file.read() is None
     for desired in (
         DesiredState(1, Phase.SETTLED, OLD),
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(desired_file):
         assert desired_file.read() == desired
 
 
-def test_the_first_roll_is_that_of_the_quickest_process(desired_file, tmp_path):
+def test_the_first_process_writes_the_first_desired_state(desired_file, tmp_path):
     assert desired_file.begin(OLD) == DesiredState(1, Phase.SETTLED, OLD)
     assert desired_file.begin(NEW) == DesiredState(1, Phase.SETTLED, OLD)
     assert [path.name for path in tmp_path.iterdir()] == ["desired_state"]
@@ -89,7 +89,7 @@ CHANGES: list[dict[str, object]] = [
         json.dumps(GOOD).encode()[:-1],
     ],
 )
-def test_what_is_not_a_roll_is_none(desired_file, tmp_path, text):
+def test_a_malformed_desired_state_is_none(desired_file, tmp_path, text):
     (tmp_path / "desired_state").write_bytes(text)
     assert desired_file.read() is None
 
@@ -100,14 +100,14 @@ def test_no_bytes_raise(text):
     assert DesiredState.parse(text) is None
 
 
-def test_only_one_holds_the_lock_and_it_is_free_afterwards(desired_file, tmp_path):
+def test_only_one_process_holds_the_lock_and_releases_it(desired_file, tmp_path):
     with desired_file.locked() as first, DesiredStateFile(tmp_path).locked() as second:
         assert (first, second) == (True, False)
     with desired_file.locked() as again:
         assert again
 
 
-def test_a_lock_that_was_removed_gives_no_right_to_write_and_is_not_had_twice(desired_file, tmp_path):
+def test_a_removed_lock_gives_no_right_to_write_and_is_not_held_twice(desired_file, tmp_path):
     desired_file.begin(OLD)
     with desired_file.locked():
         desired_file.write(DesiredState(2, Phase.SETTLED, NEW))
@@ -125,7 +125,7 @@ def test_a_lock_that_was_removed_gives_no_right_to_write_and_is_not_had_twice(de
         desired_file.write(DesiredState(3, Phase.SETTLED, OLD))
 
 
-def test_the_lock_goes_with_its_holders_life(desired_file, tmp_path):
+def test_the_lock_is_released_when_its_holder_dies(desired_file, tmp_path):
     context = multiprocessing.get_context("spawn")
     holder = context.Process(target=_die_with_the_lock, args=(tmp_path,))
     holder.start()
@@ -140,7 +140,7 @@ def _die_with_the_lock(directory):
         os._exit(7 if is_ours else 1)
 
 
-def test_without_a_directory_nothing_is_read_or_locked_and_writing_says_so(tmp_path):
+def test_without_a_directory_nothing_is_read_or_locked_and_writing_raises(tmp_path):
     desired_file = DesiredStateFile(tmp_path / "gone")
     assert desired_file.read() is None
     with desired_file.locked() as is_ours:

@@ -99,7 +99,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("found", "objection"), FOUND.values(), ids=FOUND)
-def test_a_file_that_changes_while_a_change_is_prepared_is_an_objection_and_nothing_else_D1(room, found, objection):
+def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found, objection):
     room.directory.files["a"] = found
     room.follow(SETTLED.prepare("a", "new"))
     assert room.registry.objection == objection
@@ -111,7 +111,7 @@ def test_a_file_that_changes_while_a_change_is_prepared_is_an_objection_and_noth
     assert (room.served, room.registry.objection, room.registry.trouble) == (SETTLED.layers, None, None)
 
 
-def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(room):
+def test_a_layer_that_exhausts_the_memory_is_no_objection_to_its_file(room):
     room.directory.files["a"] = "new"
     room.engine.has_room = False
     room.follow(SETTLED.prepare("a", "new"))
@@ -121,7 +121,7 @@ def test_a_layer_that_finds_no_room_on_the_engine_is_no_objection_to_its_file(ro
 
 
 @pytest.mark.parametrize("file", ["old", "new", "third"])
-def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_the_rest_D1(room, file):
+def test_a_process_that_starts_during_a_rollout_loads_the_version_of_the_file_and_lacks_the_other_D1(room, file):
     """The directory has at most one of the two versions of a name."""
     fresh = Room()
     fresh.registry._held.clear()
@@ -135,7 +135,7 @@ def test_a_process_that_starts_within_a_change_holds_what_the_file_is_and_lacks_
     fresh.registry.close()
 
 
-def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
+def test_a_missing_layer_is_reported_once_for_many_attempts(room):
     room.follow(SETTLED.prepare("a", None).serve().settle())
     room.directory.files["a"] = "third"
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_what_a_process_lacks_is_told_once_however_often_it_is_tried(room):
     assert room.registry.objection is None, "nobody asked for a change of it"
 
 
-def test_who_asks_for_a_digest_holds_up_no_change(room):
+def test_reading_a_digest_delays_no_rollout(room):
     """A digest for an admin is read on its own thread, so a slow file does not delay a rollout that all processes await."""
 
     async def story() -> None:

@@ -89,7 +89,7 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_a_new_layer_goes_through_three_rolls(rollout, others):
+def test_a_new_layer_takes_three_desired_states(rollout, others):
     assert run(rollout.put("b")) is True
     both = {**OLD, "b": "sha256:2"}
     assert others.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
@@ -104,7 +104,7 @@ def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(rollout, o
     assert others.desired_file.read().layers == {"a": "sha256:9"}
 
 
-def test_an_unchanged_layer_is_looked_at_again_where_a_process_is_not_well(rollout, others):
+def test_an_unchanged_layer_is_rolled_out_again_if_a_process_has_a_fault(rollout, others):
     others.answers = lambda desired, pid: (State.FAILED if pid == 2 else State.READY, None)
     others.follow()
     others.answers = lambda desired, pid: (State.READY, None)
@@ -118,7 +118,7 @@ def test_a_dropped_layer_leaves_the_rest(rollout, others):
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, others, phase):
+def test_a_full_run_directory_leaves_the_served_layers_unchanged(rollout, others, phase):
     """Only the write of this phase fails: a smaller state, for example one without layers, still fits on the disk."""
     write = others.desired_file.write
 
@@ -136,7 +136,7 @@ def test_a_roll_that_finds_no_room_leaves_what_is_served_as_it_was(rollout, othe
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_an_objection_takes_the_change_back(rollout, others, phase):
+def test_an_objection_aborts_the_rollout(rollout, others, phase):
     others.answers = lambda desired, pid: (State.READY, "no memory" if pid == 2 and desired.phase is phase else None)
     with pytest.raises(NotReady, match="no memory"):
         run(rollout.put("b"))
@@ -146,7 +146,7 @@ def test_an_objection_takes_the_change_back(rollout, others, phase):
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_the_service_D1(rollout, others, phase):
+def test_a_file_that_changed_meanwhile_aborts_the_rollout_as_a_conflict_D1(rollout, others, phase):
     others.answers = lambda desired, pid: (
         (State.READY, "another file", True) if pid == 2 and desired.phase is phase else (State.READY, None)
     )
@@ -158,7 +158,7 @@ def test_a_file_that_changed_meanwhile_takes_the_change_back_and_is_no_fault_of_
     assert run(rollout.put("b")) is True, "the way is free again"
 
 
-def test_a_file_that_is_slow_to_read_keeps_nobody_out(rollout, others, directory):
+def test_a_slow_file_blocks_no_other_rollout(rollout, others, directory):
     """The lock is held for the change only, because most often there is nothing to change."""
 
     async def story():
@@ -174,7 +174,7 @@ def test_a_file_that_is_slow_to_read_keeps_nobody_out(rollout, others, directory
     run(story())
 
 
-def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(rollout, others, directory):
+def test_an_earlier_rollout_does_not_undo_a_later_one_of_the_same_layer(rollout, others, directory):
     """The digest that the earlier one has read is outdated."""
 
     async def story():
@@ -199,7 +199,7 @@ def test_of_two_changes_of_one_layer_the_later_one_is_not_undone_by_the_earlier(
     run(story())
 
 
-def test_a_file_that_is_never_read_is_given_up(others, directory):
+def test_a_file_that_cannot_be_read_in_time_aborts_the_rollout(others, directory):
     directory.gate = asyncio.Event()
     with pytest.raises(NotReady, match="could not be read in time"):
         run(run_with(others, directory, timeout_s=0.01).put("b"))
@@ -207,14 +207,14 @@ def test_a_file_that_is_never_read_is_given_up(others, directory):
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_silence_takes_the_change_back(others, directory, phase):
+def test_a_missing_acknowledgement_aborts_the_rollout(others, directory, phase):
     others.answers = lambda desired, pid: None if pid == 2 and desired.phase is phase else (State.READY, None)
     with pytest.raises(NotReady, match="in time"):
         run(run_with(others, directory, timeout_s=0.01).put("b"))
     assert others.phases[-1] == (Phase.SETTLED, OLD)
 
 
-def test_a_death_while_all_prepare_takes_the_change_back_at_once(rollout, others, tmp_path):
+def test_a_death_during_prepare_aborts_the_rollout_at_once(rollout, others, tmp_path):
     def die(desired, pid):
         if pid == 2 and desired.phase is Phase.PREPARE:
             (tmp_path / "2.json").unlink()
@@ -226,7 +226,7 @@ def test_a_death_while_all_prepare_takes_the_change_back_at_once(rollout, others
         run(rollout.put("b"))
 
 
-def test_a_death_while_all_turn_is_made_good_by_the_one_that_comes_instead(rollout, others, tmp_path):
+def test_a_death_during_commit_is_acknowledged_by_the_replacement(rollout, others, tmp_path):
     """The replacement starts with the current desired state."""
 
     async def story():
@@ -263,7 +263,7 @@ def test_a_rollout_that_ends_early_is_aborted(rollout, others, how):
     assert others.desired_file.read() == DesiredState(3, Phase.SETTLED, OLD)
 
 
-def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directory):
+def test_a_second_rollout_meanwhile_is_refused_with_retry_after(rollout, others, directory):
     others.answers = lambda desired, pid: None
 
     async def story():
@@ -280,7 +280,7 @@ def test_a_second_change_meanwhile_is_told_to_come_back(rollout, others, directo
     run(story())
 
 
-def test_a_change_that_was_abandoned_is_taken_back_before_the_next(rollout, others):
+def test_an_abandoned_rollout_is_aborted_before_the_next(rollout, others):
     desired = others.desired_file.read()
     others.desired_file.write(desired.prepare("a", None).serve())
     assert run(rollout.put("b")) is True
@@ -288,14 +288,14 @@ def test_a_change_that_was_abandoned_is_taken_back_before_the_next(rollout, othe
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_unless_every_process_is_up_nothing_is_written(rollout, others, state):
+def test_without_every_process_up_nothing_is_written(rollout, others, state):
     others.statuses[2].write(state, desired=1)
     with pytest.raises(NotReady, match="1 of 2"):
         run(rollout.put("b"))
     assert others.phases == []
 
 
-def test_what_the_directory_says_becomes_the_callers_error(rollout, others, directory):
+def test_an_error_of_the_layer_directory_is_raised_to_the_caller(rollout, others, directory):
     directory.damaged.add("c")
     with pytest.raises(InvalidInput, match="tensors are missing"):
         run(rollout.put("c"))

@@ -82,7 +82,7 @@ def followed(tmp_path):
 
 @pytest.mark.parametrize("desired", [SETTLED, PREPARE, SERVE], ids=lambda desired: desired.phase)
 @pytest.mark.parametrize("text", [None, b"", b'{"version": 9'])
-def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_back(followed, tmp_path, desired, text):
+def test_a_lost_desired_state_is_written_again_and_a_running_rollout_aborted(followed, tmp_path, desired, text):
     async def story(process):
         (tmp_path / "desired_state").unlink()
         if text is not None:
@@ -95,7 +95,7 @@ def test_a_roll_that_is_lost_is_written_again_and_a_change_under_way_is_taken_ba
     followed(story, desired)
 
 
-def test_while_a_change_is_under_way_its_author_writes_the_roll_and_nobody_else(followed, tmp_path):
+def test_during_a_rollout_only_its_author_writes_the_desired_state(followed, tmp_path):
     async def story(process):
         with Process(tmp_path).desired_file.locked() as is_ours:
             assert is_ours
@@ -109,7 +109,7 @@ def test_while_a_change_is_under_way_its_author_writes_the_roll_and_nobody_else(
     followed(story, PREPARE)
 
 
-def test_where_nothing_can_be_written_what_was_agreed_on_goes_on_being_served(followed, tmp_path):
+def test_an_unwritable_run_directory_changes_no_served_layer(followed, tmp_path):
     async def story(process):
         tmp_path.rename(tmp_path.with_name("away"))
         await process.look()
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_written_what_was_agreed_on_goes_on_being_served(fo
 
 
 @pytest.mark.parametrize("version", [1, SETTLED.version])
-def test_a_roll_of_a_process_that_did_not_know_the_last_one_gives_way_to_it(followed, version):
+def test_the_desired_state_of_a_late_process_yields_to_the_known_one(followed, version):
     async def story(process):
         process.desired_file.write(DesiredState(version, Phase.SETTLED, {"z": "sha256:9"}))
         await process.look()
@@ -158,7 +158,7 @@ def test_processes_in_different_phases_agree_again_in_any_order_of_checks(
     followed(story, *desired_states)
 
 
-def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
+def test_a_process_with_peers_waits_for_them_to_write_the_desired_state_again(tmp_path):
     async def story():
         process = Process(tmp_path, has_peers=True)
         beginning = asyncio.ensure_future(process.reconciler.begin(strict=True))
@@ -172,7 +172,7 @@ def test_a_process_with_mates_waits_for_them_to_write_the_roll_again(tmp_path):
     asyncio.run(story())
 
 
-def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_something_else(tmp_path, monkeypatch):
+def test_a_process_with_silent_peers_serves_nothing_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(reconciler, "DESIRED_STATE_S", 0.0)
     process = Process(tmp_path, has_peers=True)
     with pytest.raises(NotReady, match="does not say which"):
@@ -180,7 +180,7 @@ def test_a_process_with_mates_who_do_not_say_what_they_serve_does_not_serve_some
     assert process.registry.served is None
 
 
-def test_a_process_without_mates_begins_with_what_the_directory_holds(tmp_path):
+def test_a_process_without_peers_begins_with_the_layer_directory(tmp_path):
     process = Process(tmp_path)
     asyncio.run(process.reconciler.begin(strict=True))
     assert process.desired_file.read() == DesiredState(1, Phase.SETTLED, {"z": "sha256:9"})

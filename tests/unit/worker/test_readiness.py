@@ -60,7 +60,7 @@ def process(tmp_path):
     return Process(tmp_path)
 
 
-def test_it_is_ready_when_its_layers_are_there_and_its_port_is_open(process):
+def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
     readiness = process.readiness
     assert readiness.why_not() == readiness.reason == LOADING
     readiness.follows()
@@ -72,14 +72,14 @@ def test_it_is_ready_when_its_layers_are_there_and_its_port_is_open(process):
     assert process.log.told[-1] == (True, 1)
 
 
-def test_the_order_in_which_layers_come_and_the_port_opens_does_not_matter(process):
+def test_layers_and_port_may_become_ready_in_either_order(process):
     process.readiness.listens()
     assert process.readiness.why_not() == LOADING
     process.readiness.follows()
     assert process.readiness.why_not() is None
 
 
-def test_what_broke_since_is_the_reason_until_it_is_mended(process):
+def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.readiness.listens()
     process.readiness.follows()
     process.probes.why_not_ready = lambda catalog: "a layer does not answer"
@@ -98,7 +98,7 @@ def test_what_broke_since_is_the_reason_until_it_is_mended(process):
     assert process.told() is State.READY
 
 
-def test_draining_is_final_and_told_at_once(process):
+def test_draining_is_final_and_reported_at_once(process):
     process.readiness.listens()
     process.readiness.follows()
     process.readiness.drain()
@@ -108,7 +108,7 @@ def test_draining_is_final_and_told_at_once(process):
     assert process.log.told[-1] == (False, 0)
 
 
-def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
+def test_a_process_that_never_served_reports_starting_rather_than_draining(tmp_path):
     """The supervisor restarts a process that drained."""
     process = Process(tmp_path, has_layers=False)
     process.readiness.listens()
@@ -116,7 +116,7 @@ def test_a_process_that_never_served_does_not_drain_but_starts(tmp_path):
     assert process.told() is State.STARTING
 
 
-def test_a_run_directory_that_cannot_be_written_is_told_once_and_not_the_end(tmp_path):
+def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(tmp_path):
     process = Process(tmp_path / "later")
     why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
     process.readiness.listens()
@@ -132,7 +132,7 @@ def test_a_run_directory_that_cannot_be_written_is_told_once_and_not_the_end(tmp
     assert process.told() is State.READY
 
 
-def test_a_new_reason_is_told_too(process):
+def test_a_new_reason_is_reported_too(process):
     def refuse(code: int) -> Any:
         def keep() -> bool:
             raise OSError(code, os.strerror(code))
@@ -148,7 +148,7 @@ def test_a_new_reason_is_told_too(process):
     ]
 
 
-def test_every_beat_makes_again_what_is_missing_and_says_so(process):
+def test_every_heartbeat_creates_missing_files_again_and_reports_them(process):
     missing = [False, True, False]
     process.status.keep = missing.pop
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_every_beat_makes_again_what_is_missing_and_says_so(process):
     assert process.log.events == ["made again"]
 
 
-def test_the_port_waits_for_the_layers_while_another_process_answers(process):
+def test_the_port_opens_after_the_layers_while_another_process_answers(process):
     async def wait() -> None:
         process.status.fresh = lambda: [room(state=State.READY)]
         opening = asyncio.ensure_future(process.readiness.may_listen())
@@ -168,7 +168,7 @@ def test_the_port_waits_for_the_layers_while_another_process_answers(process):
     asyncio.run(wait())
 
 
-def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp_path):
+def test_the_port_opens_after_the_layers_while_others_serve_without_heartbeats(tmp_path):
     process = Process(tmp_path, has_peers=True)
 
     async def wait() -> None:
@@ -182,7 +182,7 @@ def test_the_port_waits_as_well_where_others_serve_whose_heartbeats_are_lost(tmp
 
 
 @pytest.mark.parametrize("end", ["drain", "give_up"])
-def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
+def test_a_waiting_port_is_opened_if_no_layers_will_come(process, end):
     """A client that connects then gets the reason."""
 
     async def wait() -> None:
@@ -195,7 +195,7 @@ def test_a_port_that_waits_is_opened_when_there_will_be_no_layers(process, end):
     asyncio.run(wait())
 
 
-def test_alone_it_opens_its_port_while_it_loads(process):
+def test_a_lone_process_opens_its_port_while_it_loads(process):
     asyncio.run(process.readiness.may_listen())
     assert process.readiness.why_not() == LOADING
 
@@ -245,14 +245,14 @@ def test_several_replacements_join_one_by_one_or_together(tmp_path):
     assert others.beat(1, 6, 7) == 3
 
 
-def test_a_process_that_was_not_ready_for_a_while_does_not_join_anew(tmp_path):
+def test_a_process_that_was_briefly_unready_does_not_join_again(tmp_path):
     others = Others(tmp_path, workers=2)
     others.beat(1, 2)
     for ready in ((1,), (), (2,), (1, 2)):
         assert others.beat(*ready) == 0
 
 
-def test_a_replacement_does_not_take_those_it_finds_for_new(tmp_path):
+def test_a_replacement_does_not_count_existing_processes_as_joined(tmp_path):
     others = Others(tmp_path, workers=2)
     assert others.beat(1, 2) == 0
     assert others.beat(2, 3) == 1

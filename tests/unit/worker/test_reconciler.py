@@ -69,7 +69,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_roll_that_was_taken_back_is_not_followed_to_its_end(run):
+def test_an_aborted_desired_state_is_not_completed(run):
     """Its layer may take minutes to load, and the next change must not wait for it."""
 
     async def story(told: Story) -> None:
@@ -85,7 +85,7 @@ def test_a_roll_that_was_taken_back_is_not_followed_to_its_end(run):
     run(story)
 
 
-def test_a_roll_that_holds_is_followed_to_its_end_whatever_news_there_are(run):
+def test_a_current_desired_state_is_completed_despite_notifications(run):
     async def story(told: Story) -> None:
         told.registry.gate.clear()
         await told.tell(FIRST.prepare("a", "2"))
@@ -100,7 +100,7 @@ def test_a_roll_that_holds_is_followed_to_its_end_whatever_news_there_are(run):
     run(story)
 
 
-def test_a_fault_of_ours_ends_the_task(tmp_path):
+def test_an_internal_fault_ends_the_task(tmp_path):
     """The owner of the task sees the error and has the process replaced."""
 
     async def story() -> None:

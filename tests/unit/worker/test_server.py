@@ -10,7 +10,7 @@ from service.worker.server import SHED_PER_S, Drain, Server
 from tests.unit.http.wire import LIMITS
 
 
-def test_a_process_that_cannot_say_that_it_leaves_leaves_all_the_same():
+def test_a_process_that_cannot_report_its_exit_exits():
     def begin() -> None:
         raise OSError("the run directory is gone")
 
@@ -25,7 +25,7 @@ def test_a_process_that_cannot_say_that_it_leaves_leaves_all_the_same():
     assert server.exit_code == 4
 
 
-def test_it_is_told_that_the_port_is_open_once_a_connection_finds_it_so():
+def test_the_port_counts_as_open_once_a_connection_succeeds():
     async def application(scope, receive, send) -> None:
         for part in ("startup", "shutdown"):
             await receive()

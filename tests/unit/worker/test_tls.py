@@ -34,7 +34,7 @@ def pair():
             yield one, other
 
 
-def test_a_peer_who_takes_nothing_has_not_all(pair):
+def test_a_peer_that_reads_nothing_has_not_received_all(pair):
     one, other = pair
     other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     assert has_all(transport(one))
@@ -48,7 +48,7 @@ def test_a_peer_who_takes_nothing_has_not_all(pair):
     assert not has_all(transport(one))
 
 
-def test_with_a_connection_that_is_gone_there_is_nothing_to_wait_for(pair):
+def test_a_lost_connection_is_not_waited_for(pair):
     one, _ = pair
     one.close()
     assert has_all(transport(one))

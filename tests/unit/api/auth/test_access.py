@@ -41,7 +41,7 @@ def access():
         {"authorization": b"Bearer user", "x_api_key": b"user"},
     ],
 )
-def test_a_known_key_may_ask_in_either_header(access, headers):
+def test_a_known_key_is_accepted_in_either_header(access, headers):
     assert refusal(access, request(**headers)) is None
 
 
@@ -75,7 +75,7 @@ WRONG: dict[str, list[tuple[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
-def test_whatever_is_wrong_with_a_key_is_one_and_the_same_refusal(access, headers):
+def test_every_wrong_key_gets_the_same_refusal(access, headers):
     with pytest.raises(Unauthorized) as wrong:
         access.admit({**request(), "headers": headers})
     with pytest.raises(Unauthorized) as none:
@@ -83,7 +83,7 @@ def test_whatever_is_wrong_with_a_key_is_one_and_the_same_refusal(access, header
     assert wrong.value.message == none.value.message
 
 
-def test_a_key_outside_visible_ascii_is_none_even_if_its_digest_is_in_the_file():
+def test_a_key_outside_visible_ascii_is_refused_even_if_its_digest_is_in_the_file():
     odd = ["é".encode(), b"two words", b"", b"\x00", b"x" * 513]
     ring = KeyRing(tuple(Key(digest_of(secret), Role.ADMIN) for secret in odd))
     for secret in odd:
@@ -93,7 +93,7 @@ def test_a_key_outside_visible_ascii_is_none_even_if_its_digest_is_in_the_file()
 
 @pytest.mark.parametrize("path", sorted(OPEN))
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST"])
-def test_A2_the_open_paths_take_anybody(access, path, method):
+def test_A2_the_open_paths_need_no_key(access, path, method):
     assert refusal(access, request(path, method)) is None
 
 
@@ -112,14 +112,14 @@ def test_A2_every_other_path_needs_a_key_whether_it_exists_or_not(access, path, 
     assert access.needs_key(path)
 
 
-def test_metrics_are_open_by_a_setting_alone():
+def test_only_a_setting_opens_metrics():
     access = Access(lambda: RING, is_metrics_open=True)
     assert refusal(access, request(METRICS)) is None
     assert refusal(access, request(METRICS + "/")) is Unauthorized
 
 
 @pytest.mark.parametrize(("method", "path"), [(method, path.replace("{layer}", "x")) for method, path in ADMIN])
-def test_A8_what_changes_the_service_takes_an_admin_key(access, method, path):
+def test_A8_routes_that_change_the_service_need_an_admin_key(access, method, path):
     assert refusal(access, request(path, method)) is Unauthorized
     assert refusal(access, request(path, method, x_api_key=b"user")) is Forbidden
     assert refusal(access, request(path, method, x_api_key=b"root")) is None
@@ -138,7 +138,7 @@ def test_an_admin_key_may_do_what_an_infer_key_may(access):
     )
 
 
-def test_A12_without_a_keys_file_all_is_open_but_admin_is_off():
+def test_A12_without_a_keys_file_all_routes_are_open_and_admin_is_off():
     access = Access()
     assert refusal(access, request("/v1/layers/x/attend", "POST")) is None
     assert refusal(access, request(METRICS)) is None
@@ -147,13 +147,13 @@ def test_A12_without_a_keys_file_all_is_open_but_admin_is_off():
     assert not access.needs_key(LAYER)
 
 
-def test_with_an_empty_file_nobody_has_access():
+def test_with_an_empty_file_every_key_is_refused():
     access = Access(KeyRing)
     assert refusal(access, request(x_api_key=b"user")) is Unauthorized
     assert refusal(access, request("/healthz")) is None
 
 
-def test_keys_are_those_of_the_ring_in_force():
+def test_the_current_key_ring_decides():
     ring = RING
     access = Access(lambda: ring)
     assert refusal(access, request(x_api_key=b"user")) is None
@@ -168,7 +168,7 @@ def limited(ring=RING):
     return Access(ring, limiter, is_metrics_open=False), limiter, clock
 
 
-def test_each_key_has_a_rate_of_its_own_and_refused_requests_have_none():
+def test_each_key_has_its_own_rate_and_refused_requests_use_none():
     access, limiter, _ = limited(lambda: RING)
     one, other = request(x_api_key=b"user"), request(x_api_key=b"root")
     assert [refusal(access, one) for _ in range(3)] == [None, None, RateLimited]
@@ -191,7 +191,7 @@ def test_health_and_metrics_are_never_limited():
         assert refusal(access, request(path, x_api_key=b"user")) is None
 
 
-def test_a_key_that_left_the_file_leaves_its_bucket_too():
+def test_a_removed_key_loses_its_bucket():
     ring = RING
     access, limiter, _ = limited(lambda: ring)
     for secret in (b"user", b"root"):

@@ -34,14 +34,14 @@ def found(ring: KeyRing, secret: bytes) -> Role | None:
         f"{HEX} infer\n{OTHER} admin\n{HEX} infer # again",
     ],
 )
-def test_a_line_is_a_digest_and_a_role_and_perhaps_a_comment(text):
+def test_a_line_is_a_digest_a_role_and_an_optional_comment(text):
     ring = parse_keys(text.encode())
     assert (found(ring, b"user"), found(ring, b"root"), found(ring, b"else")) == (Role.INFER, Role.ADMIN, None)
     assert (ring.count(Role.INFER), ring.count(Role.ADMIN)) == (1, 1)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"# nobody\n"])
-def test_an_empty_file_lets_nobody_in(text):
+def test_an_empty_file_refuses_every_key(text):
     assert parse_keys(text).keys == ()
 
 
@@ -68,7 +68,7 @@ SECRET = "my-plain-key"
         ("\0" * 100, 1),
     ],
 )
-def test_a_bad_line_is_named_by_its_number_and_not_repeated(text, line):
+def test_a_bad_line_is_reported_by_its_number_and_not_repeated(text, line):
     with pytest.raises(KeysError, match=rf"^ATTENTION_API_KEYS_FILE: line {line} ") as error:
         parse_keys(text.encode())
     assert HEX[:8] not in error.value.message
@@ -85,7 +85,7 @@ def test_the_number_of_keys_is_bounded(monkeypatch):
 
 
 @given(st.binary(max_size=300))
-def test_whatever_the_bytes_it_is_a_ring_or_one_line(text):
+def test_any_bytes_give_a_key_ring_or_one_line(text):
     try:
         told = ""
         assert isinstance(parse_keys(text), KeyRing)
@@ -95,7 +95,7 @@ def test_whatever_the_bytes_it_is_a_ring_or_one_line(text):
     assert len(told) < 200
 
 
-def test_every_entry_is_compared_wherever_the_key_stands(monkeypatch):
+def test_every_entry_is_compared_for_every_key(monkeypatch):
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -113,7 +113,7 @@ def test_every_entry_is_compared_wherever_the_key_stands(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda _: None], ids=["pipe", "directory", "missing"])
-def test_what_is_no_readable_file_is_one_line(tmp_path, make):
+def test_an_unreadable_file_is_one_line(tmp_path, make):
     make(tmp_path / "keys")
     with pytest.raises(KeysError, match=r"^ATTENTION_API_KEYS_FILE: it ") as error:
         read_keys(tmp_path / "keys")
@@ -173,11 +173,11 @@ def watched(tmp_path):
     return run
 
 
-def test_before_the_first_reading_nobody_is_let_in(tmp_path):
+def test_before_the_first_read_every_key_is_refused(tmp_path):
     assert not Watched(tmp_path).lets_in("user")
 
 
-def test_a_file_that_does_not_change_is_read_once(watched, monkeypatch):
+def test_an_unchanged_file_is_read_once(watched, monkeypatch):
     async def story(file):
         monkeypatch.setattr("service.api.auth.key_file.read_keys", None)
         assert await file.looks(5) == []
@@ -185,7 +185,7 @@ def test_a_file_that_does_not_change_is_read_once(watched, monkeypatch):
     watched(story)
 
 
-def test_A9_keys_come_and_go_with_the_file(watched):
+def test_A9_keys_change_with_the_file(watched):
     async def story(file):
         file.write("user", "new")
         assert await file.looks() == ["taken 2"]
@@ -214,7 +214,7 @@ def test_A9_a_file_replaced_by_another_of_the_same_size_and_time_is_another(watc
     watched(story)
 
 
-def test_A9_a_link_that_is_turned_is_another_file(watched):
+def test_A9_a_changed_link_is_another_file(watched):
     """As Kubernetes mounts a secret."""
 
     async def story(file):
@@ -233,7 +233,7 @@ def test_A9_a_link_that_is_turned_is_another_file(watched):
 
 
 @pytest.mark.parametrize("spoil", ["nonsense", "remove", "half a line"])
-def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(watched, spoil):
+def test_an_unusable_file_changes_nothing_and_is_reported_once(watched, spoil):
     async def story(file):
         if spoil == "remove":
             file.path.unlink()
@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(watched, sp
     watched(story)
 
 
-def test_a_file_that_could_not_be_read_for_a_while_is_read_though_it_did_not_change_again(watched, monkeypatch):
+def test_a_file_that_was_unreadable_for_a_while_is_read_again_without_a_change(watched, monkeypatch):
     async def story(file):
         file.write("new")
         with monkeypatch.context() as broken:
@@ -265,7 +265,7 @@ def no_descriptor(*_):
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_a_file_that_went_and_came_back_as_it_was_is_told_to_be_well_again(watched):
+def test_a_restored_file_is_reported_as_recovered(watched):
     async def story(file):
         aside = file.path.with_name("aside")
         file.path.rename(aside)
@@ -276,7 +276,7 @@ def test_a_file_that_went_and_came_back_as_it_was_is_told_to_be_well_again(watch
     watched(story)
 
 
-def test_a_file_in_the_middle_of_being_written_is_not_taken(watched):
+def test_a_half_written_file_is_not_used(watched):
     async def story(file):
         file.path.write_text("")
         assert await file.looks(1) == []
@@ -286,7 +286,7 @@ def test_a_file_in_the_middle_of_being_written_is_not_taken(watched):
     watched(story)
 
 
-def test_a_file_that_changes_at_every_look_is_taken_all_the_same(watched):
+def test_a_file_that_changes_at_every_check_is_used(watched):
     async def story(file):
         heard = []
         for number in range(4):

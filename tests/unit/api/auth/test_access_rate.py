@@ -13,7 +13,7 @@ GAPS = st.lists(st.floats(0, 20) | st.just(0.0), max_size=100)
 
 
 @given(RATES, GAPS)
-def test_in_t_seconds_at_most_burst_and_t_times_the_rate_get_through(rate, gaps):
+def test_t_seconds_admit_at_most_burst_plus_t_times_the_rate(rate, gaps):
     now, bucket, taken = 1e5, Bucket(rate, 1e5), [1e5]
     for gap in gaps:
         now += gap
@@ -44,7 +44,7 @@ def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
 
 
 @given(RATES, GAPS)
-def test_asking_in_vain_costs_nothing(rate, gaps):
+def test_a_refused_request_costs_no_token(rate, gaps):
     """Who hammers gets exactly as much as one who asks whenever there is a token."""
     hammered, asked = Bucket(rate, 0.0), Bucket(rate, 0.0)
     now = 0.0
@@ -57,7 +57,7 @@ def test_asking_in_vain_costs_nothing(rate, gaps):
 
 
 @pytest.mark.parametrize(("per_s", "waits"), [(10.0, 1), (1.0, 1), (0.5, 2), (0.3, 4), (1 / 60, 60)])
-def test_a_refusal_says_in_whole_seconds_when_the_next_token_is_there(per_s, waits):
+def test_a_refusal_gives_the_whole_seconds_until_the_next_token(per_s, waits):
     limiter = Limiter(Rate(per_s, 1), ManualClock().now)
     limiter.take(b"x")
     with pytest.raises(RateLimited) as refused:
@@ -65,7 +65,7 @@ def test_a_refusal_says_in_whole_seconds_when_the_next_token_is_there(per_s, wai
     assert refused.value.retry_after_s == waits
 
 
-def test_callers_have_buckets_of_their_own():
+def test_each_caller_has_its_own_bucket():
     limiter = Limiter(Rate(1, 1), ManualClock().now)
     for caller in (b"a", b"b"):
         limiter.take(caller)
