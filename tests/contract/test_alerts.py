@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
+)
 
 
 def rules(name: str) -> list[dict]:

@@ -25,7 +25,7 @@ def composed(tmp_path_factory) -> dict:
     """The services of both compose files, all profiles on, variables filled in, by the program that runs them."""
     program = shutil.which("docker-compose")
     if program is None:
-        pytest.skip("docker-compose reads the compose files")
+        pytest.skip("docker-compose is not installed: apt-get install docker-compose")
     keys = tmp_path_factory.mktemp("keys")
     files = [word for name in COMPOSE for word in ("--file", name)]
     told = subprocess.run(

@@ -22,7 +22,9 @@ from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+NEEDS_OPENSSL = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl is not installed: apt-get install openssl"
+)
 MAKE_CERTIFICATE = (
     "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost "
     "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"

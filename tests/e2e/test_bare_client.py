@@ -18,7 +18,7 @@ PYTHON = ROOT / ".venv-bare" / "bin" / "python"
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not PYTHON.exists(), reason="make install-test has not been run"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="the bare client is not installed: make install-test"),
 ]
 
 PROGRAM = """

@@ -23,7 +23,7 @@ from benchmarks.wrk import Load, WrkFailed, run_wrk
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
+    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed: apt-get install wrk"),
 ]
 WORK = Workload("small", (2, 3))
 

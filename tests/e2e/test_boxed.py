@@ -23,7 +23,7 @@ from tests.integration.running import LAYERS, prepare
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes the box"),
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"),
 ]
 
 

@@ -20,7 +20,9 @@ PERF_ANALYZER = ENVIRONMENT / "perf_analyzer" / "bin" / "perf_analyzer"
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not (ENVIRONMENT / ".installed").exists(), reason="make install-clients has not been run"),
+    pytest.mark.skipif(
+        not (ENVIRONMENT / ".installed").exists(), reason="the clients are not installed: make install-clients"
+    ),
 ]
 
 
@@ -82,7 +84,10 @@ def can_start_perf_analyzer() -> bool:
     return ran.returncode == 0
 
 
-needs_perf_analyzer = pytest.mark.skipif(not can_start_perf_analyzer(), reason="perf_analyzer does not start here")
+needs_perf_analyzer = pytest.mark.skipif(
+    not can_start_perf_analyzer(),
+    reason="perf_analyzer does not start here: apt-get install libb64-0d, then make install-clients",
+)
 
 
 @pytest.mark.long

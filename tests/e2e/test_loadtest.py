@@ -34,7 +34,9 @@ SMALL = ("--layer", "small")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(not (ROOT / ".venv-load" / ".installed").exists(), reason="make install-load has not been run"),
+    pytest.mark.skipif(
+        not (ROOT / ".venv-load" / ".installed").exists(), reason="the load test is not installed: make install-load"
+    ),
 ]
 
 

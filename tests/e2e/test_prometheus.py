@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.e2e,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,9 @@ COMMAND = str(Path(sys.executable).with_name("attention-service"))
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="make install has not been run"),
+    pytest.mark.skipif(
+        not (ROOT / ".venv" / ".installed").exists(), reason="the environment is not installed: make install"
+    ),
 ]
 
 

