@@ -1,144 +1,120 @@
-"""python -m benchmarks [--only PART,…] [--peers NAME,…] [--rounds N] [--seconds S] [--quick] [--resume]: measure.
+"""python -m benchmarks [--only PART,…] [--peers NAME,…] [--rounds N] [--seconds S] [--quick] [--out FILE]: measure.
 
-Laws: one machine, one run; parts are measured one after another, subjects of a part take turns round by round; each whole
-round is written before the next begins. A quick run shows that the instrument works: it is written beside, never as a claim.
+Invariants: parts are measured one after another, and subjects of a part alternate within each round; every round is saved before
+the next begins. A quick run only shows that the benchmark works: it has a file of its own and makes no claim.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime as dt
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import machine, memory, table
-from benchmarks.bench import FAILURES, Bench, Options
+from benchmarks import machine, table
+from benchmarks.bench import FAILURES, WARM_S, Bench
 from benchmarks.report import printed
-from benchmarks.results import LATEST, Part, Results, Sample
-from benchmarks.subjects import ECHO, SERVICE, echo, peers, service
+from benchmarks.results import LATEST, Part, Sample, load, save
+from benchmarks.subjects import PEERS, SERVICE
 from benchmarks.sweeps import SWEEPS
-from benchmarks.wrk import require_wrk
 
 QUICK = LATEST.with_name("quick.json")
-QUICK_OPTIONS = Options(rounds=1, seconds=1, sweep_rounds=1, sweep_seconds=1, warm_s=1)
 QUICK_PARTS = "w1,w2,w3,w2json,w2c1"
-Measure = Callable[[Bench, Sequence[str]], Iterator[tuple[str, Sample]]]
-# Parts that share a start of each subject are measured together.
-GROUPS: tuple[tuple[tuple[str, ...], Measure], ...] = (
-    (tuple(table.CELLS), table.measure),
-    (("bfloat16",), table.measure_bfloat16),
-    (("memory",), memory.measure),
-    *(((name,), measure) for name, measure in SWEEPS.items()),
+
+
+class Group(NamedTuple):
+    """Parts that share the starts of servers; `measure` yields one round of samples with the names of their parts."""
+
+    parts: tuple[str, ...]
+    measure: Callable[[Bench, Sequence[str]], Iterator[tuple[str, Sample]]]
+    rounds: int = 3
+    seconds: float = 4
+
+
+# The table has many and short rounds, so that what is compared is seconds apart.
+GROUPS = (
+    Group(tuple(table.CELLS), table.measure, rounds=20, seconds=2),
+    Group(("bfloat16",), table.measure_bfloat16, rounds=20, seconds=2),
+    Group(("memory",), table.measure_memory),
+    *(Group((name,), measure) for name, measure in SWEEPS.items()),
 )
-IN_TURNS = (*table.CELLS, "bfloat16")  # the others have few and long rounds
-PARTS = [name for names, _ in GROUPS for name in names]
-ALIASES = {"table": [*IN_TURNS, "memory"], "sweeps": list(SWEEPS), "all": PARTS}
+PARTS = [name for group in GROUPS for name in group.parts]
+ALIASES = {"all": PARTS, "table": [name for name in PARTS if name not in SWEEPS], "sweeps": list(SWEEPS)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    require_wrk()
+def main() -> int:
+    given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
-    options = _options(given)
-    results = Results(given.out or (QUICK if given.quick else LATEST))
-    began = time.monotonic()
-    wanted = _chosen(given.only or (QUICK_PARTS if given.quick else "all"))
-    for names, measure in GROUPS:
-        chosen = [name for name in names if name in wanted]
-        if chosen:
+    began, path = time.monotonic(), given.out or (QUICK if given.quick else LATEST)
+    for group in GROUPS:
+        if chosen := [name for name in group.parts if name in given.only]:
+            rounds = given.rounds or (1 if given.quick else group.rounds)
+            seconds = given.seconds or (1 if given.quick else group.seconds)
             with (
                 tempfile.TemporaryDirectory(prefix="bench-") as directory,
-                Bench(Path(directory), options) as bench,
+                Bench(Path(directory), seconds, given.peers) as bench,
             ):
-                _measure(bench, results, chosen, measure, resume=given.resume)
-    print(printed(results.parts))
-    print(f"{results.path}, {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return 1 if any("failed" in x for part in results.parts.values() for x in part.samples) else 0
+                run(bench, group, {name: _part(name, bench) for name in chosen}, rounds, path)
+    parts = load(path)
+    print(printed(parts))
+    print(f"{path}, {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return 1 if any("failed" in x for part in parts.values() for x in part.samples) else 0
 
 
-def _measure(bench: Bench, results: Results, names: list[str], measure: Measure, *, resume: bool) -> None:
-    """All rounds of parts that are measured together."""
-    options = bench.options
-    rounds = options.rounds if names[0] in IN_TURNS else options.sweep_rounds
-    about, commit = machine.described(), machine.commit()
-    if about["load_before"] > machine.QUIET_LOAD:
-        print(f"load {about['load_before']}: this machine is not quiet, figures will be low", file=sys.stderr)
-    first = min(results.begin(_part(name, bench, about, commit), resume=resume) for name in names)
-    for number in range(first, rounds):
+def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: Path) -> None:
+    """Measure and save the parts; an unexpected failure ends its round and not the run."""
+    others = load(path)
+    for number in range(rounds):
         bench.begin_round(number)
         try:
-            for name, sample in measure(bench, names):
-                _keep(results, name, sample)
-        except FAILURES as failure:  # what a measurement did not expect ends its round and not the run
-            _keep(results, names[0], bench.failed(failure, SERVICE, ""))
-        results.end_round()
-    results.end()
+            for name, sample in group.measure(bench, list(parts)):
+                parts[name].samples.append(sample)
+                shown = (f"{key}={x:.4g}" if isinstance(x, float) else f"{key}={x}" for key, x in sample.items())
+                print(f"{name}:", *shown, file=sys.stderr, flush=True)
+        except FAILURES as failure:
+            failed = {"round": number, "subject": SERVICE, "workload": "", "failed": f"{failure!r}"[:300]}
+            next(iter(parts.values())).samples.append(failed)
+            print(failed, file=sys.stderr)
+        save(path, others | {name: part for name, part in parts.items() if part.samples})
 
 
-def _keep(results: Results, name: str, sample: Sample) -> None:
-    results.add(name, sample)
-    print(_line(name, sample), file=sys.stderr, flush=True)
-
-
-def _part(name: str, bench: Bench, about: dict[str, object], commit: str) -> Part:
-    options = bench.options
-    seconds = options.seconds if name in IN_TURNS else options.sweep_seconds
-    settings = {"seconds": seconds, "warm_s": options.warm_s}
-    ours = {name: subject for name, subject in ((SERVICE, service()), (ECHO, echo())) if name in options.subjects}
-    subjects = {**ours, **{peer: peers()[peer] for peer in options.peers}}
-    told = {n: {"settings": s.settings, "version": machine.package_version(s)} for n, s in subjects.items()}
+def _part(name: str, bench: Bench) -> Part:
+    about = machine.described()
+    if about["load_before"] > machine.QUIET_LOAD:
+        print(f"load {about['load_before']}: other programs run here, figures will be low", file=sys.stderr)
+    subjects = {x.name: {"settings": x.settings, "version": machine.package_version(x)} for x in bench.subjects()}
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return Part(name, now, commit, dict(about), settings, told)
+    return Part(name, now, machine.commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
 
 
-def _line(name: str, sample: Sample) -> str:
-    shown = {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in sample.items()}
-    return f"{name}: " + " ".join(f"{key}={value}" for key, value in shown.items())
-
-
-def _chosen(only: str) -> list[str]:
-    found: list[str] = []
-    for name in only.split(","):
-        if name not in PARTS and name not in ALIASES:
-            raise SystemExit(f"there is no part {name!r}: {', '.join([*PARTS, *ALIASES])}")
-        found += ALIASES.get(name, [name])
-    return found
-
-
-def _options(given: argparse.Namespace) -> Options:
-    options = QUICK_OPTIONS if given.quick else Options()
-    chosen = tuple(name for name in given.peers.split(",") if name)
-    subjects = tuple(given.subjects.split(","))
-    if unknown := set(subjects) - set(Options().subjects):
-        raise SystemExit(f"there is no subject {', '.join(unknown)}: {', '.join(Options().subjects)}")
-    if unknown := set(chosen) - set(peers()):
-        raise SystemExit(f"there is no peer {', '.join(unknown)}: {', '.join(peers())}")
-    absent = [name for name in chosen if not Path(peers()[name].python).exists()]
-    if absent:
-        raise SystemExit(f"not installed: {', '.join(absent)}; `make install-peers` makes their environments")
-    rounds = {} if given.rounds is None else {"rounds": given.rounds, "sweep_rounds": given.rounds}
-    seconds = {} if given.seconds is None else {"seconds": given.seconds, "sweep_seconds": given.seconds}
-    return dataclasses.replace(options, subjects=subjects, peers=chosen, **rounds, **seconds)
-
-
-def _parser() -> argparse.ArgumentParser:
+def _arguments() -> argparse.Namespace:
+    """Return the arguments, with `only` and `peers` as lists of names; the program ends if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; the results are a JSON file.")
-    parser.add_argument("--only", help=f"parts, of {', '.join(PARTS)}; or {', '.join(ALIASES)} [all]")
-    parser.add_argument("--subjects", default=",".join(Options().subjects), help="of ours [%(default)s]")
-    parser.add_argument("--peers", default="", help=f"beside bound, service and echo: {', '.join(peers())}")
-    parser.add_argument("--rounds", type=int, help="interleaved repeats [20, of memory and sweeps 3]")
-    parser.add_argument("--seconds", type=float, help="of each timed run, whole ones [2, of memory and sweeps 4]")
+    parser.add_argument("--only", help=f"parts, of {', '.join([*PARTS, *ALIASES])} [all]")
+    parser.add_argument("--peers", default="", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--rounds", type=int, help="[20, of memory and sweeps 3]")
+    parser.add_argument("--seconds", type=int, help="of each timed run [2, of memory and sweeps 4]")
     parser.add_argument(
-        "--quick", action="store_true", help=f"one round of a second each, of {QUICK_PARTS}, to quick.json"
+        "--quick", action="store_true", help=f"one round of one second, of {QUICK_PARTS}, to {QUICK.name}"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with a run of the same commit and settings")
     parser.add_argument("--out", type=Path, help=f"results file [{LATEST.name}]")
-    return parser
+    given = parser.parse_args()
+    names = (given.only or (QUICK_PARTS if given.quick else "all")).split(",")
+    given.only = [part for name in names for part in ALIASES.get(name, [name])]
+    given.peers = tuple(name for name in given.peers.split(",") if name)
+    if unknown := {*given.only, *given.peers} - {*PARTS, *PEERS}:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if absent := [name for name in given.peers if not shutil.which(PEERS[name].command[0])]:
+        parser.error(f"not installed: {', '.join(absent)}; `make install-peers` installs them")
+    if shutil.which("wrk") is None:
+        parser.error("wrk, the load generator, is missing: `apt-get install wrk`")
+    return given
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Claims: what the README says of speed: few lines, from the results alone, misses included.
+"""Claims: the README's section on speed, written from the results alone, missed targets included.
 
-Laws: pure; a claim names its machine and its date; a target that was missed or not measured is named as such.
+Invariants: functions are pure; a claim names its machine and its date; a missed or unmeasured target is named as such.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from benchmarks.results import Part
 from benchmarks.summary import ratio, rows
 from benchmarks.tables import number, table, with_range
-from benchmarks.targets import Judged, judged
+from benchmarks.targets import judged
 
 _SHOWN = {
     "w1": "lengths 8 to 256, safetensors",
@@ -19,69 +19,47 @@ _SHOWN = {
     "w2json": "16 tokens, JSON lists",
     "w2c1": "16 tokens, one caller",
 }
-_NOBODY = ("service", "bound", "echo")
 
 
 def claims(parts: Mapping[str, Part]) -> str:
-    """The section; says so where there is nothing to claim."""
-    shown = [name for name in _SHOWN if name in parts]
-    if not shown:
-        return "Nothing has been measured with this version of the benchmark yet (`make bench`)."
-    lines = [_line(parts[name]) for name in shown]
+    """Return the section as Markdown."""
+    shown = [parts[name] for name in _SHOWN if name in parts]
     heads = ["request", "requests/s", "p50, p99 ms", "of the bound", "times the requests/s of"]
-    return "\n\n".join([_about([parts[name] for name in shown]), table(heads, lines), _verdicts(parts)])
+    return "\n\n".join([_about(shown), table(heads, [_line(part) for part in shown]), _verdicts(parts)])
 
 
 def _about(parts: list[Part]) -> str:
-    first = parts[0]
     days = sorted({part.measured_at[:10] for part in parts})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    about = first.machine
+    # Parts with other rounds than the first are named.
+    first, *rest = ((_SHOWN[part.name], f"{part.rounds} of {part.settings['seconds']:g} s") for part in parts)
+    rounds = "; ".join([first[1], *(f"{name}: {length}" for name, length in rest if length != first[1])])
     return (
-        f"Measured {when} on {about['cpu']}, {about['cores']} cores, which the load generator shares: `serve` with default "
-        "settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over rounds "
-        f"({_rounds(parts)}). The bound is the same work in plain torch in one process, "
-        "without a server:"
+        f"Measured {when} on {parts[0].machine['cpu']}, {parts[0].machine['cores']} cores, which the load generator shares: "
+        "`serve` with default settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over "
+        f"rounds ({rounds}). The bound is the same work in plain torch in one process, without a server:"
     )
-
-
-def _rounds(parts: list[Part]) -> str:
-    """How often and how long; parts that were measured otherwise than the first are named."""
-
-    def of(part: Part) -> str:
-        return f"{part.rounds} of {part.settings['seconds']:g} s"
-
-    others = [f"{_SHOWN[part.name]}: {of(part)}" for part in parts[1:] if of(part) != of(parts[0])]
-    return "; ".join([of(parts[0]), *others])
 
 
 def _line(part: Part) -> list[str]:
     row = next(row for row in rows(part.samples) if row["subject"] == "service")
     over = ratio(part.samples, "tok_s", "service", "bound")
+    peers = sorted({sample["subject"] for sample in part.samples} - {"service", "bound", "echo"})
+    ratios = {name: ratio(part.samples, "rps", "service", name) for name in peers}
     return [
         _SHOWN[part.name],
         number(row["rps"][0]) if "rps" in row else "failed",
         ", ".join(number(row[name][0]) for name in ("p50_ms", "p99_ms") if name in row),
         f"{over[0]:.2f}" if over and part.name != "w2c1" else "",
-        _others(part),
+        ", ".join(f"{name} {number(found[0])}" for name, found in ratios.items() if found),
     ]
-
-
-def _others(part: Part) -> str:
-    names = sorted({sample["subject"] for sample in part.samples if sample["subject"] not in _NOBODY})
-    found = {name: ratio(part.samples, "rps", "service", name) for name in names}
-    return ", ".join(f"{name} {number(over[0])}" for name, over in found.items() if over)
 
 
 def _verdicts(parts: Mapping[str, Part]) -> str:
     found = judged({name: part.samples for name, part in parts.items()})
-    met = sum(row.is_met is True for row in found)
-    missed = "; ".join(_told(row) for row in found if row.is_met is False)
-    absent = sum(row.is_met is None for row in found)
-    lines = [f"Of {len(found)} targets {met} are met{f', {absent} were not measured' if absent else ''}."]
-    lines += [f"Missed: {missed}."] if missed else []
+    verdicts = [target["is_met"] for target in found]
+    absent = f", {verdicts.count(None)} were not measured" if None in verdicts else ""
+    lines = [f"Of {len(found)} targets {verdicts.count(True)} are met{absent}."]
+    missed = [f"{x['what']} {x['target']}: {with_range(x['measured'])}" for x in found if x["is_met"] is False]
+    lines += [f"Missed: {'; '.join(missed)}."] if missed else []
     return "\n".join([*lines, "All figures: [`docs/performance.md`](docs/performance.md)."])
-
-
-def _told(row: Judged) -> str:
-    return f"{row.what} {row.target}: {with_range(row.measured)}"

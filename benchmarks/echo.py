@@ -1,4 +1,4 @@
-"""The cost of HTTP itself: a bare ASGI program under uvicorn that reads a body and answers with as many bytes as it is told.
+"""Echo: a bare ASGI application under uvicorn that answers with as many bytes as asked, which is the cost of HTTP itself.
 
 python -m benchmarks.echo PORT PROCESSES
 """
@@ -24,26 +24,23 @@ def _answer(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Answers as many zeros as the header says; without it, none."""
-    if scope["type"] != "http":
-        return
+    """Read the body and answer with zeros; without the header, with none."""
     parts = []
     while (message := await receive())["type"] == "http.request":
         parts.append(message["body"])
         if not message["more_body"]:
             break
     b"".join(parts)
-    size = next((int(value) for name, value in scope["headers"] if name == _NAME), 0)
-    for told in _answer(size):
-        await send(told)
+    for message in _answer(next((int(value) for name, value in scope["headers"] if name == _NAME), 0)):
+        await send(message)
 
 
 if __name__ == "__main__":
+    port, workers = map(int, sys.argv[1:])
     uvicorn.run(
         "benchmarks.echo:application",
-        host="127.0.0.1",
-        port=int(sys.argv[1]),
-        workers=int(sys.argv[2]),
+        port=port,
+        workers=workers,
         loop="uvloop",
         http="httptools",
         lifespan="off",

@@ -1,7 +1,6 @@
-"""The forward pass in plain torch, as the bound and the peers run it: sequences packed, no padding, no server.
+"""PackedLayer: multi-head self-attention in plain torch on packed sequences, without padding and without a server.
 
-Lives here: one layer of multi-head self-attention, `torch.nn.MultiheadAttention`'s formula with its tensors' names.
-Must not know: the service; it runs in the peers' environments, which have torch and safetensors and nothing else of ours.
+The upper bound and the peers run it. It imports nothing of the service, because the environments of peers lack that.
 Legend: T packed rows, L rows of one sequence, D width, N heads, H head width.
 """
 
@@ -18,7 +17,7 @@ HEADS = 8
 
 
 class PackedLayer:
-    """Every call is under inference mode; sequences are float32 `[L, D]`."""
+    """Tensors are named as in `torch.nn.MultiheadAttention`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.width = tensors["out_proj.bias"].shape[0]
@@ -27,39 +26,25 @@ class PackedLayer:
         self._out = tensors["out_proj.weight"], tensors["out_proj.bias"]
 
     @classmethod
-    def load(cls, path: Path) -> PackedLayer:
+    def load(cls, path: str | Path) -> PackedLayer:
         return cls(load_file(path))
 
     @torch.inference_mode()
-    def outputs(self, xs_LD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def forward(self, xs_LD: Sequence[torch.Tensor], *, with_weights: bool = False) -> list[tuple[torch.Tensor, ...]]:
+        """Return for each sequence its output `[L, D]` and, if asked for, the weights `[N, L, L]` of every head."""
         lengths = [x.shape[0] for x in xs_LD]
-        packed_TD, qkv = self._projected(xs_LD)
-        context_TD, start = torch.empty_like(packed_TD), 0
-        for length in lengths:
-            q_1NLH, k, v = self._heads(qkv[start : start + length])
-            heads_NLH = F.scaled_dot_product_attention(q_1NLH, k, v)[0]
-            context_TD[start : start + length] = heads_NLH.transpose(0, 1).reshape(length, self.width)
-            start += length
-        return list(F.linear(context_TD, *self._out).split(lengths))
-
-    @torch.inference_mode()
-    def outputs_and_weights(self, xs_LD: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The same with the weights `[N, L, L]` of every head."""
-        lengths = [x.shape[0] for x in xs_LD]
-        packed_TD, qkv = self._projected(xs_LD)
+        packed_TD = torch.cat(list(xs_LD)) if len(xs_LD) > 1 else xs_LD[0]
+        qkv = F.linear(packed_TD, *self._in)
         context_TD, weights, start = torch.empty_like(packed_TD), [], 0
         for length in lengths:
-            q_NLH, k, v = (part[0] for part in self._heads(qkv[start : start + length]))
-            weights_NLL = torch.softmax((q_NLH * self._head_width**-0.5) @ k.transpose(1, 2), -1)
-            context_TD[start : start + length] = (weights_NLL @ v).transpose(0, 1).reshape(length, self.width)
-            weights.append(weights_NLL)
+            part = qkv[start : start + length].view(1, length, 3, HEADS, self._head_width)
+            q_1NLH, k, v = part.permute(2, 0, 3, 1, 4).unbind(0)
+            if with_weights:
+                weights.append(torch.softmax((q_1NLH[0] * self._head_width**-0.5) @ k[0].transpose(1, 2), -1))
+                heads_NLH = weights[-1] @ v[0]
+            else:
+                heads_NLH = F.scaled_dot_product_attention(q_1NLH, k, v)[0]
+            context_TD[start : start + length] = heads_NLH.transpose(0, 1).reshape(length, self.width)
             start += length
-        return list(zip(F.linear(context_TD, *self._out).split(lengths), weights, strict=True))
-
-    def _projected(self, xs_LD: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        packed_TD = torch.cat(list(xs_LD)) if len(xs_LD) > 1 else xs_LD[0]
-        return packed_TD, F.linear(packed_TD, *self._in)
-
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """q, k and v `[1, N, L, H]` of one sequence's rows of the fused projection."""
-        return qkv.view(1, qkv.shape[0], 3, HEADS, self._head_width).permute(2, 0, 3, 1, 4).unbind(0)
+        outputs = F.linear(context_TD, *self._out).split(lengths)
+        return list(zip(outputs, weights, strict=True)) if with_weights else [(output,) for output in outputs]

@@ -1,19 +1,19 @@
-"""python -m benchmarks.plots: the pictures of `docs/plots`, from the results (in an environment of its own: `make report`).
+"""python -m benchmarks.plots: draw `docs/plots` from the results, in the environment with matplotlib (`make report`).
 
-Laws: the same figures give the same bytes; each picture carries the digest of what it draws.
+Invariants: the same figures give the same bytes; a picture carries the digest of its figures, so a test finds an outdated one.
+Only `main` needs matplotlib.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
-from benchmarks.plotted import PLOTS, digest, drawn
-from benchmarks.results import LATEST, load
+from benchmarks.results import LATEST, Part, load
+from benchmarks.summary import rows
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "plots"
 COLOURS = {"w1": "tab:blue", "w2": "tab:orange"}
@@ -21,71 +21,87 @@ TITLES = {"w1": "W1: lengths 8 to 256", "w2": "W2: 16 tokens"}
 Rows = list[dict[str, Any]]
 
 
-def _of(rows: Rows, work: str) -> Rows:
-    return [row for row in rows if row["workload"] == work]
-
-
 def _line(axes: Any, x: list[float], spreads: list[list[float]], **style: Any) -> None:
-    """Medians, with the range over the rounds."""
-    medians = [spread[0] for spread in spreads]
-    below = [spread[0] - spread[1] for spread in spreads]
-    above = [spread[2] - spread[0] for spread in spreads]
+    """Draw medians with the quartiles as error bars."""
+    medians = [median for median, _, _ in spreads]
+    below = [median - lower for median, lower, _ in spreads]
+    above = [upper - median for median, _, upper in spreads]
     axes.errorbar(x, medians, yerr=[below, above], marker="o", markersize=4, capsize=2, **style)
 
 
-def offered(rows: Rows, panels: Any) -> None:
-    for axes, work in zip(panels, COLOURS, strict=True):
-        own = _of(rows, work)
-        for figure, style in (("p50_ms", "-"), ("p99_ms", "--")):
-            x = [row["offered_rps"][0] for row in own]
-            label = figure.removesuffix("_ms")
-            _line(axes, x, [row[figure] for row in own], color=COLOURS[work], linestyle=style, label=label)
-        axes.set(title=TITLES[work], xlabel="offered requests/s", ylabel="latency, ms", yscale="log")
-        axes.legend()
+def _offered(found: Rows, axes: Any, colour: str) -> None:
+    for figure, style in (("p50_ms", "-"), ("p99_ms", "--")):
+        x = [row["offered_rps"][0] for row in found]
+        label = figure.removesuffix("_ms")
+        _line(axes, x, [row[figure] for row in found], color=colour, linestyle=style, label=label)
+    axes.set(xlabel="offered requests/s", ylabel="latency, ms", yscale="log")
+    axes.legend()
 
 
-def batch(rows: Rows, panels: Any) -> None:
-    for axes, work in zip(panels, COLOURS, strict=True):
-        own = _of(rows, work)
-        _line(axes, [row["point"] for row in own], [row["tok_s"] for row in own], color=COLOURS[work])
-        axes.set(title=TITLES[work], xlabel="max_batch_requests", ylabel="tokens/s", xscale="log", ylim=(0, None))
-        axes.set_xticks([row["point"] for row in own], [str(row["point"]) for row in own])
-        axes.minorticks_off()
+def _batch(found: Rows, axes: Any, colour: str) -> None:
+    _by_point(found, axes, "tok_s", color=colour)
+    axes.set(xlabel="max_batch_requests", ylabel="tokens/s")
 
 
-def concurrency(rows: Rows, panels: Any) -> None:
-    for axes, work in zip(panels, COLOURS, strict=True):
-        own = _of(rows, work)
-        x = [row["point"] for row in own]
-        _line(axes, x, [row["rps"] for row in own], color=COLOURS[work], label="requests/s")
-        axes.set(title=TITLES[work], xlabel="callers", ylabel="requests/s", xscale="log", ylim=(0, None))
-        other = axes.twinx()
-        _line(other, x, [row["p99_ms"] for row in own], color="tab:gray", linestyle="--")
-        other.set(ylabel="p99, ms (dashed)", yscale="log")
-        axes.set_xticks(x, [str(point) for point in x])
-        axes.minorticks_off()
+def _concurrency(found: Rows, axes: Any, colour: str) -> None:
+    _by_point(found, axes, "rps", color=colour, label="requests/s")
+    axes.set(xlabel="callers", ylabel="requests/s")
+    other = axes.twinx()
+    _line(other, [row["point"] for row in found], [row["p99_ms"] for row in found], color="tab:gray", linestyle="--")
+    other.set(ylabel="p99, ms (dashed)", yscale="log")
 
 
-DRAWERS: dict[str, Callable[[Rows, Any], None]] = {"offered": offered, "batch": batch, "concurrency": concurrency}
+def _by_point(found: Rows, axes: Any, figure: str, **style: Any) -> None:
+    x = [row["point"] for row in found]
+    _line(axes, x, [row[figure] for row in found], **style)
+    axes.set(xscale="log", ylim=(0, None))
+    axes.set_xticks(x, [str(point) for point in x])
+    axes.minorticks_off()
+
+
+class Plot(NamedTuple):
+    """`draw` takes the rows of one workload, the axes and the colour."""
+
+    file: str
+    figures: tuple[str, ...]
+    draw: Callable[[Rows, Any, str], None]
+
+
+PLOTS = {
+    "offered": Plot("latency-over-load.svg", ("offered_rps", "p50_ms", "p99_ms"), _offered),
+    "batch": Plot("throughput-by-batch.svg", ("tok_s",), _batch),
+    "concurrency": Plot("throughput-by-callers.svg", ("rps", "p99_ms"), _concurrency),
+}
+
+
+def drawn(parts: Mapping[str, Part], name: str) -> Rows:
+    """Return the rows of one plot with the figures that it draws."""
+    wanted = ("workload", "point", *PLOTS[name].figures)
+    found = [row for row in rows(parts[name].samples) if row["subject"] == "service"] if name in parts else []
+    return [{key: row[key] for key in wanted} for row in found if all(key in row for key in wanted)]
+
+
+def digest(found: Rows) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> None:
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+
     mpl.use("svg")
-    mpl.rcParams.update(
-        {"svg.hashsalt": "attention-service", "svg.fonttype": "none", "axes.grid": True, "font.size": 9}
-    )
+    style = {"svg.hashsalt": "attention-service", "svg.fonttype": "none", "axes.grid": True, "font.size": 9}
+    mpl.rcParams.update(style)
     parts = load(LATEST)
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for name, draw in DRAWERS.items():
-        rows = drawn(parts, name)
-        path = DIRECTORY / PLOTS[name].file
-        if not rows:
-            path.unlink(missing_ok=True)
-            continue
+    for name, plot in PLOTS.items():
+        found = drawn(parts, name)
         figure, panels = plt.subplots(1, len(COLOURS), figsize=(9, 3.2), layout="constrained")
-        draw(rows, panels)
-        figure.savefig(path, metadata={"Date": None, "Creator": None, "Source": f"figures {digest(rows)}"})
-        print(path.name)
+        for axes, (work, colour) in zip(panels, COLOURS.items(), strict=True):
+            axes.set(title=TITLES[work])
+            plot.draw([row for row in found if row["workload"] == work], axes, colour)
+        source = f"figures {digest(found)}"
+        figure.savefig(DIRECTORY / plot.file, metadata={"Date": None, "Creator": None, "Source": source})
+        print(plot.file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process and all that it started: memory and the time on cores."""
+"""Process tree: memory and CPU time of a process and its descendants, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import os
 from pathlib import Path
 
-MIB = 2**20
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+# RSS counts shared pages in every process, PSS divides them among the processes; the peak of RSS is the kernel's own.
+_FILES = {"VmRSS": "status", "VmHWM": "status", "Pss": "smaps_rollup"}
 
 
 def tree(pid: int) -> list[int]:
-    """The process and its descendants that live."""
+    """Return the process and its living descendants, parents first."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -20,40 +20,27 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def resident_bytes(pids: list[int]) -> int:
-    """Added up, so what processes share counts as often as it is shared."""
-    return sum(_kib(pid, "status", "VmRSS:") for pid in pids) * 1024
+def memory_mib(pids: list[int], field: str) -> float:
+    """Return the sum over the processes of VmRSS, VmHWM (its peak, which one process may reach before another) or Pss."""
+    kib = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/{_FILES[field]}").read_text(encoding="utf-8").splitlines()
+            kib += sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    return kib / 1024
 
 
-def proportional_bytes(pids: list[int]) -> int:
-    """PSS: what processes share is divided among them."""
-    return sum(_kib(pid, "smaps_rollup", "Pss:") for pid in pids) * 1024
-
-
-def forget_peaks(pids: list[int]) -> None:
+def reset_peaks(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
-def peak_resident_bytes(pids: list[int]) -> int:
-    """The peaks since they were forgotten, added up: no process had more, all together may never have had it at once."""
-    return sum(_kib(pid, "status", "VmHWM:") for pid in pids) * 1024
-
-
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
-    """Time on cores so far, of those that live."""
+    """Return the CPU time so far of each living process."""
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-            found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+            found[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found
-
-
-def _kib(pid: int, file: str, field: str) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines():
-            if line.startswith(field):
-                return int(line.split()[1])
-    return 0

@@ -1,14 +1,12 @@
-"""python -m benchmarks.report [--check] [RESULTS]: the results as text: the section of `docs/performance.md` and the README's.
+"""python -m benchmarks.report: write the generated sections of `docs/performance.md` and README.md from the results.
 
-Laws: what stands between the markers is generated and nothing else is touched; `--check` writes nothing and fails where a
-page differs.
+Invariant: only what stands between the markers is replaced.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.claims import claims
@@ -16,48 +14,32 @@ from benchmarks.results import LATEST, Part, load
 from benchmarks.tables import performance
 
 ROOT = Path(__file__).parents[1]
-# Page, marker, what stands between.
-PAGES: tuple[tuple[Path, str, Callable[[Mapping[str, Part]], str]], ...] = (
-    (ROOT / "docs" / "performance.md", "bench", performance),
-    (ROOT / "README.md", "claims", claims),
-)
-
-
-def printed(parts: Mapping[str, Part]) -> str:
-    """For the terminal: the page without its pictures."""
-    return re.sub(r"!\[.*\n\n", "", performance(parts))
+# Page, name of its markers, and the function that writes the section.
+PAGES = ((ROOT / "docs" / "performance.md", "bench", performance), (ROOT / "README.md", "claims", claims))
 
 
 def with_section(text: str, marker: str, section: str) -> str:
-    """The page with this between its markers; ValueError where it has none."""
-    pattern = re.compile(rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"there are no markers <!-- {marker} --> … <!-- /{marker} -->")
-    return pattern.sub(lambda found: f"{found[1]}{section}\n{found[2]}", text)
+    """Return the page with `section` between its markers; ValueError if it has none."""
+    before, start, rest = text.partition(f"<!-- {marker} -->\n")
+    _, end, after = rest.partition(f"<!-- /{marker} -->")
+    if not end:
+        raise ValueError(f"the page has no markers <!-- {marker} --> … <!-- /{marker} -->")
+    return f"{before}{start}{section}\n{end}{after}"
 
 
 def stale(parts: Mapping[str, Part]) -> dict[Path, str]:
-    """What each page that differs would have to be."""
-    found = {}
-    for page, marker, section in PAGES:
-        text = page.read_text(encoding="utf-8")
-        right = with_section(text, marker, section(parts))
-        if right != text:
-            found[page] = right
-    return found
+    """Return the new text of each page that differs from the results."""
+    pages = {page: page.read_text(encoding="utf-8") for page, _, _ in PAGES}
+    new = {page: with_section(pages[page], marker, section(parts)) for page, marker, section in PAGES}
+    return {page: text for page, text in new.items() if text != pages[page]}
 
 
-def main(arguments: list[str]) -> int:
-    paths = [Path(argument) for argument in arguments if argument != "--check"]
-    found = stale(load(paths[0] if paths else LATEST))
-    for page, right in found.items():
-        if "--check" in arguments:
-            print(f"{page.relative_to(ROOT)} is not what the results say: `make report`")
-        else:
-            page.write_text(right, encoding="utf-8")
-            print(f"{page.relative_to(ROOT)} written")
-    return 1 if found and "--check" in arguments else 0
+def printed(parts: Mapping[str, Part]) -> str:
+    """Return the section of `docs/performance.md` without its pictures, for a terminal."""
+    return re.sub(r"!\[.*\n\n", "", performance(parts))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for path, text in stale(load(LATEST)).items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} written")

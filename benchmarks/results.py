@@ -1,8 +1,7 @@
-"""Results: the file that keeps what was measured, part by part, raw and summed up.
+"""Results: the file of what was measured, part by part, as raw samples and as their summary.
 
-Laws: a part is replaced as a whole, by whole rounds, so that one file may hold parts of several days and each says its
-own date, commit and machine; a cut leaves the last whole round; the summary is computed from the samples whenever the
-file is written, never by hand.
+Invariants: a part is replaced as a whole, so one file may hold parts of several days; each part names its own date, commit and
+machine. The summary is computed from the samples whenever the file is written, never by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Sample = dict[str, Any]
 
 @dataclasses.dataclass(slots=True)
 class Part:
-    """One part's run; `settings` are those that decide the figures, `subjects` what each was started with."""
+    """One measurement over several rounds; `settings` decide its figures, `subjects` names version and settings of each."""
 
     name: str
     measured_at: str
@@ -37,65 +36,33 @@ class Part:
     def rounds(self) -> int:
         return len({sample["round"] for sample in self.samples})
 
-    def goes_on_from(self, other: Part) -> bool:
-        """Whether this run is the rest of that one."""
-        mine, others = (x.commit for x in (self, other))
-        return (mine, self.settings, self.subjects) == (others, other.settings, other.subjects)
-
-
-class Results:
-    """The file's parts; `begin`, then `add` samples, then `end_round` writes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.parts = load(path)
-        self._running: dict[str, Part] = {}
-
-    def begin(self, part: Part, *, resume: bool = False) -> int:
-        """The first round to measure: 0, or where an unfinished run of the same stopped."""
-        old = self.parts.get(part.name)
-        if resume and old is not None and part.goes_on_from(old):
-            part = old
-        self._running[part.name] = part
-        return part.rounds
-
-    def add(self, name: str, sample: Sample) -> None:
-        self._running[name].samples.append(sample)
-
-    def end_round(self) -> None:
-        """From here on the file has the new run in place of the old."""
-        self.parts |= {name: part for name, part in self._running.items() if part.samples}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        half = self.path.with_suffix(".half")
-        half.write_text(as_text(self.parts), encoding="utf-8")
-        half.replace(self.path)
-
-    def end(self) -> None:
-        """No part is running any more."""
-        self._running.clear()
-
 
 def load(path: Path) -> dict[str, Part]:
+    """Return the parts of a file by name; none if there is no file."""
     if not path.exists():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["version"] != VERSION:
-        raise SystemExit(f"{path} is of another version of this program: move it away")
-    return {name: Part(name=name, **fields) for name, fields in found["parts"].items()}
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    return {name: Part(name=name, **fields) for name, fields in parts.items()}
+
+
+def save(path: Path, parts: Mapping[str, Part]) -> None:
+    """Replace the file in one step, so that an interrupted run leaves the last whole round."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(as_text(parts), encoding="utf-8")
+    temporary.replace(path)
 
 
 def as_text(parts: Mapping[str, Part]) -> str:
-    """The file: samples one a line, so that a difference between two runs can be read."""
+    """Return the file's text, one sample a line, so that a diff of two runs is readable."""
     samples = {name: part.samples for name, part in parts.items()}
+    fields = {name: dataclasses.asdict(part) | {"samples": f"@{name}"} for name, part in parts.items()}
     document = {
         "version": VERSION,
-        "parts": {
-            name: {**{k: v for k, v in dataclasses.asdict(part).items() if k != "name"}, "samples": f"@{name}"}
-            for name, part in parts.items()
-        },
+        "parts": {name: {key: x for key, x in found.items() if key != "name"} for name, found in fields.items()},
         "summary": {name: rows(found) for name, found in samples.items()},
         "ratios": ratios(samples),
-        "targets": [dataclasses.asdict(row) for row in judged(samples)],
+        "targets": judged(samples),
     }
     text = json.dumps(document, indent=1, ensure_ascii=False)
     for name, found in samples.items():

@@ -1,102 +1,88 @@
-"""Subjects: what is measured, and how each of them is started.
+"""Subjects: what is measured, and how each is started.
 
-Laws: a subject is a value; the service is started as a user does, with default settings; peers are given the settings they
-were fastest with; `forms` says which wire it takes for which form of request, so what it cannot do is left out.
+Invariants: a subject is a value; the service starts as users start it, with default settings; a peer has the settings with
+which it was fastest; a subject is left out where `wires` lacks the form of a workload.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.wires import Wire, plain_wires, service_wires, triton_wires
+from benchmarks.wires import Wire, echo_wires, plain_wires, service_wires, triton_wires
+from benchmarks.workloads import TOLERANCE
 from service.settings import usable_cores
 
 ROOT = Path(__file__).parents[1]
-PEERS = ROOT / "benchmarks" / "peers"
-ENVIRONMENTS = ROOT / ".venv-peers"
 LAYER = "bench"
 BOUND, SERVICE, ECHO = "bound", "service", "echo"
 
 
+class SubjectFailed(Exception):
+    """The subject did not start, refused a correct request, answered wrongly or not at all."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subject:
-    """In `command` the texts `{port}`, `{layers}` (our directory of layers) and `{source}` (its file of weights) are filled in.
+    """In `command`, `{port}`, `{layers}` (the layer directory) and `{source}` (the layer's weights) are replaced.
 
-    `by_form` is what one form of request needs besides, in a start of its own; one that `polls` takes time while it has
-    nothing to do.
+    A subject with `one_form` serves the form that the environment variable FORM names, so each form has its own start. One with
+    `polls` takes CPU time while idle. `package` is the one whose version is recorded.
     """
 
     name: str
     command: tuple[str, ...]
     ready_path: str
-    forms: Mapping[str, Wire]
+    wires: Mapping[str, Wire]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    by_form: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    polls: bool = False
     settings: str = "default"
-    package: str | None = None  # whose version is told
+    package: str | None = None
+    one_form: bool = False
+    polls: bool = False
+    tolerance: float = TOLERANCE
 
-    @property
-    def python(self) -> str:
-        return self.command[0]
 
-
-def service(name: str = SERVICE, **settings: object) -> Subject:
-    """This service; settings by their names in `service/settings.py`, none but where the measurement is of them."""
+def service(name: str = SERVICE, tolerance: float = TOLERANCE, **settings: object) -> Subject:
+    """Return this service, with settings by their names in `service/settings.py`."""
     return Subject(
         name,
         (sys.executable, "-m", "service", "serve", "--port", "{port}", "--layers-dir", "{layers}"),
         "/readyz",
         service_wires(LAYER),
         {f"ATTENTION_{key.upper()}": str(value) for key, value in settings.items()},
-        settings=", ".join(f"{key}={value}" for key, value in settings.items()) or "default",
+        _text(settings),
+        tolerance=tolerance,
     )
 
 
 def echo(processes: int = 0) -> Subject:
-    """As many processes as the service has by default."""
+    """Return the echo, with as many processes as the service has by default."""
     num = processes or usable_cores()
     command = (sys.executable, "-m", "benchmarks.echo", "{port}", str(num))
-    return Subject(ECHO, command, "/", service_wires(LAYER), settings=f"{num} processes")
+    return Subject(ECHO, command, "/", echo_wires(LAYER), settings=f"{num} processes", tolerance=math.inf)
 
 
 def _peer(name: str, program: str, package: str | None, **environment: object) -> Subject:
-    """A program of `peers/`; one torch thread a process, the fastest for all of them."""
-    environ = ENVIRONMENTS / program
-    python = sys.executable if package is None else str(environ / "bin" / "python")
-    given = {key: str(value) for key, value in environment.items()}
-    return Subject(
-        name,
-        (python, str(PEERS / f"{program}_app.py"), "{port}", "{source}"),
-        "/health",
-        plain_wires(),
-        {"OMP_NUM_THREADS": "1", **given},
-        settings=", ".join(f"{key}={value}" for key, value in given.items()) or "default",
-        package=package,
-    )
+    """Return a program of `peers/`, with one torch thread a process, which is the fastest for all of them."""
+    python = str(ROOT / ".venv-peers" / program / "bin" / "python") if package else sys.executable
+    command = (python, str(ROOT / "benchmarks" / "peers" / f"{program}_app.py"), "{port}", "{source}")
+    variables = {"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in environment.items()}}
+    return Subject(name, command, "/health", plain_wires(), variables, _text(environment), package, bool(package))
 
 
-def peers() -> dict[str, Subject]:
-    """Every peer by its name."""
-    mosec = dataclasses.replace(
-        _peer("mosec", "mosec", "mosec", WORKERS=2, BATCH=16),
-        ready_path="/",
-        # A route has processes of its own: only the one that is measured is served.
-        by_form={form: {"ROUTE": wire.path} for form, wire in plain_wires().items()},
-    )
-    triton = dataclasses.replace(
-        _peer("triton", "triton", "nvidia-pytriton", WORKERS=2),
-        ready_path="/v2/models/numbers/ready",
-        forms=triton_wires(),
-        by_form={"weights": {"WITH_WEIGHTS": "1"}, "lists": {"WORKERS": "1", "OMP_NUM_THREADS": "2"}},
-    )
-    litserve = dataclasses.replace(
-        _peer("litserve", "litserve", "litserve"),
-        polls=True,
-        by_form={form: {"ROUTE": wire.path} for form, wire in plain_wires().items()},
-    )
-    found = (_peer("naive", "naive", None), _peer("naive2", "naive", None, WORKERS=2), mosec, triton, litserve)
-    return {subject.name: subject for subject in found}
+def _text(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items()) or "default"
+
+
+_TRITON = _peer("triton", "triton", "nvidia-pytriton", WORKERS=2)
+_FOUND = (
+    _peer("naive", "naive", None),
+    _peer("naive2", "naive", None, WORKERS=2),
+    dataclasses.replace(_peer("mosec", "mosec", "mosec", WORKERS=2, BATCH=16), ready_path="/"),
+    dataclasses.replace(_TRITON, ready_path="/v2/models/attention/ready", wires=triton_wires("attention")),
+    dataclasses.replace(_peer("litserve", "litserve", "litserve"), polls=True),
+)
+PEERS = {subject.name: subject for subject in _FOUND}

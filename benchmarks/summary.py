@@ -1,7 +1,7 @@
-"""Summary: samples become medians over the rounds, and ratios of two subjects that were measured in the same round.
+"""Summary: medians and quartiles of samples over the rounds, and ratios of two subjects within a round.
 
-Laws: pure; a ratio is formed within a round and its median taken over the rounds, for what slows a machine for a minute
-slows both; a sample that failed is counted and takes no part.
+Invariants: functions are pure; a ratio is formed within a round and its median taken over the rounds, because a slow minute of
+the machine slows both subjects; a failed sample is counted and enters no figure.
 """
 
 from __future__ import annotations
@@ -11,31 +11,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Samples = Sequence[Mapping[str, Any]]
-# What tells samples of one part apart; everything else in a sample is a figure.
+# These tell samples of one part apart; everything else in a sample is a figure.
 KEYS = ("subject", "workload", "point")
-_NO_FIGURES = {*KEYS, "round", "failed"}
 DIGITS = 6
 
 
 def spread(values: Iterable[float]) -> list[float]:
-    """Median, lower and upper quartile: of many short rounds the outermost say how the machine stumbled, no more."""
+    """Return median, lower and upper quartile. Extremes of many short rounds only show how the machine stumbled."""
     found = list(values)
     lower, median, upper = statistics.quantiles(found * 2 if len(found) == 1 else found, n=4, method="inclusive")
-    return [_rounded(x) for x in (median, lower, upper)]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+    return [float(f"{x:.{DIGITS}g}") for x in (median, lower, upper)]
 
 
 def good(samples: Samples, **wanted: object) -> list[Mapping[str, Any]]:
-    """The samples with these keys that did not fail."""
+    """Return the samples with these keys that did not fail."""
     return [x for x in samples if "failed" not in x and all(x.get(key) == value for key, value in wanted.items())]
 
 
 def rows(samples: Samples) -> list[dict[str, Any]]:
-    """One row for each thing measured: its keys, how many rounds, how many failed, and each figure's spread; by subject, whoever
-    had the first turn.
+    """Return a row for each subject, workload and point: its keys, counts of rounds and failures, each figure's spread.
+
+    Rows are sorted by subject, because each round draws a new order; points keep the order of measurement.
     """
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for sample in samples:
@@ -43,34 +39,28 @@ def rows(samples: Samples) -> list[dict[str, Any]]:
     return [_row(key, found[key]) for key in sorted(found, key=lambda key: key[0])]
 
 
-def _row(key: tuple[Any, ...], group: list[Mapping[str, Any]]) -> dict[str, Any]:
-    kept = good(group)
-    row = {**dict(zip(KEYS, key, strict=True)), "rounds": len(kept), "failed": len(group) - len(kept)}
-    names = list(dict.fromkeys(name for sample in kept for name in sample if name not in _NO_FIGURES))
-    for name in names:
-        values = [sample[name] for sample in kept if isinstance(sample.get(name), int | float)]
-        if values:
-            row[name] = spread(values)
-    return row
+def _row(key: tuple[Any, ...], group: Samples) -> dict[str, Any]:
+    succeeded = good(group)
+    row = {**dict(zip(KEYS, key, strict=True)), "rounds": len(succeeded), "failed": len(group) - len(succeeded)}
+    figures = dict.fromkeys(name for sample in succeeded for name in sample if name not in (*KEYS, "round"))
+    return row | {name: spread(sample[name] for sample in succeeded if name in sample) for name in figures}
 
 
 def ratio(samples: Samples, figure: str, one: str, other: str, **wanted: object) -> list[float] | None:
-    """Spread of one subject's figure over another's, round by round; None where no round has both."""
-    values = {
-        name: {x["round"]: x[figure] for x in good(samples, subject=name, **wanted) if figure in x}
-        for name in (one, other)
-    }
-    both = [n for n in values[one] if values[other].get(n)]
-    return spread(values[one][n] / values[other][n] for n in both) if both else None
+    """Return the spread of one subject's figure over another's; None if no round has both."""
+    ours, theirs = (
+        {x["round"]: x[figure] for x in good(samples, subject=name, **wanted) if figure in x} for name in (one, other)
+    )
+    both = [number for number in ours if theirs.get(number)]
+    return spread(ours[number] / theirs[number] for number in both) if both else None
 
 
-def ratios(parts: Mapping[str, Samples], subject: str = "service") -> list[dict[str, Any]]:
-    """Of the parts without points: our figures over everybody else's."""
-    found = []
-    for name, samples in parts.items():
-        for other in sorted({x["subject"] for x in samples if x.get("point") is None} - {subject}):
-            for figure in ("tok_s", "p50_ms", "p99_ms"):
-                value = ratio(samples, figure, subject, other)
-                if value is not None:
-                    found.append({"part": name, "figure": figure, "of": subject, "over": other, "ratio": value})
-    return found
+def ratios(parts: Mapping[str, Samples]) -> list[dict[str, Any]]:
+    """Return the service's figures over those of each other subject, of the parts without points."""
+    return [
+        {"part": name, "figure": figure, "of": "service", "over": other, "ratio": value}
+        for name, samples in parts.items()
+        for other in sorted({x["subject"] for x in samples if x.get("point") is None} - {"service"})
+        for figure in ("tok_s", "p50_ms", "p99_ms")
+        if (value := ratio(samples, figure, "service", other)) is not None
+    ]

@@ -1,90 +1,67 @@
-"""Targets: the speed that this service is to have, and whether it has.
+"""Targets: the speed and memory that this service aims at, and whether the results meet them.
 
-Laws: pure; a target that was not measured is neither met nor missed and says so; medians decide, the spread is shown.
-Memory is of everything that was started, the supervisor included; MB are read as MiB, as the first measurements of the
-peers wrote them.
+Invariants: functions are pure; a target that was not measured is neither met nor missed; the median decides. Memory counts
+every process that was started, the supervisor too; MB are read as MiB, as in the first measurements of the peers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from benchmarks.summary import Samples, good, ratio, spread
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """Ours (`of`) over another subject's figure, or, where `over` is None, the figure itself."""
+    """The figure of subject `of`, divided by that of `over` if given, is at least or at most `limit`."""
 
     part: str
     what: str
-    figure: str
-    of: str
-    over: str | None
-    is_least: bool
+    sign: str
     limit: float
+    over: str | None = None
+    figure: str = "tok_s"
+    of: str = "service"
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Judged:
-    """`measured` is median, lower and upper quartile over the rounds; `is_met` None: not measured."""
-
-    part: str
-    what: str
-    target: str
-    measured: list[float] | None
-    is_met: bool | None
-
-
-def _least(part: str, what: str, over: str, limit: float) -> Target:
-    return Target(part, what, "tok_s", "service", over, is_least=True, limit=limit)
-
-
-def _p50(over: str, limit: float) -> Target:
-    return Target("w2c1", "one client, 16 tokens: p50", "p50_ms", "service", over, is_least=False, limit=limit)
+    def judge(self, samples: Samples) -> dict[str, Any]:
+        """Return part, what, target, measured (median and quartiles, or None) and is_met (None if not measured)."""
+        if self.over is not None:
+            measured = ratio(samples, self.figure, self.of, self.over)
+        else:
+            values = [x[self.figure] for x in good(samples, subject=self.of)]
+            measured = spread(values) if values else None
+        is_met = None
+        if measured is not None:
+            is_met = measured[0] >= self.limit if self.sign == "≥" else measured[0] <= self.limit
+        target = f"{self.sign} {self.limit:g}" + (f" × {self.over}" if self.over else "")
+        return {"part": self.part, "what": self.what, "target": target, "measured": measured, "is_met": is_met}
 
 
 _W1, _W2, _W3 = "W1, mixed lengths", "W2, 16 tokens", "W3, mixed lengths with weights"
-_LISTS = "W2 as nested-list JSON"
+_LISTS, _P50 = "W2 as nested-list JSON", "one client, 16 tokens: p50"
+_RESIDENT, _PSS = "one process, resident at peak", "two processes, PSS at peak"
 TARGETS = (
-    _least("w1", _W1, "bound", 0.90),
-    _least("w1", _W1, "mosec", 1.05),
-    _least("w2", _W2, "bound", 0.75),
-    _least("w2", _W2, "mosec", 1.10),
-    _least("w3", _W3, "bound", 0.70),
-    _least("w3", _W3, "mosec", 1.10),
-    _least("w2json", _LISTS, "triton", 1.7),
-    _least("w2json", _LISTS, "naive", 6),
-    _p50("naive", 1.15),
-    _p50("mosec", 0.3),
-    _p50("triton", 0.3),
-    Target("bfloat16", "W1 in bfloat16", "tok_s", "service bfloat16", "service", is_least=True, limit=1.4),
-    Target(
-        "memory", "one process, resident at peak (MiB)", "peak_rss_mib", "service x1", None, is_least=False, limit=350
-    ),
-    Target("memory", "two processes, PSS at peak (MiB)", "peak_pss_mib", "service x2", None, is_least=False, limit=650),
-    *(
-        Target("memory", "two processes, PSS at peak", "peak_pss_mib", "service x2", peer, is_least=False, limit=1)
-        for peer in ("mosec", "triton", "litserve")
-    ),
+    Target("w1", _W1, "≥", 0.90, "bound"),
+    Target("w1", _W1, "≥", 1.05, "mosec"),
+    Target("w2", _W2, "≥", 0.75, "bound"),
+    Target("w2", _W2, "≥", 1.10, "mosec"),
+    Target("w3", _W3, "≥", 0.70, "bound"),
+    Target("w3", _W3, "≥", 1.10, "mosec"),
+    Target("w2json", _LISTS, "≥", 1.7, "triton"),
+    Target("w2json", _LISTS, "≥", 6, "naive"),
+    Target("w2c1", _P50, "≤", 1.15, "naive", "p50_ms"),
+    Target("w2c1", _P50, "≤", 0.3, "mosec", "p50_ms"),
+    Target("w2c1", _P50, "≤", 0.3, "triton", "p50_ms"),
+    Target("bfloat16", "W1 in bfloat16", "≥", 1.4, "service", of="service bfloat16"),
+    Target("memory", f"{_RESIDENT} (MiB)", "≤", 350, None, "peak_rss_mib", "service x1"),
+    Target("memory", f"{_PSS} (MiB)", "≤", 650, None, "peak_pss_mib", "service x2"),
+    Target("memory", _PSS, "≤", 1, "mosec", "peak_pss_mib", "service x2"),
+    Target("memory", _PSS, "≤", 1, "triton", "peak_pss_mib", "service x2"),
+    Target("memory", _PSS, "≤", 1, "litserve", "peak_pss_mib", "service x2"),
 )
 
 
-def judged(parts: Mapping[str, Samples]) -> list[Judged]:
-    return [_judged(target, parts.get(target.part, ())) for target in TARGETS]
-
-
-def _judged(target: Target, samples: Samples) -> Judged:
-    sign = "≥" if target.is_least else "≤"
-    over = f" × {target.over}" if target.over else ""
-    told = f"{sign} {target.limit:g}{over}"
-    if target.over is None:
-        values = [x[target.figure] for x in good(samples, subject=target.of)]
-        measured = spread(values) if values else None
-    else:
-        measured = ratio(samples, target.figure, target.of, target.over)
-    if measured is None:
-        return Judged(target.part, target.what, told, None, None)
-    is_met = measured[0] >= target.limit if target.is_least else measured[0] <= target.limit
-    return Judged(target.part, target.what, told, measured, is_met)
+def judged(parts: Mapping[str, Samples]) -> list[dict[str, Any]]:
+    return [target.judge(parts.get(target.part, ())) for target in TARGETS]

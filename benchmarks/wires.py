@@ -1,7 +1,7 @@
-"""Wires: how a subject wants a request written, and how its answer is read back.
+"""Wires: how a subject takes a request and writes its answer; and the request files that both load generators read.
 
-Laws: a wire knows bytes and headers, never a socket; what it reads is one row of numbers, output first and the weights
-behind it, so that one check serves all.
+Invariants: a wire knows bytes and headers and no socket; an answer is read as flat numbers, the output and then the weights, so
+that one check serves all subjects.
 """
 
 from __future__ import annotations
@@ -9,95 +9,120 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load, save
 
+from benchmarks.echo import SIZE_HEADER
+from benchmarks.packed import HEADS
 from benchmarks.workloads import Array
 
+# As text, 11.7 on average.
+_NUMBER_BYTES = {"binary": 4, "weights": 4, "lists": 12}
 Headers = Mapping[str, str]
+Request = tuple[Headers, bytes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wire:
-    """`write` gives headers and body; `read` takes the answer's body and its headers by lower-case name."""
+    """`write` returns headers and body; `read` takes the answer's body and headers, whose names ignore case."""
 
-    name: str
     path: str
-    write: Callable[[Array], tuple[dict[str, str], bytes]]
+    write: Callable[[Array], Request]
     read: Callable[[bytes, Headers], Array]
 
 
-def _row(value: object) -> Array:
-    return np.array(value, dtype=np.float32).ravel()
-
-
-def _read_safetensors(body: bytes, _: Headers) -> Array:
-    found = load(body)
-    return np.concatenate([found[name].ravel() for name in ("output", "weights") if name in found])
-
-
 def service_wires(layer: str) -> dict[str, Wire]:
-    """This service: safetensors, without and with the weights of every head, and nested lists."""
+    """Return the wires of this service: safetensors, without and with weights, and nested lists."""
     path, kind = f"/v1/layers/{layer}/attend", {"Content-Type": "application/vnd.safetensors"}
-    asked = {"request": json.dumps({"weights": {"form": "heads"}})}
+    weights = {"request": json.dumps({"weights": {"form": "heads"}})}
+
+    def read(body: bytes, _: Headers) -> Array:
+        found = load(body)
+        return np.concatenate([found[name].ravel() for name in ("output", "weights") if name in found])
+
     return {
-        "binary": Wire("safetensors", path, lambda x: (kind, save({"query": x})), _read_safetensors),
-        "weights": Wire("safetensors, weights", path, lambda x: (kind, save({"query": x}, asked)), _read_safetensors),
+        "binary": Wire(path, lambda x: (kind, save({"query": x})), read),
+        "weights": Wire(path, lambda x: (kind, save({"query": x}, weights)), read),
         "lists": _lists(path, "query", "output"),
     }
 
 
-def _lists(path: str, asked: str, answered: str) -> Wire:
+def _lists(path: str, request_name: str, answer_name: str) -> Wire:
     return Wire(
-        "nested lists",
         path,
-        lambda x: ({"Content-Type": "application/json"}, json.dumps({asked: x.tolist()}).encode()),
-        lambda body, _: _row(json.loads(body)[answered]),
+        lambda x: ({"Content-Type": "application/json"}, json.dumps({request_name: x.tolist()}).encode()),
+        lambda body, _: np.array(json.loads(body)[answer_name], np.float32).ravel(),
     )
 
 
+def echo_wires(layer: str) -> dict[str, Wire]:
+    """Return the service's wires for the echo, which is asked for as many bytes as the numbers of an answer take."""
+    return {form: _echo(wire, form) for form, wire in service_wires(layer).items()}
+
+
+def _echo(wire: Wire, form: str) -> Wire:
+    def write(x: Array) -> Request:
+        headers, body = wire.write(x)
+        num = x.size + (HEADS * len(x) ** 2 if form == "weights" else 0)
+        return {**headers, SIZE_HEADER: str(num * _NUMBER_BYTES[form])}, body
+
+    return Wire("/", write, lambda body, _: np.zeros(len(body) // _NUMBER_BYTES[form], np.float32))
+
+
 def plain_wires() -> dict[str, Wire]:
-    """The frameworks where the endpoint is the user's own: raw float32, and the plainest JSON."""
-
-    def write(x: Array) -> tuple[dict[str, str], bytes]:
-        return {"Content-Type": "application/octet-stream"}, x.tobytes()
-
-    def read(body: bytes, _: Headers) -> Array:
-        return np.frombuffer(body, np.float32)
-
-    return {
-        "binary": Wire("raw float32", "/raw", write, read),
-        "weights": Wire("raw float32, weights", "/raw_weights", write, read),
-        "lists": _lists("/lists", "x", "y"),
-    }
+    """Return the wires of frameworks whose endpoints are the user's own: raw float32, and the plainest JSON."""
+    kind = {"Content-Type": "application/octet-stream"}
+    raw = Wire("/binary", lambda x: (kind, x.tobytes()), lambda body, _: np.frombuffer(body, np.float32))
+    return {"binary": raw, "weights": dataclasses.replace(raw, path="/weights"), "lists": _lists("/lists", "x", "y")}
 
 
-def triton_wires() -> dict[str, Wire]:
-    """The Open Inference Protocol: bytes as one BYTES element (FP32 of several lengths would not be batched), or JSON."""
+def triton_wires(model: str) -> dict[str, Wire]:
+    """Return Open Inference wires: one BYTES element, because FP32 of several lengths would not be batched, or JSON."""
+    path = f"/v2/models/{model}/infer"
 
-    def write_bytes(x: Array) -> tuple[dict[str, str], bytes]:
+    def write(x: Array) -> Request:
         blob = struct.pack("<I", x.nbytes) + x.tobytes()
-        asked = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(blob)}}
+        query = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(blob)}}
         outputs = [{"name": "y", "parameters": {"binary_data": True}}]
-        head = json.dumps({"inputs": [asked], "outputs": outputs}, separators=(",", ":")).encode()
+        head = json.dumps({"inputs": [query], "outputs": outputs}, separators=(",", ":")).encode()
         kind = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
         return kind, head + blob
 
-    def read_bytes(body: bytes, headers: Headers) -> Array:
+    def read(body: bytes, headers: Headers) -> Array:
         return np.frombuffer(body[int(headers["inference-header-content-length"]) + 4 :], np.float32)
 
-    def write_lists(x: Array) -> tuple[dict[str, str], bytes]:
-        asked = {"name": "x", "datatype": "FP32", "shape": [1, *x.shape], "data": x.ravel().tolist()}
-        return {"Content-Type": "application/json"}, json.dumps({"inputs": [asked]}).encode()
+    def write_lists(x: Array) -> Request:
+        query = {"name": "x", "datatype": "FP32", "shape": [1, *x.shape], "data": x.ravel().tolist()}
+        return {"Content-Type": "application/json"}, json.dumps({"inputs": [query]}).encode()
 
-    binary = Wire("Open Inference, BYTES", "/v2/models/bytes/infer", write_bytes, read_bytes)
-    path = "/v2/models/numbers/infer"
-    return {
-        "binary": binary,
-        "weights": dataclasses.replace(binary, name="Open Inference, BYTES, weights"),
-        "lists": Wire(
-            "Open Inference, JSON", path, write_lists, lambda body, _: _row(json.loads(body)["outputs"][0]["data"])
-        ),
-    }
+    def read_lists(body: bytes, _: Headers) -> Array:
+        return np.array(json.loads(body)["outputs"][0]["data"], np.float32)
+
+    binary = Wire(path, write, read)
+    return {"binary": binary, "weights": binary, "lists": Wire(path, write_lists, read_lists)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestFiles:
+    """Requests to `path` as files: request i is `<i>.head`, a header a line, and `<i>.body`."""
+
+    directory: Path
+    path: str
+    num: int
+
+    def read(self, i: int) -> Request:
+        lines = (self.directory / f"{i}.head").read_text(encoding="ascii").splitlines()
+        return dict(line.split(": ", 1) for line in lines), (self.directory / f"{i}.body").read_bytes()
+
+
+def write_requests(directory: Path, path: str, requests: Iterable[Request]) -> RequestFiles:
+    directory.mkdir(parents=True)
+    num = 0
+    for num, (headers, body) in enumerate(requests, 1):
+        lines = "".join(f"{name}: {value}\n" for name, value in headers.items())
+        (directory / f"{num - 1}.head").write_text(lines, encoding="ascii")
+        (directory / f"{num - 1}.body").write_bytes(body)
+    return RequestFiles(directory, path, num)

@@ -1,4 +1,4 @@
-"""The plain server that anybody would write: FastAPI, pydantic and torch's own module, a thread a request, no batching.
+"""The plain server that most would write: FastAPI, pydantic and torch's own module, a thread a request, no batching.
 
 python naive_app.py PORT LAYER    WORKERS: processes (1)
 """
@@ -18,50 +18,28 @@ from starlette.concurrency import run_in_threadpool
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 torch.set_grad_enabled(False)
 app = FastAPI()
+tensors = load_file(sys.argv[2])
+module = torch.nn.MultiheadAttention(tensors["out_proj.bias"].shape[0], 8, bias=True, batch_first=True).eval()
+module.load_state_dict(tensors)
 
 
-def _module() -> torch.nn.MultiheadAttention:
-    tensors = load_file(sys.argv[2])
-    width = tensors["out_proj.bias"].shape[0]
-    module = torch.nn.MultiheadAttention(width, 8, bias=True, batch_first=True).eval()
-    module.load_state_dict(tensors)
-    return module
-
-
-class Question(BaseModel):
+class AttendRequest(BaseModel):
     x: list[list[float]]
 
 
-class Reply(BaseModel):
+class AttendAnswer(BaseModel):
     y: list[list[float]]
 
 
-module = _module()
-
-
 @torch.inference_mode()
-def _attend(x: torch.Tensor) -> torch.Tensor:
-    return module(x[None], x[None], x[None], need_weights=False)[0][0]
+def _attend(x: torch.Tensor, *, need_weights: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return module(x[None], x[None], x[None], need_weights=need_weights, average_attn_weights=False)
 
 
-@torch.inference_mode()
-def _attend_bytes(body: bytes) -> bytes:
-    return _attend(_tensor(body)).numpy().tobytes()
-
-
-@torch.inference_mode()
-def _attend_weights(body: bytes) -> bytes:
-    x = _tensor(body)[None]
-    output, weights = module(x, x, x, need_weights=True, average_attn_weights=False)
-    return output[0].numpy().tobytes() + weights[0].numpy().tobytes()
-
-
-def _tensor(body: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(body), dtype=torch.float32).view(-1, module.embed_dim)
-
-
-def _binary(content: bytes) -> Response:
-    return Response(content, media_type="application/octet-stream")
+def _attend_bytes(body: bytes, *, need_weights: bool) -> bytes:
+    x = torch.frombuffer(bytearray(body), dtype=torch.float32).view(-1, module.embed_dim)
+    parts = _attend(x, need_weights=need_weights)
+    return b"".join(part[0].numpy().tobytes() for part in parts if part is not None)
 
 
 @app.get("/health")
@@ -69,25 +47,26 @@ def health() -> str:
     return "ok"
 
 
-@app.post("/raw")
-async def raw(request: Request) -> Response:
-    return _binary(await run_in_threadpool(_attend_bytes, await request.body()))
+@app.post("/binary")
+async def binary(request: Request) -> Response:
+    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=False)
+    return Response(body, media_type="application/octet-stream")
 
 
-@app.post("/raw_weights")
-async def raw_weights(request: Request) -> Response:
-    return _binary(await run_in_threadpool(_attend_weights, await request.body()))
+@app.post("/weights")
+async def weights(request: Request) -> Response:
+    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=True)
+    return Response(body, media_type="application/octet-stream")
 
 
 @app.post("/lists")
-def lists(question: Question) -> Reply:
-    return Reply(y=_attend(torch.tensor(question.x)).tolist())
+def lists(request: AttendRequest) -> AttendAnswer:
+    return AttendAnswer(y=_attend(torch.tensor(request.x))[0][0].tolist())
 
 
 if __name__ == "__main__":
     uvicorn.run(
         "benchmarks.peers.naive_app:app",
-        host="127.0.0.1",
         port=int(sys.argv[1]),
         workers=int(os.environ.get("WORKERS", "1")),
         loop="uvloop",

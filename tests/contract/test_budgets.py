@@ -8,6 +8,8 @@ ROOT = Path(__file__).parents[2]
 # 1,200 of them are for attention without a layer.
 MAX_SERVICE_LINES = 18_496 + 1_200
 MAX_CLIENT_LINES = 1_550
+# The aim is 2,000.
+MAX_BENCHMARK_LINES = 2_340
 MAX_FUNCTION_LINES = 40
 
 
@@ -24,10 +26,14 @@ def test_the_service_and_the_client_stay_within_their_line_budgets():
     assert num_lines("client/attention_client") <= MAX_CLIENT_LINES
 
 
+def test_the_benchmarks_stay_within_their_line_budget():
+    assert num_lines("benchmarks") <= MAX_BENCHMARK_LINES
+
+
 def test_no_function_is_longer_than_40_lines():
     long = [
         f"{path.relative_to(ROOT)}: {node.name} {node.end_lineno - node.lineno + 1}"
-        for path in (*paths("service"), *paths("client/attention_client"))
+        for path in (*paths("service"), *paths("client/attention_client"), *paths("benchmarks"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None

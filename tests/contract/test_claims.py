@@ -1,4 +1,4 @@
-"""Figures are generated: README and `docs/performance.md` say what the last results say, and pictures draw them."""
+"""README, `docs/performance.md` and the pictures are generated from the last results."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plotted import PLOTS, digest, drawn
+from benchmarks.plots import PLOTS, digest, drawn
 from benchmarks.report import ROOT, stale
 from benchmarks.results import LATEST, as_text, load
 

@@ -1,7 +1,8 @@
-"""The benchmark measures: a quick run with real servers and real load; what it finds out is for a quiet machine to say."""
+"""The benchmark measures with real servers and real load; what it finds is for a quiet machine."""
 
 import dataclasses
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -10,15 +11,12 @@ import sys
 import pytest
 
 from benchmarks import process_tree
-from benchmarks.bodies import write_bodies
-from benchmarks.bound_process import BoundProcess
-from benchmarks.echo import SIZE_HEADER
-from benchmarks.open_loop import Arrivals
-from benchmarks.running import Running, SubjectFailed
-from benchmarks.subjects import ROOT, echo
-from benchmarks.wires import plain_wires
-from benchmarks.workloads import Workload, save_layer
-from benchmarks.wrk import Load, WrkFailed, run_wrk
+from benchmarks.bench import Bench
+from benchmarks.load_generators import closed_loop, open_loop
+from benchmarks.server import Server
+from benchmarks.subjects import ROOT, SubjectFailed, echo
+from benchmarks.wires import RequestFiles, write_requests
+from benchmarks.workloads import Workload
 
 pytestmark = [
     pytest.mark.e2e,
@@ -26,29 +24,39 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed: apt-get install wrk"),
 ]
 WORK = Workload("small", (2, 3))
+TINY = Workload("tiny", (2,))
 
 
 @pytest.fixture
-def sized(tmp_path):
-    """Two requests to the echo, of answers of 100 and 70,000 bytes."""
-    return write_bodies(tmp_path / "own", plain_wires()["binary"], WORK).asking_for([100, 70_000], tmp_path / "sized")
+def requests(tmp_path) -> RequestFiles:
+    """Two requests to the echo, for answers of 4,096 and 6,144 bytes."""
+    wire = echo().wires["binary"]
+    return write_requests(tmp_path / "requests", wire.path, map(wire.write, WORK.inputs()))
+
+
+def start(tmp_path, subject):
+    return Server(subject, "binary", {}, tmp_path / "echo.log")
 
 
 @pytest.fixture
-def running(tmp_path):
-    with Running(echo(1), {}, tmp_path / "echo.log") as running:
-        yield running
+def server(tmp_path):
+    with start(tmp_path, echo(1)) as server:
+        yield server
+
+
+def living(pids):
+    return [pid for pid in pids if process_tree.memory_mib([pid], "VmRSS")]
 
 
 @pytest.mark.long
-def test_a_quick_run_measures_service_and_bound_and_prints_their_ratio(tmp_path):
+def test_a_quick_run_measures_service_bound_and_echo_and_prints_their_ratio(tmp_path):
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "w2", "--subjects", "bound,service"]
-    told = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "w2", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
     samples = {sample["subject"]: sample for sample in found["parts"]["w2"]["samples"]}
-    assert set(samples) == {"bound", "service"}
+    assert set(samples) == {"bound", "service", "echo"}
     assert all(
         sample["rps"] > 0 and sample["tok_s"] == pytest.approx(sample["rps"] * 16) for sample in samples.values()
     )
@@ -56,84 +64,77 @@ def test_a_quick_run_measures_service_and_bound_and_prints_their_ratio(tmp_path)
     assert 0 < samples["service"]["max_abs_error"] < 1e-5
     ratio = next(x["ratio"][0] for x in found["ratios"] if (x["over"], x["figure"]) == ("bound", "tok_s"))
     assert ratio == pytest.approx(samples["service"]["tok_s"] / samples["bound"]["tok_s"], rel=1e-4)
-    assert "### W2, 32 callers" in told.stdout
+    assert "### W2, 32 callers" in done.stdout
 
 
 @pytest.mark.long
-def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, sized):
-    with Running(echo(2), {}, tmp_path / "two.log") as running:
-        running.check_sizes(sized, 2)
-        assert running.answer_sizes(sized) == [100, 70_000]
-        closed = run_wrk(running.port, sized, Load(4, 1))
+def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, requests):
+    with start(tmp_path, echo(2)) as server:
+        assert [len(server.ask("/", requests.read(i)).content) for i in range(2)] == [4096, 6144]
+        closed = closed_loop(server.port, requests, 4, 1)
         assert closed["rps"] > 0
         assert closed["refused"] == closed["broken"] == 0
-        asked = Arrivals(running.port, str(sized.directory), "/", 2, per_second=50, seconds=1, seed=0)
-        opened = open_loop(asked)
+        opened = open_loop(server.port, requests, per_second=50, seconds=1, seed=0)
         assert 10 < opened["rps"] <= opened["offered_rps"] < 100
         assert opened["refused"] == opened["broken"] == 0
-        pids = running.pids
+        pids = server.pids
     assert len(pids) > 2
-    assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
+    assert living(pids) == []
 
 
-def test_a_polling_subject_rests_until_woken_and_can_end_while_resting(tmp_path, sized):
-    with Running(dataclasses.replace(echo(2), polls=True), {}, tmp_path / "two.log") as running:
-        running.rest()
-        before = process_tree.cpu_seconds(running.pids)
-        with pytest.raises(WrkFailed, match="no answer"):
-            run_wrk(running.port, sized, Load(2, 1))
-        assert process_tree.cpu_seconds(running.pids) == before
-        running.wake()
-        assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
-        running.rest()
-        pids = running.pids
-    assert [pid for pid in pids if process_tree.resident_bytes([pid])] == []
+def test_a_polling_subject_is_stopped_until_it_resumes_and_can_end_while_stopped(tmp_path, requests):
+    with start(tmp_path, dataclasses.replace(echo(2), polls=True)) as server:
+        server.pause()
+        before = process_tree.cpu_seconds(server.pids)
+        with pytest.raises(SubjectFailed, match="no answer"):
+            closed_loop(server.port, requests, 2, 1)
+        assert process_tree.cpu_seconds(server.pids) == before
+        server.resume()
+        assert closed_loop(server.port, requests, 2, 1)["rps"] > 0
+        server.pause()
+        pids = server.pids
+    assert living(pids) == []
 
 
-def test_a_subject_that_does_not_poll_is_not_suspended(running, sized):
-    running.rest()
-    assert run_wrk(running.port, sized, Load(2, 1))["rps"] > 0
+def test_a_subject_that_does_not_poll_is_not_suspended(server, requests):
+    server.pause()
+    assert closed_loop(server.port, requests, 2, 1)["rps"] > 0
 
 
 @pytest.mark.long
 def test_the_bound_process_reports_its_failure_and_restarts(tmp_path):
-    save_layer(tmp_path / "layer.safetensors")
-    bound = BoundProcess(tmp_path / "layer.safetensors", 1, tmp_path / "bound.log")
-    try:
-        assert all(bound.figures("w2/1", 0.05)["rps"] > 0 for _ in range(2))
-        with pytest.raises(SubjectFailed, match="no-such-work"):
-            bound.figures("no-such-work", 0.05)
-        assert bound.figures("w2/1", 0.05)["rps"] > 0, "it is started anew"
-    finally:
-        bound.end()
+    with Bench(tmp_path, seconds=1) as bench:
+        assert all(bench.bound_figures(TINY, 1, 0.05)["rps"] > 0 for _ in range(2))
+        failed = bench.sample("bound", "tiny", lambda: bench.run_apart(os._exit, 1))
+        assert failed["failed"].startswith("BrokenProcessPool")
+        assert bench.bound_figures(TINY, 1, 0.05)["rps"] > 0
 
 
-def open_loop(asked: Arrivals):
-    command = [sys.executable, "-m", "benchmarks.open_loop", json.dumps(dataclasses.asdict(asked))]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(told.stdout)
-
-
-def test_the_open_loop_counts_unanswered_requests(running, sized):
-    """A port that refuses connections: every request is broken, none is answered, and the latency says the most."""
-    asked = Arrivals(1, str(sized.directory), "/", 2, per_second=40, seconds=0.5, seed=0)
-    found = open_loop(asked)
+def test_the_open_loop_counts_unanswered_requests(requests):
+    """A port that refuses connections: every request is broken, and the latency is the longest."""
+    found = open_loop(1, requests, per_second=40, seconds=0.5, seed=0)
     assert found["rps"] == 0
     assert found["broken"] == found["offered_rps"] * 0.5
 
 
-def test_a_wrong_answer_stops_a_subject_before_it_is_timed(running, sized):
+def test_an_answer_of_another_size_stops_a_subject_before_it_is_timed(server, requests):
     with pytest.raises(SubjectFailed, match="numbers"):
-        running.largest_error(WORK, sized, plain_wires()["binary"], 2)
-    headers, _ = sized.request(0)
-    assert headers[SIZE_HEADER] == "100"
+        server.largest_error(Workload("other", (3, 2)), requests, 2)
 
 
-def test_a_refused_connection_is_a_failure_and_no_figure(sized):
-    with pytest.raises(WrkFailed):
-        run_wrk(1, sized, Load(1, 1))
+def test_a_wrong_answer_stops_a_subject_before_it_is_timed(tmp_path, requests):
+    with (
+        start(tmp_path, dataclasses.replace(echo(1), tolerance=1e-4)) as server,
+        pytest.raises(SubjectFailed, match="off by"),
+    ):
+        server.largest_error(WORK, requests, 2)
 
 
-def test_silence_is_a_failure_and_no_figure(sized):
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(WrkFailed, match="no answer"):
-        run_wrk(silent.getsockname()[1], sized, Load(1, 1))
+def test_a_refused_connection_is_a_failure_and_no_figure(requests):
+    with pytest.raises(SubjectFailed):
+        closed_loop(1, requests, 1, 1)
+
+
+def test_silence_is_a_failure_and_no_figure(requests):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(SubjectFailed, match="no answer"):
+        closed_loop(silent.getsockname()[1], requests, 1, 1)

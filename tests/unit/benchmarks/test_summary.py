@@ -1,7 +1,7 @@
 """Samples become medians and ratios within a round."""
 
 from benchmarks.summary import ratio, ratios, rows, spread
-from tests.unit.benchmarks.made_up import sample
+from tests.unit.benchmarks.doubles import sample
 
 
 def test_a_spread_is_the_median_and_the_quartiles():

@@ -1,4 +1,4 @@
-"""The same layer, requests and answers for everybody, and the wires on which they travel."""
+"""Every subject gets the same layer, requests and answers, each in its own wire format."""
 
 import json
 import struct
@@ -6,14 +6,12 @@ import struct
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load, save
+from safetensors.numpy import load, save, save_file
 
-from benchmarks import workloads
-from benchmarks.bodies import write_bodies
 from benchmarks.echo import SIZE_HEADER
 from benchmarks.packed import HEADS, PackedLayer
-from benchmarks.wires import plain_wires, service_wires, triton_wires
-from benchmarks.workloads import LENGTHS, W1, W2, W3, Workload, of_length, right_answers
+from benchmarks.wires import echo_wires, plain_wires, service_wires, triton_wires, write_requests
+from benchmarks.workloads import LENGTHS, W1, W2, W3, Workload, correct_answers, of_length
 from examples.make_demo_layer import WIDTH, demo_tensors
 
 SMALL = Workload("small", (3, 1, 5))
@@ -40,21 +38,21 @@ def test_long_requests_are_fewer(length, num):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("form", ["binary", "weights"])
-def test_the_right_answer_is_that_of_torch_s_own_module(form):
+def test_the_correct_answer_is_that_of_torch_s_own_module(form):
     work, module = Workload("small", SMALL.lengths, form), torch_module()
-    for x, right in zip(work.inputs(), right_answers(work), strict=True):
+    for x, correct in zip(work.inputs(), correct_answers(work), strict=True):
         query = torch.from_numpy(x)[None].double()
         output, weights = module(query, query, query, need_weights=True, average_attn_weights=False)
         parts = [output[0].numpy().ravel()] + ([weights[0].numpy().ravel()] if form == "weights" else [])
-        np.testing.assert_allclose(right, np.concatenate(parts), atol=1e-12)
+        np.testing.assert_allclose(correct, np.concatenate(parts), atol=1e-12)
 
 
 def test_packed_sequences_do_not_see_each_other(tmp_path):
-    workloads.save_layer(tmp_path / "layer.safetensors")
+    save_file(demo_tensors(), tmp_path / "layer.safetensors")
     layer = PackedLayer.load(tmp_path / "layer.safetensors")
     xs = [torch.from_numpy(x) for x in SMALL.inputs()]
-    for together, x in zip(layer.outputs(xs), xs, strict=True):
-        torch.testing.assert_close(together, layer.outputs([x])[0])
+    for together, x in zip(layer.forward(xs), xs, strict=True):
+        torch.testing.assert_close(together, layer.forward([x])[0])
 
 
 def test_the_wires_of_the_service_build_its_requests():
@@ -75,8 +73,8 @@ def test_the_plain_wires_are_bytes_and_lists():
     assert np.array_equal(wires["lists"].read(json.dumps({"y": X.tolist()}).encode(), {}), X.ravel())
 
 
-def test_triton_s_bytes_have_their_length_in_front():
-    wire = triton_wires()["binary"]
+def test_bytes_for_triton_begin_with_their_length():
+    wire = triton_wires("attention")["binary"]
     headers, body = wire.write(X)
     head = int(headers["Inference-Header-Content-Length"])
     assert json.loads(body[:head])["inputs"][0]["parameters"] == {"binary_data_size": X.nbytes + 4}
@@ -85,9 +83,20 @@ def test_triton_s_bytes_have_their_length_in_front():
     assert np.array_equal(wire.read(answer, {"inference-header-content-length": "2"}), X.ravel())
 
 
-def test_bodies_are_files_and_the_echo_s_name_the_size_of_their_answer(tmp_path):
-    bodies = write_bodies(tmp_path / "own", plain_wires()["binary"], SMALL)
-    assert bodies.request(2) == ({"Content-Type": "application/octet-stream"}, SMALL.inputs()[2].tobytes())
-    sized = bodies.asking_for([7, 8, 9], tmp_path / "sized")
-    assert sized.request(1)[0][SIZE_HEADER] == "8"
-    assert sized.request(1)[1] == bodies.request(1)[1]
+def test_the_echo_is_asked_for_as_many_bytes_as_the_numbers_take():
+    wires = echo_wires("bench")
+    sizes = {form: int(wire.write(X)[0][SIZE_HEADER]) for form, wire in wires.items()}
+    assert sizes == {"binary": X.nbytes, "weights": X.nbytes + 4 * HEADS * 3 * 3, "lists": 12 * X.size}
+    assert {form: wires[form].read(bytes(size), {}).size for form, size in sizes.items()} == {
+        "binary": X.size,
+        "weights": X.size + HEADS * 3 * 3,
+        "lists": X.size,
+    }
+    assert wires["binary"].write(X)[1] == service_wires("bench")["binary"].write(X)[1]
+
+
+def test_requests_are_files(tmp_path):
+    wire = plain_wires()["binary"]
+    requests = write_requests(tmp_path / "requests", wire.path, map(wire.write, SMALL.inputs()))
+    assert (requests.num, requests.path) == (3, "/binary")
+    assert requests.read(2) == ({"Content-Type": "application/octet-stream"}, SMALL.inputs()[2].tobytes())

@@ -1,4 +1,4 @@
-"""Results that nobody measured, for the rooms that only read them."""
+"""Made-up results for the modules that only read them."""
 
 from benchmarks.results import Part
 
