@@ -5,7 +5,7 @@ ServiceError
 │   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
 │   │                    BadBinary)
 │   ├── InvalidInput     the bytes parse, but a value is invalid (BadShape, BadDtype, BadMask, MaskKindRequired,
-│   │                    CausalAlignRequired, NonFinite, MaskedRow, UnknownField)
+│   │                    MaskAxesRequired, CausalAlignRequired, NonFinite, MaskedRow, UnknownField)
 │   ├── TooLarge         the request exceeds a limit (BodyTooLarge, DecompressedTooLarge, CostLimit, TargetTooLong,
 │   │                    HeadersTooLarge)
 │   ├── NotServed        the service has no such resource, method or format (LayerNotFound, RouteNotFound, MethodNotAllowed,
@@ -93,6 +93,10 @@ class BadMask(InvalidInput):
 
 class MaskKindRequired(InvalidInput):
     code = "mask_kind_required"
+
+
+class MaskAxesRequired(InvalidInput):
+    code = "mask_axes_required"
 
 
 class CausalAlignRequired(InvalidInput):

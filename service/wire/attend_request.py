@@ -20,11 +20,11 @@ from service.attention.spec import LayerSpec
 from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.mask_kinds import MAX_MASKS, MaskField, MaskPlace, ValuedMask, kind_of
+from service.wire.mask_kinds import MAX_MASKS, MaskField, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import StrictModel, Tensor, check_names, translated
 from service.wire.tensor_values import TensorField, TensorKind
-from service.wire.tensors import TensorForm, decode_tensor, look_over
+from service.wire.tensors import TensorForm, decode_tensor, look_over, rank_of
 from service.wire.weights_selection import WeightsField, weights_bytes
 
 BATCH_RANK = 3
@@ -49,7 +49,7 @@ class AttendRequest(StrictModel):
         """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others."""
         check_names(document, cls, "")
         masks, weights = document.get("masks"), document.get("weights")
-        if isinstance(masks, NumberList):  # a bare array
+        if isinstance(masks, NumberList) or (isinstance(masks, dict) and "data" in masks):  # a bare array
             kind_of(None, "/masks/0")
         if isinstance(weights, dict):
             check_names(weights, WeightsField, "/weights")
@@ -104,6 +104,7 @@ def check_request(
     body = AttendRequest.of(document)
     params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
     look_over(_fields(body, params))
+    _check_axes(body, params)
     decoded = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK
     query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
@@ -140,6 +141,14 @@ def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[objec
         if isinstance(mask, ValuedMask):
             found.append((mask.values, TensorField(param, mask.VALUES)))
     return found
+
+
+def _check_axes(body: AttendRequest, mask_params: Sequence[str]) -> None:
+    """Raise MaskAxesRequired for a mask of two readings before any shape is checked: no size may choose one."""
+    if body.masks and rank_of(body.query) == BATCH_RANK:
+        for i, (mask, param) in enumerate(zip(body.masks, mask_params, strict=True)):
+            if isinstance(mask, TableMask):
+                mask.check_axes_of_batch(f"/masks/{i}", param)
 
 
 def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:

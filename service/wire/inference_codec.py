@@ -33,6 +33,7 @@ from service.wire.inference_schemas import (
 )
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated
+from service.wire.tensor_values import FLOATS_ARE_A_BIAS
 from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
 TENSORS = ("query", "key", "value")
@@ -148,7 +149,9 @@ def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape = entry.name, entry.shape
     if entry.datatype not in INPUTS[name]:
-        raise BadDtype(f"the datatype of {name} must be one of {', '.join(INPUTS[name])}", param=f"/{name}/datatype")
+        hint = f"; {FLOATS_ARE_A_BIAS}" if INPUTS[name] == ("BOOL",) and entry.datatype in _FLOATS else ""
+        words = f"the datatype of {name} must be one of {', '.join(INPUTS[name])}{hint}"
+        raise BadDtype(words, param=f"/{name}/datatype")
     if name in TENSORS and len(shape) != QUERY_RANK:
         raise BadShape(f"{name} must be [B, L, d], got {len(shape)} axes", param=f"/{name}")
     if min(shape, default=0) < 0:
@@ -230,10 +233,23 @@ def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]
             raise BadDtype(f"{entry.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
 
 
+def _axes(name: str, parameters: InferParameters) -> str | None:
+    axes: str | None = getattr(parameters, f"{name}_axes", None)
+    return axes
+
+
+def _mask(name: str, tensors: dict[str, object], parameters: InferParameters) -> dict[str, object]:
+    axes = _axes(name, parameters)
+    if name not in tensors:
+        raise InvalidInput(f"the parameter {name}_axes names the axes of an input {name}, which is missing")
+    mask = {"kind": MASKS[name], "values": tensors[name]}
+    return mask if axes is None else {**mask, "axes": axes}
+
+
 def _document(
     tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...]
 ) -> dict[str, object]:
-    masks = [{"kind": kind, "values": tensors[name]} for name, kind in MASKS.items() if name in tensors]
+    masks = [_mask(name, tensors, parameters) for name in MASKS if name in tensors or _axes(name, parameters)]
     if parameters.causal is not None:
         masks.append({"kind": "causal", "align": parameters.causal})
     document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}

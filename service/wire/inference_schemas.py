@@ -10,11 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from service.wire.mask_kinds import Axes
+
 VERSION = "1"
 """The only version of a layer as a model."""
 MAX_ID = 256
 
 Causal = Literal["top_left", "bottom_right"]
+MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required where it has 2 or 3")]
 
 
 def _as_text(value: str) -> str:
@@ -32,6 +35,9 @@ class InferParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
+    attend_mask_axes: MaskAxes = None
+    ignore_mask_axes: MaskAxes = None
+    bias_axes: MaskAxes = None
     weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
     masked_rows: Literal["zero", "error"] | None = None
     timeout: Annotated[int | None, Field(ge=0, description="deadline in microseconds; 0 = the service's own")] = None

@@ -1,9 +1,9 @@
 """Mask kinds: the JSON form, the meaning and the decoding of every kind of mask.
 
 A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, and a constructor in
-the client. Invariants: Only the rank decides what an axis of values means (`[S]`, `[L, S]`, `[H, L, S]` for one sequence, with
-B in front for a batch), so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing
-here reads scores.
+the client. Invariants: Sizes never decide what an axis of values means. The rank decides where it has one reading; elsewhere
+`axes` is required, so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing here
+reads scores.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from pydantic import Field, WithJsonSchema
 
 from service.attention import masks
 from service.attention.masks import Mask, Sizes
-from service.errors import BadMask, CausalAlignRequired, MaskKindRequired
+from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
 from service.wire.tensor_values import words_of
-from service.wire.tensors import TensorKind, decode_tensor
+from service.wire.tensors import MAX_RANK, TensorKind, decode_tensor, rank_of
 
 MAX_MASKS = 16
 Lengths = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array", "items": {}}, TENSOR_OBJECT]})
 ]
+Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
+_AXES_WORDS = "b sequences, h heads, l query rows, s keys; required for values of 2 or 3 axes if query is a batch"
+_AXES_OF_ONE = {1: "s", 2: "ls", 3: "hls"}
+_AXES_OF_BATCH = {1: "s", 4: "bhls"}
+_READINGS = {
+    2: '"bs" if they are [B, S] (keys of each sequence), "ls" if they are [L, S] (the same for all sequences)',
+    3: '"bls" if they are [B, L, S] (the same for all heads), "hls" if they are [H, L, S] (the same for all sequences)',
+}
 
 
 class MaskPlace(NamedTuple):
@@ -34,6 +42,11 @@ class MaskPlace(NamedTuple):
     is_batch: bool
     param: str
     values_param: str
+
+    @property
+    def full_sizes(self) -> dict[str, int]:
+        """The size of each axis by its letter."""
+        return dict(zip("bhls", self.sizes, strict=True))
 
 
 class MaskKind(StrictModel, abc.ABC):
@@ -53,31 +66,52 @@ class ValuedMask(MaskKind):
     values: Tensor
 
 
-class _TableMask(ValuedMask):
-    """A kind with a value for each head, query row and key."""
+class TableMask(ValuedMask):
+    """A kind with a value for each head, query row and key; `axes` names the axes of its values."""
+
+    axes: Annotated[Axes | None, Field(description=_AXES_WORDS)] = None
+
+    def check_axes_of_batch(self, param: str, values_param: str) -> None:
+        """Raise MaskAxesRequired if the rank of the values has two readings in a batch and `axes` does not choose one.
+
+        `param` is the JSON pointer of the mask, `values_param` that of its values. No size is looked at.
+        """
+        if self.axes is None and (rank := rank_of(self.values)) in _READINGS:
+            name = "axes" if values_param.startswith(param) else f"the parameter {values_param.lstrip('/')}_axes"
+            raise MaskAxesRequired(
+                f"{words_of(values_param)} has {rank} axes, which have two readings in a batch: set {name} to "
+                f"{_READINGS[rank]}",
+                param=param,
+            )
 
     def table(self, place: MaskPlace) -> torch.Tensor:
-        """Return [B|1, N|1, L|1, S|1] from values `[S]`, `[L, S]` or `[H, L, S]`, with B in front for a batch."""
-        (b, n, queries, keys), param = place.sizes, place.values_param
-        tensor = decode_tensor(self.values, param=param, kind=self.VALUES).tensor
-        full = {1: (keys,), 2: (queries, keys), 3: (n, queries, keys)}
-        allowed = {rank + 1: (b, *shape) for rank, shape in full.items()} if place.is_batch else full
-        expected = allowed.get(tensor.dim())
-        if expected is None or any(have not in (want, 1) for have, want in zip(tensor.shape, expected, strict=True)):
-            raise BadMask(_shape_words(tensor, place), param=param)
-        if not place.is_batch:
-            tensor = tensor.unsqueeze(0)
-        return tensor.reshape(tensor.shape[0], *(1,) * (4 - tensor.dim()), *tensor.shape[1:])
+        """Return [B|1, N|1, L|1, S|1]; raises BadMask if the values do not have the sizes of their axes, or 1."""
+        if (rank := rank_of(self.values) or 0) > MAX_RANK:
+            raise self._wrong_shape(place, f"{rank} axes")
+        if not place.is_batch and "b" in (self.axes or ""):
+            known = ", ".join(_AXES_OF_ONE.values())
+            raise BadMask(f"query is one sequence [L, d], so axes must be one of {known}", param=f"{place.param}/axes")
+        tensor = decode_tensor(self.values, param=place.values_param, kind=self.VALUES).tensor
+        axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
+        have, want = dict(zip(axes, tensor.shape, strict=False)), place.full_sizes
+        if not axes or len(axes) != tensor.dim() or any(size not in (want[name], 1) for name, size in have.items()):
+            raise self._wrong_shape(place, str(list(tensor.shape)))
+        return tensor.reshape([have.get(name, 1) for name in want])
+
+    def _wrong_shape(self, place: MaskPlace, found: str) -> BadMask:
+        full = place.full_sizes
+        shapes = [
+            f"{[full[name] for name in axes]} (axes {axes})"
+            for axes in get_args(Axes)
+            if place.is_batch or "b" not in axes
+        ]
+        words = f"{', '.join(shapes[:-1])} or {shapes[-1]}, and any axis may be 1; got {found}"
+        if self.axes is not None:
+            words += f" as axes {self.axes}"
+        return BadMask(f"{words_of(place.values_param)} must be {words}", param=place.values_param)
 
 
-def _shape_words(tensor: torch.Tensor, place: MaskPlace) -> str:
-    b, n, queries, keys = place.sizes
-    lead = f"{b}, " if place.is_batch else ""
-    rows = f"[{lead}{keys}], [{lead}{queries}, {keys}] or [{lead}{n}, {queries}, {keys}]"
-    return f"{words_of(place.values_param)} must be {rows} (any axis may be 1), got {list(tensor.shape)}"
-
-
-class AttendMask(_TableMask):
+class AttendMask(TableMask):
     """true = may attend (torch scaled_dot_product_attention, ONNX, Keras, JAX)."""
 
     VALUES = TensorKind.BOOL
@@ -87,7 +121,7 @@ class AttendMask(_TableMask):
         return masks.attend(self.table(place))
 
 
-class IgnoreMask(_TableMask):
+class IgnoreMask(TableMask):
     """true = blocked (torch nn.MultiheadAttention's attn_mask and key_padding_mask)."""
 
     VALUES = TensorKind.BOOL
@@ -97,7 +131,7 @@ class IgnoreMask(_TableMask):
         return masks.ignore(self.table(place))
 
 
-class BiasMask(_TableMask):
+class BiasMask(TableMask):
     """Added to the scaled scores; "-inf" = may not attend."""
 
     VALUES = TensorKind.BIAS

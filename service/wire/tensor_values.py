@@ -24,6 +24,7 @@ Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
 _SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
 _MAX_EXACT = 2**53 - 1  # above it, a float64 may stand for more than one whole number
+FLOATS_ARE_A_BIAS = 'a mask of floats is a "bias"'
 
 
 class TensorKind(enum.Enum):
@@ -31,7 +32,7 @@ class TensorKind(enum.Enum):
 
     FLOAT = "a number"
     BIAS = 'a number or "-inf"'
-    BOOL = "true, false, 0 or 1"
+    BOOL = f"true, false, 0 or 1 ({FLOATS_ARE_A_BIAS})"
     INT = "a whole number"
 
 

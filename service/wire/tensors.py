@@ -22,9 +22,24 @@ import torch
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.dtypes import FLOATS, WHOLES
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor, numbers_to_tensor
+from service.wire.tensor_values import (
+    FLOATS_ARE_A_BIAS,
+    TensorField,
+    TensorKind,
+    bytes_to_tensor,
+    numbers_to_tensor,
+)
 
-__all__ = ["DecodedTensor", "RawTensor", "TensorForm", "TensorKind", "bytes_of", "decode_tensor", "look_over"]
+__all__ = [
+    "DecodedTensor",
+    "RawTensor",
+    "TensorForm",
+    "TensorKind",
+    "bytes_of",
+    "decode_tensor",
+    "look_over",
+    "rank_of",
+]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
@@ -89,6 +104,21 @@ def decode_tensor(value: object, *, param: str, kind: TensorKind) -> DecodedTens
         raise _rank_error(field, len(numbers.shape))
     tensor = numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape)
     return DecodedTensor(tensor, TensorForm.NESTED)
+
+
+def rank_of(value: object) -> int | None:
+    """Return the number of axes of a tensor that is not decoded yet; None if it is malformed."""
+    if isinstance(value, RawTensor):
+        return len(value.shape)
+    if isinstance(value, NumberList):
+        return None if value.fault is not None and value.fault.is_shape else len(value.shape)
+    if isinstance(value, dict):
+        shape = value.get("shape")
+        return len(shape) if isinstance(shape, list) else None
+    rank = 0
+    while isinstance(value, list):
+        rank, value = rank + 1, value[0] if value else None
+    return rank
 
 
 def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
@@ -174,6 +204,8 @@ def _dtype(name: object, field: TensorField) -> torch.dtype:
     found = _DTYPES[field.kind].get(name) if isinstance(name, str) else None
     if found is None:
         words = f"the dtype of {field.words} must be one of {', '.join(_DTYPES[field.kind])}"
+        if field.kind is TensorKind.BOOL and isinstance(name, str) and name in _FLOATS:
+            words += f"; {FLOATS_ARE_A_BIAS}"
         raise BadDtype(words, param=f"{field.param}/dtype")
     return found
 

@@ -104,6 +104,9 @@ def as_safetensors(request: Request, pad: int = 0) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
+# The axes that a mask may have, and those that need no name; by whether the query is a batch.
+AXES = {False: ("s", "ls", "hls"), True: ("s", "ls", "hls", "bs", "bls", "bhls")}
+OPTIONAL_AXES = {False: AXES[False], True: ("s", "bhls")}
 INPUT_NAMES = {"attend": "attend_mask", "ignore": "ignore_mask", "bias": "bias", "lengths": "lengths"}
 
 
@@ -117,6 +120,11 @@ def as_inference(request: Request, *, binary: bool) -> tuple[bytes, int]:
         else:
             assert values is not None
             tensors[INPUT_NAMES[fields["kind"]]] = values
+            axes = fields.get("axes")
+            if request.query.ndim == 2 and fields["kind"] != "lengths":  # the batch axis is always there
+                axes = "b" + (axes or AXES[False][values.ndim - 1])
+            if axes is not None:
+                parameters[INPUT_NAMES[fields["kind"]] + "_axes"] = axes
     if request.query.ndim == 2:
         tensors = {name: array[None] for name, array in tensors.items()}
     if request.weights is not None:
@@ -173,3 +181,43 @@ def read_inference(content: bytes, json_length: str | None) -> dict[str, np.ndar
         found[output["name"]] = array.reshape(output["shape"])
     assert at == len(content)
     return found
+
+
+async def answers(service, request: Request) -> dict[str, dict[str, np.ndarray]]:
+    """The answers to one request, by the form in which it was sent."""
+    found = {}
+    writers = {"a flat list": as_list, "base64": as_base64}
+    if request.float_dtypes == {"float32"}:
+        writers["nested lists"] = as_nested
+    for name, write in writers.items():
+        answer = await service.attend(request.fields(write))
+        assert answer.status_code == 200, answer.text
+        found[name] = read_json(answer.json())
+    path = "/v1/layers/small/attend"
+    for pad in (0, 3):
+        body = as_safetensors(request, pad)
+        answer = await service.client.post(path, content=body, headers={"content-type": BINARY})
+        assert answer.status_code == 200, answer.text
+        found[f"safetensors, {pad}"] = read_safetensors(answer.content)
+    if not request.has_inference_form:
+        return found
+    # 16-bit floats have no JSON form there.
+    for binary in (True, False) if request.float_dtypes <= {"float32", "float64"} else (True,):
+        body, head = as_inference(request, binary=binary)
+        headers = {"inference-header-content-length": str(head)} if binary else {}
+        answer = await service.client.post("/v2/models/small/infer", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        read = read_inference(answer.content, answer.headers.get("inference-header-content-length"))
+        if request.query.ndim == 2:
+            read = {name: array[0] for name, array in read.items()}
+        found[f"open inference, {binary}"] = read
+    return found
+
+
+def check_same_bits(found: dict[str, dict[str, np.ndarray]]) -> None:
+    wanted = found["base64"]
+    for form, tensors in found.items():
+        assert tensors.keys() == wanted.keys(), form
+        for name, array in tensors.items():
+            assert array.dtype == wanted[name].dtype or form == "nested lists", (form, name)
+            assert array.astype(wanted[name].dtype).tobytes() == wanted[name].tobytes(), (form, name)

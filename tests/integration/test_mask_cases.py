@@ -11,7 +11,6 @@ from tests.integration.running import LAYERS
 SMALL = LAYERS[0]
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((5, 16)).astype(np.float32)
-CUBE = RNG.standard_normal((3, 3, 16)).astype(np.float32)  # B = L = S, so that nothing but the rank can tell axes apart
 
 
 async def answer(service, *masks: dict, x: np.ndarray = X, **fields) -> dict:
@@ -133,29 +132,6 @@ def test_zeros_and_ones_are_booleans_and_large_biases_are_numbers_M6_M8(served):
             biased = await answer(service, {"kind": "bias", "values": [0.0 if flag else low for flag in flags]})
             assert biased["masked_rows"] == 0
             assert np.allclose(biased["output"], as_bool["output"], atol=1e-6)
-
-    served(story)
-
-
-def test_the_rank_of_a_mask_alone_decides_its_layout_M5(served):
-    """B = L = S = 3: `[B,S]` is never read as `[L,S]`, nor `[B,L,S]` as `[H,L,S]`."""
-    flat = np.array([[1, 0, 1], [1, 1, 0], [0, 1, 1]], bool)
-    cube = RNG.random((3, 3, 3)) < 0.7
-    cube[..., 0] = True
-    heads = RNG.random((3, 4, 3, 3)) < 0.7
-    heads[..., 0] = True
-    layouts = [(flat, flat[:, None, None, :]), (cube, cube[:, None]), (heads, heads)]
-
-    async def story(service):
-        for mask, meaning in layouts:
-            whole = np.broadcast_to(meaning, (3, 4, 3, 3))
-            short = await answer(service, {"kind": "attend", "values": mask.tolist()}, x=CUBE)
-            assert short == await answer(service, {"kind": "attend", "values": whole.tolist()}, x=CUBE)
-            for b in range(3):
-                alone = await answer(service, {"kind": "attend", "values": whole[b].tolist()}, x=CUBE[b])
-                assert alone["output"] == short["output"][b]
-        one = await answer(service, {"kind": "attend", "values": flat.tolist()}, x=CUBE[0])
-        assert one == await answer(service, {"kind": "attend", "values": np.tile(flat, (4, 1, 1)).tolist()}, x=CUBE[0])
 
     served(story)
 

@@ -7,22 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.forms import (
-    BINARY,
-    DTYPES,
-    FLOATS,
-    HEADS,
-    WIDTH,
-    Request,
-    as_base64,
-    as_inference,
-    as_list,
-    as_nested,
-    as_safetensors,
-    read_inference,
-    read_json,
-    read_safetensors,
-)
+from tests.integration.forms import AXES, DTYPES, FLOATS, HEADS, OPTIONAL_AXES, WIDTH, Request, answers, check_same_bits
 
 
 def numbers_of(numbers: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -78,52 +63,14 @@ def _mask(draw, numbers, kind: str, sizes) -> tuple[dict, np.ndarray | None]:
     if kind == "lengths":
         shape = (*lead, queries) if draw(st.booleans()) or not lead else lead
         return {"kind": kind}, numbers.integers(0, keys + 1, shape).astype(draw(st.sampled_from(["int32", "int64"])))
-    shape = draw(st.sampled_from([(keys,), (queries, keys), (HEADS, queries, keys), (1, queries, 1)]))
-    chosen = numbers.random((*lead, *shape)) < 0.7
+    axes = draw(st.sampled_from(AXES[bool(lead)]))
+    full = dict(zip("bhls", (*(lead or (1,)), HEADS, queries, keys), strict=True))
+    chosen = numbers.random([full[name] if draw(st.integers(0, 3)) else 1 for name in axes]) < 0.7
+    fields = {"kind": kind} | ({} if axes in OPTIONAL_AXES[bool(lead)] and draw(st.booleans()) else {"axes": axes})
     if kind == "bias":
         dtype = DTYPES[draw(st.sampled_from(FLOATS))]
-        return {"kind": kind}, np.where(chosen, numbers_of(numbers, chosen.shape, dtype), dtype.type(-np.inf))
-    return {"kind": kind}, chosen
-
-
-async def answers(service, request: Request) -> dict[str, dict[str, np.ndarray]]:
-    """What came back, by the form in which it was asked."""
-    found = {}
-    writers = {"a flat list": as_list, "base64": as_base64}
-    if request.float_dtypes == {"float32"}:
-        writers["nested lists"] = as_nested
-    for name, write in writers.items():
-        answer = await service.attend(request.fields(write))
-        assert answer.status_code == 200, answer.text
-        found[name] = read_json(answer.json())
-    path = "/v1/layers/small/attend"
-    for pad in (0, 3):
-        body = as_safetensors(request, pad)
-        answer = await service.client.post(path, content=body, headers={"content-type": BINARY})
-        assert answer.status_code == 200, answer.text
-        found[f"safetensors, {pad}"] = read_safetensors(answer.content)
-    if not request.has_inference_form:
-        return found
-    # 16-bit floats have no JSON form there.
-    for binary in (True, False) if request.float_dtypes <= {"float32", "float64"} else (True,):
-        body, head = as_inference(request, binary=binary)
-        headers = {"inference-header-content-length": str(head)} if binary else {}
-        answer = await service.client.post("/v2/models/small/infer", content=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        read = read_inference(answer.content, answer.headers.get("inference-header-content-length"))
-        if request.query.ndim == 2:
-            read = {name: array[0] for name, array in read.items()}
-        found[f"open inference, {binary}"] = read
-    return found
-
-
-def check(found: dict[str, dict[str, np.ndarray]]) -> None:
-    wanted = found["base64"]
-    for form, tensors in found.items():
-        assert tensors.keys() == wanted.keys(), form
-        for name, array in tensors.items():
-            assert array.dtype == wanted[name].dtype or form == "nested lists", (form, name)
-            assert array.astype(wanted[name].dtype).tobytes() == wanted[name].tobytes(), (form, name)
+        return fields, np.where(chosen, numbers_of(numbers, chosen.shape, dtype), dtype.type(-np.inf))
+    return fields, chosen
 
 
 @pytest.mark.long
@@ -137,7 +84,7 @@ def test_every_form_of_a_random_request_gives_the_same_bits(served, off_loop_byt
         @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(requests())
         def compare(request):
-            check(asyncio.run_coroutine_threadsafe(answers(service, request), loop).result(30))
+            check_same_bits(asyncio.run_coroutine_threadsafe(answers(service, request), loop).result(30))
 
         await asyncio.to_thread(compare)
 

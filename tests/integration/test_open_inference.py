@@ -127,7 +127,7 @@ def test_parameters_of_stateful_models_are_ignored(served):
         ([QUERY], {"id": "€😀" * 9000}, "more than 256"),
         ([{"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 1]}], {}, "query is required"),
         (
-            [QUERY, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 2], "data": [1, 2]}],
+            [QUERY, {"name": "attend_mask", "datatype": "BOOL", "shape": [2], "data": [1, 2]}],
             {},
             "attend_mask has another number",
         ),

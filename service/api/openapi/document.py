@@ -40,8 +40,10 @@ _DESCRIPTION = (
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
     "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
-    "`lengths` (INT64, INT32). Parameters: `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), `masked_rows` "
-    "(`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where asked for."
+    "`lengths` (INT64, INT32). Parameters: `attend_mask_axes`, `ignore_mask_axes`, `bias_axes` (`s`, `ls`, `hls`, `bs`, `bls`, "
+    "`bhls`; required where that input has 2 or 3 axes), `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), "
+    "`masked_rows` (`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where "
+    "asked for."
 )
 
 

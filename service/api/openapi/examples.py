@@ -23,6 +23,13 @@ def attend_examples(spec: LayerSpec) -> dict[str, Any]:
         "self-attention": ("Three tokens attend to each other", query),
         "weights": ("The same, with the weights of head 0", {**query, "weights": {"form": "heads", "heads": [0]}}),
         "causal": ("No looking ahead", {**query, "masks": [{"kind": "causal"}]}),
+        "batch": (
+            "Two sequences of three tokens, of which the last of the second is padding",
+            {
+                **{name: [tensor, tensor] for name, tensor in query.items()},
+                "masks": [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}],
+            },
+        ),
         "cross-attention": (
             "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
             {
@@ -53,6 +60,13 @@ def infer_examples(spec: LayerSpec) -> dict[str, Any]:
         "weights": (
             "No looking ahead, and the weights averaged over the heads",
             {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
+        ),
+        "padding": (
+            "The last token is padding",
+            {
+                "inputs": [*inputs, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}],
+                "parameters": {"attend_mask_axes": "bs"},
+            },
         ),
     }
     return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}

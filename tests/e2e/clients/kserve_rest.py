@@ -14,7 +14,8 @@ def asked(array: np.ndarray, *, binary: bool, **options) -> InferRequest:
     query.set_data_from_numpy(array, binary_data=binary)
     mask = InferInput("attend_mask", list(MASK.shape), "BOOL")
     mask.set_data_from_numpy(MASK, binary_data=binary)
-    return InferRequest(LAYER, [query, mask], request_id="own id", **options)
+    parameters = {"attend_mask_axes": "bls", **options.pop("parameters", {})}
+    return InferRequest(LAYER, [query, mask], request_id="own id", parameters=parameters, **options)
 
 
 def health(url: str) -> None:
@@ -29,7 +30,8 @@ def health(url: str) -> None:
 
 
 def binary_and_json_give_the_bits_of_v1(url: str) -> None:
-    masks = [{"kind": "attend", "values": {"dtype": "bool", "shape": list(MASK.shape), "data": MASK.ravel().tolist()}}]
+    values = {"dtype": "bool", "shape": list(MASK.shape), "data": MASK.ravel().tolist()}
+    masks = [{"kind": "attend", "values": values, "axes": "bls"}]
     wanted = attend(url, query=X, masks=masks)["output"]
 
     async def story() -> None:

@@ -69,14 +69,18 @@ def every_datatype_gives_the_bits_of_v1(url: str) -> None:
             assert same_bits(result.as_numpy("output"), attend(url, query=query)["output"]), datatype
 
 
+def table(kind: str, values: np.ndarray) -> dict:
+    return {"kind": kind, "values": tensor(values), "axes": "bls"}
+
+
 def masks_weights_and_parameters_mean_what_they_say(url: str) -> None:
     bias = np.where(MASK, np.float32(0.5), np.float32(-np.inf))
     lengths = np.array([3, 5], np.int64)
     cases = [
-        ([asked("attend_mask", MASK, "BOOL")], {}, [{"kind": "attend", "values": tensor(MASK)}]),
-        ([asked("attend_mask", MASK, "BOOL", binary=False)], {}, [{"kind": "attend", "values": tensor(MASK)}]),
-        ([asked("ignore_mask", ~MASK, "BOOL")], {}, [{"kind": "ignore", "values": tensor(~MASK)}]),
-        ([asked("bias", bias, "FP32")], {}, [{"kind": "bias", "values": tensor(bias)}]),
+        ([asked("attend_mask", MASK, "BOOL")], {"attend_mask_axes": "bls"}, [table("attend", MASK)]),
+        ([asked("attend_mask", MASK, "BOOL", binary=False)], {"attend_mask_axes": "bls"}, [table("attend", MASK)]),
+        ([asked("ignore_mask", ~MASK, "BOOL")], {"ignore_mask_axes": "bls"}, [table("ignore", ~MASK)]),
+        ([asked("bias", bias, "FP32")], {"bias_axes": "bls"}, [table("bias", bias)]),
         ([asked("lengths", lengths, "INT64")], {}, [{"kind": "lengths", "values": tensor(lengths)}]),
         ([asked("lengths", lengths, "INT64", binary=False)], {}, [{"kind": "lengths", "values": tensor(lengths)}]),
         ([], {"causal": "top_left"}, [{"kind": "causal", "align": "top_left"}]),
@@ -139,7 +143,7 @@ def errors_are_read_as_errors(url: str) -> None:
             (LAYER, [asked("key", X, "FP32")], "400", "query is required"),
             (
                 LAYER,
-                [asked("query", X, "FP32"), asked("attend_mask", MASK[:, :, :3], "BOOL")],
+                [asked("query", X, "FP32"), asked("attend_mask", MASK[:, None, :, :3], "BOOL")],
                 "400",
                 "attend_mask must be",
             ),

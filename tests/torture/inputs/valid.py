@@ -9,6 +9,7 @@ import random
 import numpy as np
 
 from tests.integration.forms import (
+    AXES,
     BINARY,
     HEADS,
     WIDTH,
@@ -77,11 +78,14 @@ def draw_mask(
         return {"kind": kind, "left": rng.randint(0, 3), "right": rng.choice([None, 0, 2]), "offset": 0}, None
     if kind == "lengths":
         return {"kind": kind}, np.array([rng.randint(0, num_keys) for _ in range(*lead or (1,))], "int64").reshape(lead)
-    shape = (*lead, *rng.choice([(num_keys,), (num_rows, num_keys), (1, num_rows, num_keys), (HEADS, 1, num_keys)]))
+    axes = rng.choice(AXES[bool(lead)])
+    full = dict(zip("bhls", (*(lead or (1,)), HEADS, num_rows, num_keys), strict=True))
+    shape = tuple(full[name] if rng.random() < 0.8 else 1 for name in axes)
     count = int(np.prod(shape))
+    fields: dict[str, object] = {"kind": kind, "axes": axes}
     if kind == "bias":
-        return {"kind": kind}, np.array([rng.uniform(-1, 1) for _ in range(count)], "float32").reshape(shape)
-    return {"kind": kind}, np.array([rng.random() < 0.8 for _ in range(count)], "bool").reshape(shape)
+        return fields, np.array([rng.uniform(-1, 1) for _ in range(count)], "float32").reshape(shape)
+    return fields, np.array([rng.random() < 0.8 for _ in range(count)], "bool").reshape(shape)
 
 
 def draw_weights(rng: random.Random, num_keys: int) -> dict:
