@@ -44,16 +44,16 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class Causal:
-    """Query i sees keys up to i + offset."""
+    """Query i sees keys up to i + offset; `offset` is one for all sequences, or one for each."""
 
-    offset: int
+    offset: int | tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Query i sees keys from i + offset - left to i + offset + right; None = open."""
+    """Query i sees keys from i + offset - left to i + offset + right; None = open. `offset` as in Causal."""
 
-    offset: int
+    offset: int | tuple[int, ...]
     left: int | None
     right: int | None
 
@@ -83,15 +83,21 @@ def may_attend(masks: Sequence[Mask], shape: tuple[int, int, int, int]) -> np.nd
 
 
 def _in_window(mask: Window, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """bool [L, S], in Python's integers: a caller's may be beyond int64."""
+    """bool [B|1, 1, L, S], in Python's integers: an offset may be beyond int64."""
+    offsets = (mask.offset,) if isinstance(mask.offset, int) else mask.offset
     return np.array(
         [
             [
-                (mask.left is None or i + mask.offset - mask.left <= j)
-                and (mask.right is None or j <= i + mask.offset + mask.right)
-                for j in range(shape[3])
+                [
+                    [
+                        (mask.left is None or i + offset - mask.left <= j)
+                        and (mask.right is None or j <= i + offset + mask.right)
+                        for j in range(shape[3])
+                    ]
+                    for i in range(shape[2])
+                ]
             ]
-            for i in range(shape[2])
+            for offset in offsets
         ]
     )
 

@@ -98,7 +98,12 @@ def _lengths(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
     return reference.Lengths(rng.integers(0, sizes.keys + 1, shape if draw(st.booleans()) else shape[:1]))
 
 
-def _offsets(sizes: Sizes) -> st.SearchStrategy[int]:
+def _offsets(sizes: Sizes) -> st.SearchStrategy[int | tuple[int, ...]]:
+    one, count = _offset(sizes), sizes.sequences
+    return st.one_of(one, one, st.lists(one, min_size=count, max_size=count).map(tuple))
+
+
+def _offset(sizes: Sizes) -> st.SearchStrategy[int]:
     near = st.integers(-sizes.queries - 1, sizes.keys + 1)
     return st.one_of(st.just(0), st.just(sizes.keys - sizes.queries), near, near, st.integers(-(2**70), 2**70))
 

@@ -98,13 +98,23 @@ def lengths(values: torch.Tensor) -> Run:
     return Run(torch.zeros(1, 1, dtype=torch.int64), values)
 
 
-def window(sizes: Sizes, offset: int, left: int | None, right: int | None) -> Run:
-    """Allow keys from i + offset − left to i + offset + right, both included; None = open (ONNX 25, xFormers)."""
+def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: int | None) -> Run:
+    """Allow keys from i + offset − left to i + offset + right, both included; None = open (ONNX 25, xFormers).
+
+    `offset` is one for all sequences, or one for each.
+    """
     keys = sizes.keys
     rows = torch.arange(sizes.queries).unsqueeze(0)
-    low = torch.zeros_like(rows) if left is None else rows + _held(offset - left)
-    high = torch.full_like(rows, keys) if right is None else rows + _held(offset + right + 1)
+    low = torch.zeros_like(rows) if left is None else rows + _shifts(offset, -left)
+    high = torch.full_like(rows, keys) if right is None else rows + _shifts(offset, right + 1)
     return Run(low.clamp(0, keys), high.clamp(0, keys))
+
+
+def _shifts(offset: int | Sequence[int], more: int) -> int | torch.Tensor:
+    """Return offset + more: one number, or int64 [B, 1]."""
+    if isinstance(offset, int):
+        return _held(offset + more)
+    return torch.tensor([[_held(one + more)] for one in offset])
 
 
 def _held(shift: int) -> int:
@@ -112,7 +122,7 @@ def _held(shift: int) -> int:
     return max(-(2**40), min(2**40, shift))
 
 
-def causal(sizes: Sizes, offset: int) -> Run:
+def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
     """Allow keys up to i + offset: 0 = top_left (torch), S − L = bottom_right (FlashAttention), length of the past (ONNX)."""
     return window(sizes, offset, None, 0)
 

@@ -9,7 +9,7 @@ reads scores.
 from __future__ import annotations
 
 import abc
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from pydantic import Field, WithJsonSchema
@@ -17,6 +17,7 @@ from pydantic import Field, WithJsonSchema
 from service.attention import masks
 from service.attention.masks import Mask, Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
+from service.wire.number_list import NumberList
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
 from service.wire.tensor_values import words_of
 from service.wire.tensors import MAX_RANK, TensorKind, decode_tensor, rank_of
@@ -24,6 +25,15 @@ from service.wire.tensors import MAX_RANK, TensorKind, decode_tensor, rank_of
 MAX_MASKS = 16
 Lengths = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array", "items": {}}, TENSOR_OBJECT]})
+]
+Offset = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}],
+            "description": "a whole number, or a list of one for each sequence of a batch",
+        }
+    ),
 ]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
 _AXES_WORDS = "b sequences, h heads, l query rows, s keys; required for values of 2 or 3 axes if query is a batch"
@@ -169,15 +179,15 @@ class _Aligned(MaskKind):
     """A kind that lines up query rows and keys."""
 
     align: Literal["top_left", "bottom_right"] | None = None
-    offset: int | None = None
+    offset: Offset | None = None
 
-    def position(self, place: MaskPlace) -> int:
+    def position(self, place: MaskPlace) -> int | list[int]:
         """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
         sizes = place.sizes
         if self.align is not None and self.offset is not None:
             raise BadMask("a mask takes align or offset, not both", param=f"{place.param}/offset")
         if self.offset is not None:
-            return self.offset
+            return _offsets(self.offset, place)
         if self.align is None and sizes.queries != sizes.keys:
             raise CausalAlignRequired(
                 f"{sizes.queries} query rows meet {sizes.keys} keys, so say how they line up: align top_left (query 0 at "
@@ -185,6 +195,21 @@ class _Aligned(MaskKind):
                 param=place.param,
             )
         return sizes.keys - sizes.queries if self.align == "bottom_right" else 0
+
+
+def _offsets(value: object, place: MaskPlace) -> int | list[int]:
+    """Return a whole number, or a list of one for each sequence of a batch; raises BadMask."""
+    count = place.sizes.sequences
+    if type(value) is int:
+        return value
+    if isinstance(value, NumberList) and value.shape == (count,) and value.is_whole_numbers:
+        # Numbers beyond 2^53 are rounded, but any offset of that size allows or blocks all keys.
+        value = [int(number) for number in value.values]
+    is_list = isinstance(value, list) and len(value) == count and all(type(number) is int for number in value)
+    if place.is_batch and is_list:
+        return cast("list[int]", value)
+    words = f" or a list of {count}, one for each sequence" if place.is_batch else ""
+    raise BadMask(f"offset must be a whole number{words}", param=f"{place.param}/offset")
 
 
 class CausalMask(_Aligned):

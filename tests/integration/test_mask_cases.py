@@ -168,3 +168,71 @@ def test_causal_and_another_mask_are_both_obeyed_M13(served, allowed):
         assert both == await answer(service, {"kind": "attend", "values": written_out.tolist()})
 
     served(story)
+
+
+CUBE = RNG.standard_normal((3, 5, 16)).astype(np.float32)
+# More sequences than a short list has entries: from there on a list of numbers is decoded as an array.
+MANY = RNG.standard_normal((70, 2, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("cube", [CUBE, CUBE[:1], MANY], ids=["three", "one", "many"])
+@pytest.mark.parametrize("fields", [{"kind": "causal"}, {"kind": "window", "left": 1, "right": 2}], ids=str)
+def test_each_sequence_may_have_an_offset_of_its_own(served, cube, fields):
+    offsets = [-1, 0, 2**70, 1, -(2**70)] * len(cube)
+
+    async def story(service):
+        whole = await answer(service, {**fields, "offset": offsets[: len(cube)]}, x=cube)
+        num_masked = 0
+        for b in range(len(cube)):
+            alone = await answer(service, {**fields, "offset": offsets[b]}, x=cube[b])
+            assert (alone["output"], alone["weights"]) == (whole["output"][b], whole["weights"][b])
+            num_masked += alone["masked_rows"]
+        assert whole["masked_rows"] == num_masked
+
+    served(story)
+
+
+def test_one_offset_for_all_and_the_same_for_each_are_the_same_bits(served):
+    async def story(service):
+        for offset in (-1, 0, 3):
+            one = await answer(service, {"kind": "causal", "offset": offset}, x=CUBE)
+            assert one == await answer(service, {"kind": "causal", "offset": [offset] * 3}, x=CUBE)
+
+    served(story)
+
+
+@pytest.mark.parametrize("kind", ["causal", "window"])
+@pytest.mark.parametrize(
+    ("x", "offset", "words"),
+    [
+        (CUBE, [0, 1], "or a list of 3, one for each sequence"),
+        (CUBE, [0, 1, 2, 3], "or a list of 3"),
+        (CUBE, [], "or a list of 3"),
+        (CUBE, [0, 1, 1.5], "or a list of 3"),
+        (CUBE, [0, 1, True], "or a list of 3"),
+        (CUBE, [0, 1, "-inf"], "or a list of 3"),
+        (CUBE, [0, 1, None], "or a list of 3"),
+        (CUBE, [[0], [1], [2]], "or a list of 3"),
+        (CUBE, {"dtype": "int64", "shape": [3], "data": [0, 1, 2]}, "or a list of 3"),
+        (CUBE, 1.0, "must be a whole number"),
+        (CUBE, True, "must be a whole number"),
+        (CUBE, "1", "must be a whole number"),
+        (MANY, [0] * 69, "or a list of 70"),
+        (MANY, [0] * 69 + [0.5], "or a list of 70"),
+        (MANY, [0] * 69 + [False], "or a list of 70"),
+        (MANY, [0] * 69 + ["-inf"], "or a list of 70"),
+        (MANY, [0] * 69 + ["x"], "or a list of 70"),
+        (MANY, [[0]] * 70, "or a list of 70"),
+        (CUBE[0], [0], "must be a whole number"),
+    ],
+    ids=lambda value: str(value)[:24] if not isinstance(value, np.ndarray) else f"{value.ndim}-D",
+)
+def test_an_offset_is_a_whole_number_or_one_for_each_sequence(served, kind, x, offset, words):
+    async def story(service):
+        refused = await service.attend({"query": x.tolist(), "masks": [{"kind": kind, "offset": offset}]})
+        problem = refused.json()
+        assert (refused.status_code, problem["code"], problem["param"]) == (422, "bad_mask", "/masks/0/offset")
+        assert words in problem["detail"]
+        assert ("one for each" in problem["detail"]) == (x.ndim == 3)
+
+    served(story)

@@ -59,7 +59,10 @@ def _mask(draw, numbers, kind: str, sizes) -> tuple[dict, np.ndarray | None]:
     if kind == "causal":
         return {"kind": kind, "align": draw(st.sampled_from(["top_left", "bottom_right"]))}, None
     if kind == "window":
-        return {"kind": kind, "left": draw(st.integers(0, 3)), "right": None, "align": "top_left"}, None
+        offset = (
+            draw(st.integers(-2, 2) | st.lists(st.integers(-2, 2), min_size=lead[0], max_size=lead[0])) if lead else 1
+        )
+        return {"kind": kind, "left": draw(st.integers(0, 3)), "right": None, "offset": offset}, None
     if kind == "lengths":
         shape = (*lead, queries) if draw(st.booleans()) or not lead else lead
         return {"kind": kind}, numbers.integers(0, keys + 1, shape).astype(draw(st.sampled_from(["int32", "int64"])))
