@@ -35,7 +35,7 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
     charsets = [text.strip(b'"').lower() for name, text in _PARAMETER.findall(value) if name.lower() == b"charset"]
     if media not in taken or any(charset not in _UTF8_NAMES for charset in charsets):
         named = " or ".join(name.decode("ascii") for name in taken)
-        raise UnsupportedMediaType(f"the body must be {named}, and text in UTF-8")
+        raise UnsupportedMediaType(f"Content-Type must be {named}, with text in UTF-8")
     return media
 
 
@@ -49,7 +49,7 @@ def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
         return offered[0]
     best = max(offered, key=lambda media: _quality_of(media, wishes))  # max keeps the first of equals
     if not _quality_of(best, wishes) > 0:
-        raise NotAcceptable(f"answers are {' or '.join(media.decode('ascii') for media in offered)}")
+        raise NotAcceptable(f"Accept must allow {' or '.join(media.decode('ascii') for media in offered)}")
     return best
 
 
@@ -70,7 +70,9 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
     quality = wishes.get(best, anything)
     is_asked = len(wishes) == 1 or take_offers
     if plain == quality == 0:
-        raise NotAcceptable(f"answers are plain, or {' or '.join(coding.decode('ascii') for coding in offered)}")
+        raise NotAcceptable(
+            f"Accept-Encoding must allow identity or {' or '.join(coding.decode('ascii') for coding in offered)}"
+        )
     if plain is not None:
         return best if quality > plain else None
     return best if quality > 0 and is_asked else None

@@ -61,8 +61,8 @@ class Reservation:
         own = self._num_bytes if self._caller is None else whole.held(self._caller)
         if num_bytes and own + num_bytes > whole.max_bytes - whole.num_bytes - num_bytes:
             raise QueueFull(
-                f"{whole.num_bytes:,} bytes of {whole.words}, of {whole.max_bytes:,} at most; "
-                "there is no room for one of this size"
+                f"{whole.num_bytes:,} of at most {whole.max_bytes:,} bytes of {whole.words}; "
+                "this request does not fit beside them"
             )
         whole.add(num_bytes, self._caller)
         self._num_bytes += num_bytes

@@ -64,7 +64,7 @@ class JsonParser:
                     return await self._ask(body)
                 except (OSError, EOFError):
                     self._end()
-        raise EngineFailed("the process that parses JSON ended twice on this body")
+        raise EngineFailed("the helper process that parses JSON ended twice on this body")
 
     async def _ask(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         loop = asyncio.get_running_loop()

@@ -167,7 +167,7 @@ class OuterMiddleware:
         """Translate Starlette's own errors, which are about routes and methods."""
         if error.status_code == 405:  # noqa: PLR2004
             allow = self._allowed(scope)
-            return MethodNotAllowed(f"this path takes {allow}", allow=allow)
+            return MethodNotAllowed(f"this path allows {allow}", allow=allow)
         return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
 
     async def _options(self, scope: Scope, send: Send) -> None:

@@ -121,4 +121,4 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
 
 def unknown_failure() -> ServiceError:
     """Return the error that a caller receives for a bug of ours."""
-    return errors.EngineFailed("an internal fault; the request id leads to its trace in the log")
+    return errors.EngineFailed("an internal fault; the log has its traceback under the request id")

@@ -115,7 +115,7 @@ def _check_length(fields: HeaderFields, max_bytes: int) -> None:
         raise BadRequest("Content-Length must be one number of bytes")
     # Compare the number of digits first: a length of forty digits is not worth converting.
     if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
-        raise BodyTooLarge(f"the body may have {max_bytes:,} bytes")
+        raise BodyTooLarge(f"the body may have at most {max_bytes:,} bytes")
 
 
 async def _receive_all(caller: Caller) -> list[Part]:
@@ -142,7 +142,7 @@ class _Count:
     def come(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         if self._num_bytes > self._limits.max_bytes:
-            raise BodyTooLarge(f"the body may have {self._limits.max_bytes:,} bytes")
+            raise BodyTooLarge(f"the body may have at most {self._limits.max_bytes:,} bytes")
         self._share.grow(num_bytes)
 
 
@@ -159,14 +159,14 @@ async def _decompressed(
             num_bytes = sum(map(len, more))
             total += num_bytes
             if total > limits.max_bytes:
-                raise DecompressedTooLarge(f"the decompressed body may have {limits.max_bytes:,} bytes")
+                raise DecompressedTooLarge(f"the decompressed body may have at most {limits.max_bytes:,} bytes")
             share.grow(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []
     except (zlib.error, zstandard.ZstdError):
         raise BadEncoding("the compressed body is damaged") from None
     if not total:
-        raise BadEncoding("the compressed body holds nothing")
+        raise BadEncoding("the compressed body is empty")
     return pieces
 
 
@@ -196,7 +196,7 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
     while start < len(body):
         members += 1
         if members > most:
-            raise BadEncoding(f"a compressed body may have {most} members, and nothing behind them")
+            raise BadEncoding(f"a compressed body may have at most {most} members and nothing after them")
         member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
             # One slice at a time: zlib copies what a member leaves unused, and that must not be the rest of the body.
@@ -204,7 +204,7 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
             if not member.unconsumed_tail:
                 start = min(start + GZIP_STEP, len(body))
             if not piece and start == len(body) and not member.unconsumed_tail and not member.eof:
-                raise BadEncoding("the compressed body is cut short")
+                raise BadEncoding("the compressed body is truncated")
             yield piece
         start -= len(member.unused_data)
 
@@ -216,11 +216,11 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
     while start < len(body):
         members += 1
         if members > MAX_MEMBERS:
-            raise BadEncoding(f"a compressed body may have {MAX_MEMBERS} frames")
+            raise BadEncoding(f"a compressed body may have at most {MAX_MEMBERS} frames")
         frame = decompressor.decompressobj()
         while not frame.eof:
             if start == len(body):
-                raise BadEncoding("the zstd body is cut short")
+                raise BadEncoding("the zstd body is truncated")
             yield frame.decompress(body[start : start + ZSTD_STEP])
             start = min(start + ZSTD_STEP, len(body))
         start -= len(frame.unused_data)

@@ -110,7 +110,7 @@ class RequestContext:
         """Return the served layer that the path names; raise LayerNotFound, or NotReady while no layer is served."""
         found = self._requests.catalog.get(layer)
         if version != VERSION:
-            raise LayerNotFound(f"every model has one version, {VERSION}")
+            raise LayerNotFound(f"the only version of a model is {VERSION}")
         self._trace.layer = found.name
         return found
 
@@ -217,7 +217,7 @@ class RequestContext:
         """Reserve the bytes of the answer; raise CostLimit if they can never fit, QueueFull if they do not fit now."""
         most = self._requests.answers.max_share
         if num_bytes > most:
-            raise CostLimit(f"the answer would have {num_bytes:,} bytes, at most {most:,} are computed at once")
+            raise CostLimit(f"the answer would have {num_bytes:,} bytes, expected at most {most:,}")
         self._answer_share.grow(num_bytes)
 
     def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:

@@ -154,8 +154,8 @@ def _check_axes(body: AttendRequest, mask_params: Sequence[str]) -> None:
 def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
     tensor = decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT).tensor
     if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
-        words = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
-        raise BadShape(f"{field} must be {words} as query is, got {list(tensor.shape)}", param=f"/{field}")
+        layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
+        raise BadShape(f"{field} must be {layout} like query, got {list(tensor.shape)}", param=f"/{field}")
     return _checked_rows(tensor, field, width, name)
 
 
@@ -174,18 +174,20 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
     """Check that sequence counts agree, each key row has a value row, and no default has the wrong width."""
     if key is None and spec.needs_key:
         raise InvalidInput(
-            f"key is required: it has {spec.key_width} features here, query {spec.query_width}", param="/key"
+            f"key is required: it has {spec.key_width} features in this layer, query has {spec.query_width}",
+            param="/key",
         )
     if value is None and spec.needs_value:
         raise InvalidInput(
-            f"value is required: it has {spec.value_width} features here, key {spec.key_width}", param="/value"
+            f"value is required: it has {spec.value_width} features in this layer, key has {spec.key_width}",
+            param="/value",
         )
     for field, tensor in (("key", key), ("value", value)):
         if tensor is not None and tensor.shape[0] != query.shape[0]:
-            raise BadShape(f"{field} has {tensor.shape[0]} sequences, query {query.shape[0]}", param=f"/{field}")
+            raise BadShape(f"{field} has {tensor.shape[0]} sequences, query has {query.shape[0]}", param=f"/{field}")
     rows = (query if key is None else key).shape[1]
     if value is not None and value.shape[1] != rows:
-        raise BadShape(f"value has {value.shape[1]} rows, key {rows}", param="/value")
+        raise BadShape(f"value has {value.shape[1]} rows, key has {rows}", param="/value")
 
 
 def _cost(
@@ -227,7 +229,7 @@ def _check_cost(cost: Cost, tables: int, limits: RequestLimits) -> None:
     )
     for what, need, limit in counts:
         if need > limit:
-            raise CostLimit(f"the request needs {need:,} {what}, a request may have {limit:,}")
+            raise CostLimit(f"the request needs {need:,} {what}; a request may have at most {limit:,}")
 
 
 def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:

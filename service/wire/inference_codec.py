@@ -98,7 +98,7 @@ def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceReque
     for entry in request.inputs:
         tensors[entry.name], rest = _tensor(entry, rest)
     if len(rest):
-        raise BadBinary(f"{len(rest)} bytes behind the JSON belong to no input")
+        raise BadBinary(f"{len(rest)} bytes after the JSON belong to no input")
     outputs = _wanted_outputs(request)
     _check_json_form(request.inputs, outputs)
     parameters = request.parameters or _NO_PARAMETERS
@@ -118,7 +118,7 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
             f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
         )
     if int(announced) == 0:
-        raise BadBinary("a body without JSON is for models of one input; this one says its inputs in JSON")
+        raise BadBinary("a body without JSON is only for models with one input; name the inputs of this model in JSON")
     return int(announced)
 
 
@@ -127,11 +127,11 @@ def _checked(document: dict[str, Any]) -> InferRequest:
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
-            raise InvalidInput(f"{name} has {len(listed)} entries, at most {MAX_LISTED} are taken", param=f"/{name}")
+            raise InvalidInput(f"{name} has {len(listed)} entries, expected at most {MAX_LISTED}", param=f"/{name}")
     parameters = document.get("parameters")
     if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
         known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
-        raise UnknownField(f"an unknown request parameter; the parameters are {known}", param="/parameters")
+        raise UnknownField(f"unknown request parameter; the parameters are {known}", param="/parameters")
     try:
         return InferRequest.model_validate(document)
     except ValidationError as error:
@@ -140,9 +140,9 @@ def _checked(document: dict[str, Any]) -> InferRequest:
 
 def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
     if not set(names).issubset(known):
-        raise UnknownField(f"there is no such {what}; the {what}s are {', '.join(known)}", param=param)
+        raise UnknownField(f"unknown {what}; the {what}s are {', '.join(known)}", param=param)
     if len(set(names)) != len(names):
-        raise InvalidInput(f"an {what} is there twice", param=param)
+        raise InvalidInput(f"the same {what} is listed twice", param=param)
 
 
 def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
@@ -157,16 +157,16 @@ def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
     if min(shape, default=0) < 0:
         raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
     if math.prod(shape) > MAX_VALUES:
-        raise CostLimit(f"the shape of {name} takes more than {MAX_VALUES:,} values", param=f"/{name}")
+        raise CostLimit(f"the shape of {name} has more than {MAX_VALUES:,} values", param=f"/{name}")
     dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:
         return _listed_tensor(entry, dtype.name), rest
     expected = math.prod(shape) * dtype.item_bytes
     if size != expected:
-        raise BadBinary(f"binary_data_size of {name} is not the {expected} bytes that its shape and datatype take")
+        raise BadBinary(f"binary_data_size of {name} must be the {expected} bytes that its shape and datatype need")
     if size > len(rest):
-        raise BadBinary(f"{name} announces {size} bytes, the body has {len(rest)} left")
+        raise BadBinary(f"{name} announces {size} bytes; the body has only {len(rest)} left")
     return RawTensor(dtype.name, tuple(shape), rest[:size]), rest[size:]
 
 
@@ -174,7 +174,7 @@ def _binary_size(entry: InferInput) -> int | None:
     """Return the announced number of bytes; None if the values are in the JSON."""
     parameters = entry.parameters or {}
     if not _SHARED_MEMORY.isdisjoint(parameters):
-        raise InvalidInput(f"{entry.name} lies in shared memory, which is not served", param=f"/{entry.name}")
+        raise InvalidInput(f"{entry.name} is in shared memory, which is not supported", param=f"/{entry.name}")
     size = parameters.get("binary_data_size")
     if (size is None) == (entry.data is None):
         raise InvalidInput(f"{entry.name} must have either data or binary_data_size", param=f"/{entry.name}")
@@ -196,7 +196,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     if numbers.fault is None:
         if numbers.shape not in (shape, (count,)):
             raise BadShape(
-                f"the data of {entry.name} is {list(numbers.shape)}, its shape takes {list(shape)} or [{count}]",
+                f"the data of {entry.name} has the shape {list(numbers.shape)}, expected {list(shape)} or [{count}]",
                 param=f"/{entry.name}",
             )
         numbers = dataclasses.replace(numbers, shape=(len(numbers.values),))
@@ -217,7 +217,7 @@ def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
 def _is_binary(output: InferOutput, default: bool) -> bool:
     parameters = output.parameters or {}
     if "classification" in parameters or not _SHARED_MEMORY.isdisjoint(parameters):
-        raise InvalidInput("classification and shared memory are not served", param="/outputs")
+        raise InvalidInput("classification and shared memory are not supported", param="/outputs")
     flag = parameters.get("binary_data", default)
     if not isinstance(flag, bool):
         raise InvalidInput("binary_data must be true or false", param="/outputs")
@@ -230,7 +230,7 @@ def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]
         return
     for entry in inputs:
         if entry.name == "query" and entry.datatype in _WITHOUT_JSON:
-            raise BadDtype(f"{entry.datatype} has no JSON form: ask for the output with binary_data", param="/outputs")
+            raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
 
 
 def _axes(name: str, parameters: InferParameters) -> str | None:

@@ -202,7 +202,7 @@ class _Reader:
             self._keep(name)
             found[name] = self.value(member, depth + 1)
         if len(found) != len(pairs):
-            raise DuplicateKey("an object of the body has the same key twice")
+            raise DuplicateKey("an object of the body has a duplicate key")
         return found
 
     def _list(self, entries: simdjson.Array | list[object], depth: int) -> Json:
@@ -291,7 +291,7 @@ class _Reader:
     def _count(self, num_members: int) -> None:
         self._num_members += num_members
         if self._num_members > MAX_MEMBERS:
-            raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries beside its numbers")
+            raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries besides its numbers")
 
     def _keep(self, text: str) -> None:
         if len(text) <= LONG_STRING:

@@ -43,7 +43,7 @@ def _answer(body: bytearray, max_depth: int, max_numbers: int) -> tuple[bytes, l
     try:
         return pack(parse(body, max_depth=max_depth, max_numbers=max_numbers))
     except MemoryError:
-        error: ServiceError = CostLimit("there is no memory to parse a body of this size")
+        error: ServiceError = CostLimit("there is not enough memory to parse a body of this size")
     except ServiceError as found:
         error = found.with_traceback(None)  # its frames hold the whole document in a reference cycle
     return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []

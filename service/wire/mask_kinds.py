@@ -168,10 +168,10 @@ class LengthsMask(ValuedMask):
             tensor = decode_tensor(self.values, param=param, kind=self.VALUES).tensor.to(torch.int64)
         shapes = ((b,), (b, queries)) if place.is_batch else ((), (queries,))
         if tuple(tensor.shape) not in shapes:
-            words = f"[{b}] or [{b}, {queries}]" if place.is_batch else f"a number or [{queries}]"
-            raise BadMask(f"lengths must be {words}, got {list(tensor.shape)}", param=param)
+            layout = f"[{b}] or [{b}, {queries}]" if place.is_batch else f"a number or [{queries}]"
+            raise BadMask(f"{words_of(param)} must be {layout}, got {list(tensor.shape)}", param=param)
         if bool(((tensor < 0) | (tensor > keys)).any()):
-            raise BadMask(f"lengths must be from 0 to {keys}, the number of keys", param=param)
+            raise BadMask(f"{words_of(param)} must be from 0 to {keys}, the number of keys", param=param)
         return masks.lengths(tensor.reshape(b, -1) if place.is_batch else tensor.reshape(1, -1))
 
 
@@ -185,13 +185,13 @@ class _Aligned(MaskKind):
         """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
         sizes = place.sizes
         if self.align is not None and self.offset is not None:
-            raise BadMask("a mask takes align or offset, not both", param=f"{place.param}/offset")
+            raise BadMask(f"{words_of(place.param)} may have align or offset, not both", param=f"{place.param}/offset")
         if self.offset is not None:
             return _offsets(self.offset, place)
         if self.align is None and sizes.queries != sizes.keys:
             raise CausalAlignRequired(
-                f"{sizes.queries} query rows meet {sizes.keys} keys, so say how they line up: align top_left (query 0 at "
-                "key 0), bottom_right (the last query at the last key), or offset",
+                f"{words_of(place.param)} needs align or offset: query has {sizes.queries} rows and key has {sizes.keys}; "
+                "align top_left puts query 0 at key 0, bottom_right the last query at the last key",
                 param=place.param,
             )
         return sizes.keys - sizes.queries if self.align == "bottom_right" else 0

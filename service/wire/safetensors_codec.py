@@ -48,7 +48,7 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     """
     header = read_header(header_of(body), len(body))
     if header.metadata.keys() - {"request"} - _TOLERATED:
-        raise UnknownField("the header's __metadata__ takes one key: request")
+        raise UnknownField("the header's __metadata__ may have only the key request")
     document = _parse_request(header.metadata.get("request", "{}"), max_depth, max_numbers)
     _check_no_values(document)
     view = memoryview(body)
@@ -89,19 +89,19 @@ def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, obj
     try:
         return dict(parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers))
     except Malformed as error:
-        raise type(error)(f"in the request of __metadata__: {error.message}", param=error.param) from None
+        raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
 
 
 def _check_no_values(document: dict[str, object]) -> None:
     """Raise UnknownField for a tensor in the JSON, because the same field could then have two values."""
     for name in TENSORS:
         if name in document:
-            raise UnknownField(f'"{name}" travels as a tensor of the body, not in its JSON', param=f"/{name}")
+            raise UnknownField(f'"{name}" must be a tensor of the body, not a field of its JSON', param=f"/{name}")
     masks = document.get("masks")
     for i, mask in enumerate(masks if isinstance(masks, list) else ()):
         if isinstance(mask, dict) and "values" in mask:
             raise UnknownField(
-                f'the values of a mask travel as the tensor "masks.{i}.values"', param=f"/masks/{i}/values"
+                f'the values of a mask must be the tensor "masks.{i}.values"', param=f"/masks/{i}/values"
             )
 
 
@@ -112,7 +112,7 @@ def _put(document: dict[str, object], name: str, tensor: RawTensor) -> None:
     found = _MASK_VALUES.fullmatch(name)
     if found is None:
         raise UnknownField(
-            "the body holds a tensor that belongs to no field; it takes query, key, value and masks.<i>.values"
+            "the body has a tensor of an unknown name; the names are query, key, value and masks.<i>.values"
         )
     index, masks = int(found.group(1)), document.get("masks")
     mask = masks[index] if isinstance(masks, list) and index < len(masks) else None

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
 from service.wire.dtypes import DTYPES
+from service.wire.tensor_values import words_of
 
 TENSOR_OBJECT: dict[str, Any] = {
     "type": "object",
@@ -70,7 +71,9 @@ def check_names(value: Mapping[str, object], model: type[BaseModel], where: str)
     unknown = next(name for name in value if name not in known)
     near = difflib.get_close_matches(unknown[:64], list(known), n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    raise UnknownField(f"unknown field in {where or 'the request'}; it takes {', '.join(known)}{hint}", param=where)
+    raise UnknownField(
+        f"unknown field in {words_of(where) or 'the request'}; the fields are {', '.join(known)}{hint}", param=where
+    )
 
 
 @functools.cache
@@ -87,8 +90,8 @@ _WORDS = {
     "int_from_float": "must be a whole number",
     "greater_than_equal": "must be at least {ge}",
     "list_type": "must be a list",
-    "too_long": "has more than {max_length} entries",
-    "string_too_long": "has more than {max_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_long": "must have at most {max_length} characters",
     "string_unicode": "must be text",
     "value_error": "must be text",
     "too_short": "must not be empty",
@@ -110,4 +113,4 @@ def translated(error: ValidationError) -> InvalidInput:
     words = _WORDS.get(first["type"], "is not valid")
     words = words.format_map({**context, "expected": context.get("expected", "")})
     is_mask = len(loc) > 1 and loc[0] == "masks"
-    return (BadMask if is_mask else InvalidInput)(f"{param.lstrip('/') or 'the request'} {words}", param=param)
+    return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)

@@ -168,7 +168,7 @@ def _to_bool(numbers: NumberList, field: TensorField, shape: tuple[int, ...]) ->
     for part in _parts(len(values)):
         wrong = (values[part] != 0) & (values[part] != 1)
         if wrong.any():
-            raise field.wrong("another number", index_of(part.start + int(wrong.argmax()), numbers.shape))
+            raise field.wrong("a number other than 0 and 1", index_of(part.start + int(wrong.argmax()), numbers.shape))
         flags[part] = values[part]
     if not numbers.is_whole:
         raise field.wrong("a number written with a fraction or an exponent", ())
@@ -219,7 +219,7 @@ def _flags(bits: Bits, field: TensorField, shape: tuple[int, ...]) -> npt.NDArra
     for part in _parts(len(bits)):
         if np.maximum.reduce(bits[part]) > 1:
             first = int((bits[part] > 1).argmax())
-            raise field.wrong("another value", index_of(part.start + first, tuple(shape)))
+            raise field.wrong("a byte other than 0 and 1", index_of(part.start + first, tuple(shape)))
         if bits.itemsize > 1:
             flags[part] = bits[part]
     return flags

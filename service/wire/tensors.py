@@ -168,12 +168,12 @@ def _decode_base64(text: str, field: TensorField) -> bytearray:
         data = pybase64.b64decode_as_bytearray(text, validate=True)
     except (binascii.Error, ValueError):  # ValueError: not ASCII
         raise BadEncoding(
-            f"{field.words} is not base64 (standard alphabet, no white space)", param=field.param
+            f"{field.words} must be base64 (standard alphabet, no white space)", param=field.param
         ) from None
     # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
     tail = len(data) % 3
     if tail and pybase64.b64encode(data[-tail:]) != text[-_QUAD:].encode("ascii"):
-        raise BadEncoding(f"{field.words} is not base64: bits behind the last byte are not zero", param=field.param)
+        raise BadEncoding(f"{field.words} must be base64: the bits after the last byte must be zero", param=field.param)
     return data
 
 
@@ -194,7 +194,7 @@ def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
     if surplus := len(value.keys() - set(_MEMBERS)):
         raise UnknownField(
-            f"{field.words} has {surplus} unknown members; it takes dtype, shape and data", param=field.param
+            f"{field.words} has {surplus} unknown members; the members are dtype, shape and data", param=field.param
         )
     if missing := [name for name in _MEMBERS if name not in value]:
         raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
@@ -240,13 +240,11 @@ def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...
         raise _rank_error(field, len(shape))
     # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
     if math.prod(max(size, 1) for size in shape) > MAX_VALUES:
-        raise CostLimit(
-            f"the shape of {field.words} takes more than {MAX_VALUES:,} values", param=f"{field.param}/shape"
-        )
+        raise CostLimit(f"the shape of {field.words} has more than {MAX_VALUES:,} values", param=f"{field.param}/shape")
     return shape
 
 
 def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: str, each: int = 1) -> None:
     expected = math.prod(shape) * each
     if got != expected:
-        raise BadShape(f"{field.words} has {got} {what}, its shape takes {expected}", param=field.param)
+        raise BadShape(f"{field.words} has {got} {what}, its shape needs {expected}", param=field.param)

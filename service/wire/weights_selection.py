@@ -30,9 +30,11 @@ class WeightsField(StrictModel):
         """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range."""
         keys = sizes.keys + spec.extra_keys
         if (self.form == "top_k") != (self.k is not None):
-            raise InvalidInput('k is required with form "top_k" and belongs to no other form', param="/weights/k")
+            raise InvalidInput(
+                'weights.k is required with form "top_k" and allowed with no other form', param="/weights/k"
+            )
         if self.k is not None and self.k > keys:
-            raise InvalidInput(f"k must be from 1 to {keys}, the number of keys", param="/weights/k")
+            raise InvalidInput(f"weights.k must be from 1 to {keys}, the number of keys", param="/weights/k")
         heads = _indices(self.heads, spec.num_heads, "heads")
         queries = _indices(self.queries, sizes.queries, "queries")
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
@@ -47,7 +49,9 @@ def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
     # Check the length first, so that a list of millions of entries is not converted.
     chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
-        raise InvalidInput(f"{name} must be a list of different numbers from 0 to {count - 1}, not empty", param=param)
+        raise InvalidInput(
+            f"weights.{name} must be a non-empty list of different numbers from 0 to {count - 1}", param=param
+        )
     return chosen
 
 

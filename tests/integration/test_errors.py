@@ -280,7 +280,7 @@ def test_a_malformed_timeout_is_invalid(served, value):
 def test_an_expensive_request_is_refused_with_its_cost(served):
     async def story(service):
         for body, words in [
-            ({"query": [X[0]] * 9}, "9 query and key rows, a request may have 8"),
+            ({"query": [X[0]] * 9}, "9 query and key rows; a request may have at most 8"),
             ({"query": [X[0]] * 8}, "256 attention scores"),
             ({"query": X * 3, "weights": {"form": "heads"}}, None),
         ]:

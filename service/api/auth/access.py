@@ -56,7 +56,10 @@ class Access:
         if path in self._open:
             return
         if CROWDED in scope and path != METRICS:
-            raise NotReady("this process has as many connections as it keeps; health is answered", retry_after_s=1)
+            raise NotReady(
+                "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered",
+                retry_after_s=1,
+            )
         caller = self._caller(scope)
         # Metrics have no rate limit: monitoring must work when the service is busiest.
         if self._limiter is not None and path != METRICS:
@@ -69,11 +72,11 @@ class Access:
         """Return the digest of the key; without a keys file, the one name that all callers share."""
         if self._keys is None:
             if needs_admin(scope):
-                raise Forbidden("layers cannot be changed here: no keys file with a key of role admin is set")
+                raise Forbidden("layers cannot be changed: there is no keys file with an admin key")
             return _EVERYBODY
         key = self._key(self._keys(), presented(scope))
         if needs_admin(scope) and key.role is not Role.ADMIN:
-            raise Forbidden("this takes a key of role admin")
+            raise Forbidden("this route needs a key with the role admin")
         scope[KEY_DIGEST] = key.digest
         return key.digest
 
@@ -83,7 +86,7 @@ class Access:
             self._last = ring
         key = None if secret is None else ring.find(secret)
         if key is None:
-            raise Unauthorized("this takes a key: Authorization: Bearer <key>, or X-API-Key: <key>")
+            raise Unauthorized("this route needs a key: Authorization: Bearer <key>, or X-API-Key: <key>")
         return key
 
 

@@ -98,9 +98,9 @@ def parse_keys(text: bytes) -> KeyRing:
             raise KeysError(f"line {number} is not a SHA-256 digest (64 hex digits) and a role (infer or admin)")
         digest, role = bytes.fromhex(parts[1].decode("ascii")), Role(parts[2].decode("ascii"))
         if roles.setdefault(digest, role) is not role:
-            raise KeysError(f"line {number} gives a digest another role than an earlier line does")
+            raise KeysError(f"line {number} repeats a digest with another role")
         if len(roles) > MAX_KEYS:
-            raise KeysError(f"line {number} is one key too many: there may be {MAX_KEYS:,}")
+            raise KeysError(f"line {number} exceeds the limit of {MAX_KEYS:,} keys")
     return KeyRing(tuple(Key(digest, role) for digest, role in roles.items()))
 
 
@@ -108,11 +108,11 @@ def read_keys(path: Path) -> KeyRing:
     """Read and parse the file, blocking; raise KeysError if it cannot be used."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe blocks, and is empty the second time
-            raise KeysError("it is not a regular file")
+            raise KeysError("the file is not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise KeysUnread(f"it cannot be read: {error.strerror}") from None
+        raise KeysUnread(f"the file cannot be read: {error.strerror}") from None
     if len(text) > MAX_FILE_BYTES:
-        raise KeysError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+        raise KeysError(f"the file has more than {MAX_FILE_BYTES:,} bytes")
     return parse_keys(text)

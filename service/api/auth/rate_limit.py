@@ -59,7 +59,7 @@ class Limiter:
             bucket = self._buckets[caller] = Bucket(self._rate, now)
         if wait_s := bucket.take(now):
             raise RateLimited(
-                f"more than {self._rate.per_s:g} requests a second (bursts of {self._rate.burst:,})",
+                f"more than {self._rate.per_s:g} requests a second, in bursts of at most {self._rate.burst:,}",
                 retry_after_s=max(1, math.ceil(wait_s - _HAIR_S)),
             )
 

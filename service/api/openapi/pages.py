@@ -71,7 +71,7 @@ def make_docs_router(
     async def part(request: Request, asset: str) -> Response:
         record_of(request.scope).route = "/docs/{asset}"
         if asset not in _ASSETS:
-            raise RouteNotFound("the page has no such part")
+            raise RouteNotFound("the page has no file of that name")
         found = assets[asset].get(asset, lambda: _document((static / asset).read_bytes(), _ASSETS[asset]))
         return _answer(request, await found)
 

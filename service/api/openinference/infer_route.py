@@ -59,7 +59,7 @@ def _forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes
     """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
     lengths = fields[b"inference-header-content-length"]
     if len(lengths) > 1:
-        raise BadRequest("Inference-Header-Content-Length must be there once")
+        raise BadRequest("Inference-Header-Content-Length must be given once")
     return lengths[0] if lengths else None, answer_coding(fields, CODINGS, take_offers=take_offers)
 
 

@@ -174,7 +174,7 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
 def _model(request: Request, service: ModelsView) -> tuple[str, LayerSpec]:
     record_of(request.scope).route = request.scope["route"].path
     if request.path_params.get("version", VERSION) != VERSION:
-        raise LayerNotFound(f"every model has one version, {VERSION}")
+        raise LayerNotFound(f"the only version of a model is {VERSION}")
     layer = service.catalog.get(request.path_params["layer"])
     return layer.name, layer.spec
 

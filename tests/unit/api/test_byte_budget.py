@@ -56,7 +56,7 @@ def test_a_growing_body_is_refused_above_the_free_bytes():
     large, small = byte_budget.share(), byte_budget.share()
     large.grow(300)
     large.grow(200)
-    with pytest.raises(QueueFull, match="500 bytes of bodies are being received, of 1,000 at most"):
+    with pytest.raises(QueueFull, match="500 of at most 1,000 bytes of bodies are being received"):
         large.grow(1)
     small.grow(250)
     assert byte_budget.num_bytes == 750

@@ -160,7 +160,7 @@ def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_reque
         decoded, _ = await house.context(OFF_LOOP)
         refused, _ = await house.context(OFF_LOOP - 1)
         assert intake.num_bytes == 2 * OFF_LOOP - 1
-        with pytest.raises(QueueFull, match="no room for one of this size"):
+        with pytest.raises(QueueFull, match="does not fit beside them"):
             await house.context(INTAKE - 2 * OFF_LOOP + 2)
         await decoded.decoded(nothing)
         assert intake.num_bytes == OFF_LOOP - 1
@@ -203,7 +203,7 @@ def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
         await context.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", spec=SimpleNamespace(out_width=INTAKE))
         call = Call("wide", torch.zeros(1, 1, 1))
-        with pytest.raises(CostLimit, match="40,000 bytes, at most 5,000"):
+        with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
             await context.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BINARY))
         assert house.layer_requests.answers.num_bytes == 0
 

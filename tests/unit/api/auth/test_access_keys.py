@@ -80,7 +80,7 @@ def test_the_number_of_keys_is_bounded(monkeypatch):
     monkeypatch.setattr(keys, "MAX_KEYS", 3)
     lines = [line_for(new_secret(), Role.INFER) for _ in range(4)]
     assert len(parse_keys("\n".join(lines[:3]).encode()).keys) == 3
-    with pytest.raises(KeysError, match="line 4 is one key too many"):
+    with pytest.raises(KeysError, match="line 4 exceeds the limit"):
         parse_keys("\n".join(lines).encode())
 
 
@@ -115,14 +115,14 @@ def test_every_entry_is_compared_for_every_key(monkeypatch):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda _: None], ids=["pipe", "directory", "missing"])
 def test_an_unreadable_file_is_one_line(tmp_path, make):
     make(tmp_path / "keys")
-    with pytest.raises(KeysError, match=r"^ATTENTION_API_KEYS_FILE: it ") as error:
+    with pytest.raises(KeysError, match=r"^ATTENTION_API_KEYS_FILE: the file ") as error:
         read_keys(tmp_path / "keys")
     assert str(tmp_path) not in error.value.message
 
 
 def test_a_huge_file_is_not_read_whole(tmp_path):
     (tmp_path / "keys").write_bytes(b"#" * (keys.MAX_FILE_BYTES + 1))
-    with pytest.raises(KeysError, match="larger than"):
+    with pytest.raises(KeysError, match="has more than"):
         read_keys(tmp_path / "keys")
 
 
