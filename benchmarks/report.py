@@ -1,6 +1,7 @@
-"""python -m benchmarks.report: write the generated sections of `docs/performance.md` and README.md from the results.
+"""python -m benchmarks.report: write the generated sections of `docs/performance.md` and README.md from the results alone.
 
-Invariant: only what stands between the markers is replaced.
+Invariants: only what stands between the markers is replaced; a claim of the README names its machine and its date; a missed or
+unmeasured target is named as such.
 """
 
 from __future__ import annotations
@@ -9,11 +10,65 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.claims import claims
 from benchmarks.results import LATEST, Part, load
-from benchmarks.tables import performance
+from benchmarks.summary import ratio, rows
+from benchmarks.tables import number, performance, table, with_range
+from benchmarks.targets import judged
 
 ROOT = Path(__file__).parents[1]
+_SHOWN = {
+    "w1": "lengths 8 to 256, safetensors",
+    "w2": "16 tokens, safetensors",
+    "w3": "lengths 8 to 256, with all weights",
+    "w2json": "16 tokens, JSON lists",
+    "w2c1": "16 tokens, one caller",
+}
+
+
+def claims(parts: Mapping[str, Part]) -> str:
+    """Return the README's section as Markdown."""
+    shown = [parts[name] for name in _SHOWN if name in parts]
+    heads = ["request", "requests/s", "p50, p99 ms", "of the bound", "times the requests/s of"]
+    return "\n\n".join([_about(shown), table(heads, [_line(part) for part in shown]), _verdicts(parts)])
+
+
+def _about(parts: list[Part]) -> str:
+    days = sorted({part.measured_at[:10] for part in parts})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    # Parts with other rounds than the first are named.
+    first, *rest = ((_SHOWN[part.name], f"{part.rounds} of {part.settings['seconds']:g} s") for part in parts)
+    rounds = "; ".join([first[1], *(f"{name}: {length}" for name, length in rest if length != first[1])])
+    return (
+        f"Measured {when} on {parts[0].machine['cpu']}, {parts[0].machine['cores']} cores, which the load generator shares: "
+        "`serve` with default settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over "
+        f"rounds ({rounds}). The bound is the same work in plain torch in one process, without a server:"
+    )
+
+
+def _line(part: Part) -> list[str]:
+    row = next(row for row in rows(part.samples) if row["subject"] == "service")
+    over = ratio(part.samples, "tok_s", "service", "bound")
+    peers = sorted({sample["subject"] for sample in part.samples} - {"service", "bound", "echo"})
+    ratios = {name: ratio(part.samples, "rps", "service", name) for name in peers}
+    return [
+        _SHOWN[part.name],
+        number(row["rps"][0]) if "rps" in row else "failed",
+        ", ".join(number(row[name][0]) for name in ("p50_ms", "p99_ms") if name in row),
+        f"{over[0]:.2f}" if over and part.name != "w2c1" else "",
+        ", ".join(f"{name} {number(found[0])}" for name, found in ratios.items() if found),
+    ]
+
+
+def _verdicts(parts: Mapping[str, Part]) -> str:
+    found = judged({name: part.samples for name, part in parts.items()})
+    verdicts = [target["is_met"] for target in found]
+    absent = f", {verdicts.count(None)} were not measured" if None in verdicts else ""
+    lines = [f"Of {len(found)} targets {verdicts.count(True)} are met{absent}."]
+    missed = [f"{x['what']} {x['target']}: {with_range(x['measured'])}" for x in found if x["is_met"] is False]
+    lines += [f"Missed: {'; '.join(missed)}."] if missed else []
+    return "\n".join([*lines, "All figures: [`docs/performance.md`](docs/performance.md)."])
+
+
 # Page, name of its markers, and the function that writes the section.
 PAGES = ((ROOT / "docs" / "performance.md", "bench", performance), (ROOT / "README.md", "claims", claims))
 

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import report
-from benchmarks.claims import claims
 from benchmarks.plots import digest, drawn
+from benchmarks.report import claims
 from benchmarks.tables import number, performance, with_range
 from tests.unit.benchmarks.doubles import part, sample
 
