@@ -1,4 +1,4 @@
-"""Server: the processes of one subject, started, asked, paused and ended.
+"""Server: the processes of one subject, started, queried, paused and ended.
 
 Invariants: it is ready when its ready path answers; what it prints goes to a file; paused, it takes no CPU time; its end leaves
 no process behind; our own settings and proxies do not reach it.

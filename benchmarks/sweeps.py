@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from benchmarks.subjects import BOUND, SERVICE, Subject, service
 from benchmarks.table import CONCURRENCY
 from benchmarks.workloads import W1, W2, of_length
 
-Points = Iterator[tuple[str, Sample]]
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PROCESSES = (1, 2, 3, 4)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -35,25 +34,25 @@ EVENNESS_TRIES = 3
 _MAX_ROWS = 2**12
 
 
-def concurrency(bench: Bench, _: Sequence[str]) -> Points:
+def concurrency(bench: Bench, _: str) -> Iterator[Sample]:
     """1 to 512 callers."""
     with bench.start(service()) as server:
         for work in (W1, W2):
             for num in CONCURRENCIES:
                 figures = partial(bench.figures, server, work, num)
-                yield "concurrency", bench.sample(SERVICE, work.name, figures, num)
+                yield bench.sample(SERVICE, work.name, figures, num)
 
 
-def processes(bench: Bench, _: Sequence[str]) -> Points:
+def processes(bench: Bench, _: str) -> Iterator[Sample]:
     """1 to 4 processes, on any number of cores."""
     for num in PROCESSES:
-        yield from (("processes", sample) for sample in _both(bench, service(workers=num), num))
+        yield from _both(bench, service(workers=num), num)
 
 
-def batch(bench: Bench, _: Sequence[str]) -> Points:
+def batch(bench: Bench, _: str) -> Iterator[Sample]:
     """At most 1 to 32 requests in one forward pass, with the mean number."""
     for num in BATCHES:
-        yield from (("batch", sample) for sample in _both(bench, service(max_batch_requests=num), num))
+        yield from _both(bench, service(max_batch_requests=num), num)
 
 
 def _both(bench: Bench, subject: Subject, point: int) -> Iterator[Sample]:
@@ -73,20 +72,20 @@ def _batches(server: Server) -> list[float]:
     return [sum(map(float, values)) for values in found]
 
 
-def length(bench: Bench, _: Sequence[str]) -> Points:
+def length(bench: Bench, _: str) -> Iterator[Sample]:
     """8 to 4,096 rows a request, and the upper bound on the same."""
     works = {num: of_length(num) for num in LENGTHS}
     for num, work in works.items():
         figures = partial(bench.bound_figures, work, CONCURRENCY, bench.seconds / 2)
-        yield "length", bench.sample(BOUND, "length", figures, num)
+        yield bench.sample(BOUND, "length", figures, num)
     with bench.start(service()) as server:
         for num, work in works.items():
             callers = max(2, min(CONCURRENCY, _MAX_ROWS // num))
             sample = bench.sample(SERVICE, "length", partial(bench.figures, server, work, callers), num)
-            yield "length", {**sample, "callers": callers}
+            yield {**sample, "callers": callers}
 
 
-def offered(bench: Bench, _: Sequence[str]) -> Points:
+def offered(bench: Bench, _: str) -> Iterator[Sample]:
     """Latency under load that does not wait for answers, at shares of the throughput of 32 callers."""
     with bench.start(service()) as server:
         for work in (W1, W2):
@@ -95,10 +94,10 @@ def offered(bench: Bench, _: Sequence[str]) -> Points:
             for share in OFFERED:
                 arguments = (server.port, requests, capacity * share, bench.seconds, bench.round)
                 sample = bench.sample(SERVICE, work.name, partial(bench.run_apart, open_loop, *arguments), share)
-                yield "offered", {**sample, "capacity_rps": capacity}
+                yield {**sample, "capacity_rps": capacity}
 
 
-def evenness(bench: Bench, _: Sequence[str]) -> Points:
+def evenness(bench: Bench, _: str) -> Iterator[Sample]:
     """The least and the greatest share of the requests that a process got, of connections opened together."""
     shared = Path("/dev/shm")  # where the service keeps these files by default
     with (
@@ -107,7 +106,7 @@ def evenness(bench: Bench, _: Sequence[str]) -> Points:
     ):
         for callers in EVENNESS * EVENNESS_TRIES:
             figures = partial(_shares, bench, server, callers, Path(directory))
-            yield "evenness", bench.sample(SERVICE, W2.name, figures, callers)
+            yield bench.sample(SERVICE, W2.name, figures, callers)
 
 
 def _shares(bench: Bench, server: Server, callers: int, directory: Path) -> Sample:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -41,24 +41,18 @@ CELLS = {
     "w2json": Cell(W2_LISTS, bound_batch=None),
     "w1c1": Cell(W1, 1, 1),
     "w2c1": Cell(W2, 1, 1),
+    "bfloat16": Cell(W1, bound_batch=None),
 }
 BFLOAT16 = service(f"{SERVICE} bfloat16", tolerance=5e-2, dtype="bfloat16")
 
 
-def measure(bench: Bench, parts: Sequence[str]) -> Iterator[tuple[str, Sample]]:
-    """Measure one round of these cells."""
-    for part in parts:
-        cell = CELLS[part]
-        subjects = [subject for subject in bench.subjects() if cell.work.form in subject.wires]
-        yield from ((part, sample) for sample in _round(bench, cell, subjects))
-
-
-def measure_bfloat16(bench: Bench, _: Sequence[str]) -> Iterator[tuple[str, Sample]]:
-    yield from (("bfloat16", x) for x in _round(bench, Cell(W1, bound_batch=None), [service(), BFLOAT16]))
-
-
-def _round(bench: Bench, cell: Cell, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    timings: dict[str, Callable[[], Sample]] = {x.name: partial(_figures, bench, cell, x) for x in subjects}
+def measure(bench: Bench, part: str) -> Iterator[Sample]:
+    """Measure one round of a cell."""
+    cell = CELLS[part]
+    subjects = [service(), BFLOAT16] if part == "bfloat16" else bench.subjects()
+    timings: dict[str, Callable[[], Sample]] = {
+        subject.name: partial(_figures, bench, cell, subject) for subject in subjects if cell.work.form in subject.wires
+    }
     if cell.bound_batch:
         timings[BOUND] = partial(bench.bound_figures, cell.work, cell.bound_batch, bench.seconds)
     for name in random.sample(list(timings), len(timings)):
@@ -70,10 +64,10 @@ def _figures(bench: Bench, cell: Cell, subject: Subject) -> Sample:
         return bench.figures(server, cell.work, cell.concurrency)
 
 
-def measure_memory(bench: Bench, _: Sequence[str]) -> Iterator[tuple[str, Sample]]:
+def measure_memory(bench: Bench, _: str) -> Iterator[Sample]:
     """Measure the memory of this service with one and two processes, and of the peers; nothing is timed."""
     for subject in (*(service(f"{SERVICE} x{num}", workers=num) for num in (1, 2)), *bench.peers):
-        yield "memory", bench.sample(subject.name, W1.name, partial(_memory, bench, subject))
+        yield bench.sample(subject.name, W1.name, partial(_memory, bench, subject))
 
 
 def _memory(bench: Bench, subject: Subject) -> Sample:

@@ -1,4 +1,4 @@
--- Sends the prepared requests of a directory in turn: wrk … -s wrk.lua URL -- DIRECTORY NUMBER; prints one line of JSON.
+-- Sends the prepared requests of a directory in order: wrk … -s wrk.lua URL -- DIRECTORY NUMBER; prints one line of JSON.
 local requests, at = {}, 0
 
 local function read(path)

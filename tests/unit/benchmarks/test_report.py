@@ -48,8 +48,8 @@ def test_claims_of_several_days_name_the_first_and_the_last():
 
 
 def test_a_claim_measured_differently_states_it():
-    brief = part("w2c1", [sample(0, "service", 1, workload="w2")], settings={"seconds": 2.0, "warm_s": 1})
-    assert "medians over rounds (1 of 8 s; 16 tokens, one caller: 1 of 2 s)" in claims({"w1": W1, "w2c1": brief})
+    short = part("w2c1", [sample(0, "service", 1, workload="w2")], settings={"seconds": 2.0, "warm_s": 1})
+    assert "medians over rounds (1 of 8 s; 16 tokens, one caller: 1 of 2 s)" in claims({"w1": W1, "w2c1": short})
 
 
 def test_a_failed_subject_is_reported_as_failed():
