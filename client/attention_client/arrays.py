@@ -51,7 +51,10 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
         bits = np.asarray(array)
         dtype = bits.dtype.name
     elif (torch := sys.modules.get("torch")) is not None and isinstance(array, torch.Tensor):
-        dtype, bits = _of_tensor(array, torch, name, param)
+        try:
+            dtype, bits = _of_tensor(array, torch)
+        except Exception as error:
+            raise InvalidInput(f"{name} must be a dense tensor with values in memory", param=param) from error
     else:
         kind = type(array).__name__
         raise InvalidInput(f"{name} must be a NumPy array or a torch tensor, got {kind}", param=param)
@@ -73,25 +76,17 @@ def made_like(like: Array, entry: Entry) -> Array:
     return flat.reshape(entry.shape).to(like.device)  # type: ignore[no-any-return]
 
 
-def _of_tensor(tensor: Any, torch: Any, name: str, param: str) -> tuple[str, npt.NDArray[Any]]:
-    try:
-        found = tensor.detach()
-        steps = sum((size - 1) * step for size, step in zip(found.shape, found.stride(), strict=True))
-        end = (found.storage_offset() + steps + 1) * found.element_size()
-        # torch reads beyond the end of a storage that was made smaller (freed, as FSDP does).
-        is_whole = found.numel() == 0 or end <= found.untyped_storage().nbytes()
-        if is_whole and found.dtype == torch.bfloat16:
-            return "bfloat16", found.view(torch.int16).numpy(force=True)
-        if is_whole:
-            bits = found.numpy(force=True)
-            return bits.dtype.name, bits
-    except Exception as error:  # a tensor without memory, or of a subclass, raises anything (meta, fake, sparse, vmap)
-        raise _no_memory(name, param) from error
-    raise _no_memory(name, param)
-
-
-def _no_memory(name: str, param: str) -> InvalidInput:
-    return InvalidInput(f"{name} must be a dense tensor with values in memory", param=param)
+def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
+    """Return dtype and bits. Without memory of its own (meta, fake, sparse, in vmap) or for a subclass, torch raises anything."""
+    found = tensor.detach()
+    steps = sum((size - 1) * step for size, step in zip(found.shape, found.stride(), strict=True))
+    end = (found.storage_offset() + steps + 1) * found.element_size()
+    if found.numel() > 0 and end > found.untyped_storage().nbytes():
+        raise ValueError("its storage was made smaller")  # as FSDP does; torch would read beyond its end
+    if found.dtype == torch.bfloat16:
+        return "bfloat16", found.view(torch.int16).numpy(force=True)
+    bits = found.numpy(force=True)
+    return bits.dtype.name, bits
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

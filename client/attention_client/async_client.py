@@ -5,20 +5,19 @@ Invariants: a call that fails raises a ServiceError, of the class that the servi
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from typing import Any, Self, overload
 
 from attention_client import attend_many as many
-from attention_client import request as calls
-from attention_client.answer import Answer, Layer
+from attention_client.answer import Answer, Layer, read_json, read_layer, read_layers
 from attention_client.arrays import Array
 from attention_client.attend_many import Items, OnError, Outcome
 from attention_client.errors import ServiceError
 from attention_client.http_transport import HttpTransport
 from attention_client.masks import Mask
 from attention_client.options import ClientOptions
-from attention_client.request import MaskedRows, Request, WeightsWanted
+from attention_client.request import Call, MaskedRows, Request, WeightsWanted, attend_call, json_text, layer_path
 
 AsyncItems = Items[Array] | AsyncIterable[Array | Request[Array]]
 
@@ -31,7 +30,7 @@ class AsyncClient(ClientOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._http = HttpTransport(self)
+        self.http = HttpTransport(self)
 
     async def attend(
         self,
@@ -54,7 +53,7 @@ class AsyncClient(ClientOptions):
         or BadAnswer; RuntimeError if the client is closed.
         """
         request = Request(query, key, value, masks, weights, masked_rows)
-        return await self._http.ask(calls.attend_call(layer, request), timeout_s, request_id)
+        return await self.http.ask(attend_call(layer, request), timeout_s, request_id)
 
     @overload
     def attend_many(
@@ -87,42 +86,38 @@ class AsyncClient(ClientOptions):
         """
         many.check_many(items, window, timeout_s, on_error, AsyncIterable)
 
-        async def answers() -> AsyncGenerator[Outcome[Array]]:
-            number = 0
-            outcomes = many.in_order_async(
-                items, lambda item: many.outcome(self._http, many.encoded(layer, item), timeout_s), window
-            )
-            async with contextlib.aclosing(outcomes):
-                async for found in outcomes:
-                    yield many.settled(found, number, on_error)
-                    number += 1
-
-        return answers()
+        numbers = itertools.count()
+        return many.in_order_async(
+            items,
+            lambda item: many.started(self.http, layer, item, next(numbers), timeout_s, on_error),
+            window,
+        )
 
     async def attend_json(
         self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
     ) -> dict[str, Any]:
         """Send `body`, a request in JSON form, unchanged, and return the JSON object of the answer. Raises as `attend` does."""
-        return await self._http.ask(calls.attend_json_call(layer, body), timeout_s, request_id)
+        call = Call(f"{layer_path(layer)}/attend", read_json, json_text(body).encode())
+        return await self.http.ask(call, timeout_s, request_id)
 
     async def layers(self) -> list[Layer]:
         """Return the layers that the service serves."""
-        return await self._http.ask(calls.layers_call())
+        return await self.http.ask(Call("/v1/layers", read_layers))
 
     async def layer(self, name: str) -> Layer:
         """Return the layer of this name. Raises LayerNotFound."""
-        return await self._http.ask(calls.layer_call(name))
+        return await self.http.ask(Call(layer_path(name), read_layer))
 
     async def is_ready(self) -> bool:
         """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""
         try:
-            return await self._http.ask(calls.ready_call())
+            return (await self.http.ask(Call("/readyz", read_json, attempts=1))).get("status") == "ready"
         except ServiceError:
             return False
 
     async def close(self) -> None:
         """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
-        await self._http.close()
+        await self.http.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -40,31 +40,33 @@ def check_many(items: object, window: int, timeout_s: float | None, on_error: On
         raise InvalidInput("items must be an iterable of queries or Requests (AsyncClient: also an async iterable)")
 
 
-def encoded(layer: str, item: Array | Request[Array]) -> Call[Answer[Array]] | ServiceError:
-    """Copy the item's bytes into a call at once, because the caller may reuse the array for the next item."""
+def started(
+    http: HttpTransport,
+    layer: str,
+    item: Array | Request[Array],
+    number: int,
+    timeout_s: float | None,
+    on_error: OnError,
+) -> Coroutine[Any, Any, Outcome[Array]]:
+    """Copy the item's bytes at once, because the caller may reuse the array; return the coroutine that asks."""
+    call: Call[Answer[Array]] | ServiceError
     try:
-        return attend_call(layer, item if isinstance(item, Request) else Request(item))
+        call = attend_call(layer, item if isinstance(item, Request) else Request(item))
     except ServiceError as error:
-        return error
+        call = error
 
+    async def outcome() -> Outcome[Array]:
+        try:
+            if isinstance(call, ServiceError):
+                raise call
+            return await http.ask(call, timeout_s)
+        except ServiceError as error:
+            error.add_note(f"item {number} of attend_many")
+            if on_error == "raise":
+                raise
+            return error
 
-async def outcome(
-    http: HttpTransport, call: Call[Answer[Array]] | ServiceError, timeout_s: float | None
-) -> Outcome[Array]:
-    if isinstance(call, ServiceError):
-        return call
-    try:
-        return await http.ask(call, timeout_s)
-    except ServiceError as error:
-        return error
-
-
-def settled(found: Outcome[Array], number: int, on_error: OnError) -> Outcome[Array]:
-    if isinstance(found, ServiceError):
-        found.add_note(f"item {number} of attend_many")
-        if on_error == "raise":
-            raise found.with_traceback(None) from found.__cause__
-    return found
+    return outcome()
 
 
 def in_order(

@@ -65,10 +65,10 @@ class HttpTransport:
         )
 
     async def ask(self, call: Call[Result], timeout_s: float | None = None, request_id: str | None = None) -> Result:
-        """Return the decoded answer. Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer.
+        """Return the decoded answer; None takes the client's timeout, and a random request id for all attempts.
 
-        None takes the value from the options; the request id is then random. All attempts have the same request id.
-        Raises InvalidInput for a timeout or id that is not valid, RuntimeError once closed or in another event loop.
+        Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer; InvalidInput for a timeout or id that is
+        not valid; RuntimeError once closed or in another event loop.
         """
         request_id = checked_request_id(request_id) or secrets.token_hex(12)
         deadline = Deadline(checked_timeout(self._timeout_s if timeout_s is None else timeout_s), self._clock)
@@ -81,7 +81,10 @@ class HttpTransport:
                 self._limits.add(limit)
                 return call.read(await self._retried(call, deadline, request_id))
         except TimeoutError:
-            raise self._timed_out(deadline, request_id) from None
+            error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
+            ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
+            ended.request_id = request_id
+            raise ended from None
         except ServiceError as error:
             error.request_id = error.request_id or request_id
             # Without the frames of the retry library, and with a cause only where `_once` gives one.
@@ -119,48 +122,40 @@ class HttpTransport:
 
     async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
         headers = {"accept": call.media_type, "x-request-id": request_id}
+        method = "GET" if call.content is None else "POST"
         if call.content is not None:
             headers["content-type"] = call.media_type
         if (left_ms := deadline.left_ms()) is not None:
             headers["x-request-timeout-ms"] = str(left_ms)
         try:
-            async with self._http.stream(call.method, call.path, content=call.content, headers=headers) as got:
-                content = await self._content(got)
-        except ServiceError:
-            raise
+            async with self._http.stream(method, call.path, content=call.content, headers=headers) as got:
+                is_ok = got.status_code == OK
+                content = await _content(got, self._max_answer_bytes if is_ok else MAX_PROBLEM_BYTES)
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
             raise self._no_answer(failure) from None
         except Exception as failure:
             # From the library below, a socket or the caller's transport; chained, because it may be a bug there.
             raise self._no_answer(failure) from failure
-        return Reply(got.status_code, got.headers, content, got.headers.get("x-request-id", request_id))
-
-    async def _content(self, got: httpx2.Response) -> bytes:
-        """Return the body as sent, or b"" for an error response that is too long: its status is enough."""
-        is_ok = got.status_code == OK
-        max_bytes = self._max_answer_bytes if is_ok else MAX_PROBLEM_BYTES
-        assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
-        pieces, num_bytes = [], 0
-        # Not `aiter_raw`: it omits the content that a test transport has read already.
-        async for piece in got.stream:
-            num_bytes += len(piece)
-            if num_bytes > max_bytes and is_ok:
-                error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes, max_answer_bytes")
-                error.status = OK
-                raise error
-            if num_bytes > max_bytes:
-                return b""
-            pieces.append(piece)
-        return b"".join(pieces)
+        if content is None and is_ok:
+            error = BadAnswer(f"the answer of {self._address} is larger than {self._max_answer_bytes} bytes")
+            error.status = OK
+            raise error
+        # Of an error response that is too long the status is enough.
+        return Reply(got.status_code, got.headers, content or b"", got.headers.get("x-request-id", request_id))
 
     def _no_answer(self, failure: Exception) -> ConnectionFailed:
         name = type(failure).__name__
         return ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
 
-    def _timed_out(self, deadline: Deadline, request_id: str) -> ServiceError:
-        """Return the error of a call whose time ended, either by its deadline or because the client was closed."""
-        error: ServiceError = ConnectionFailed("the client was closed before the answer came")
-        if not self._is_closed:
-            error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s:g} s")
-        error.request_id = request_id
-        return error
+
+async def _content(got: httpx2.Response, max_bytes: int) -> bytes | None:
+    """Return the body as sent, or None if it is larger; it is read no further."""
+    assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
+    pieces, num_bytes = [], 0
+    # Not `aiter_raw`: it omits the content that a test transport has read already.
+    async for piece in got.stream:
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from attention_client.errors import ServiceError
+
 Result = TypeVar("Result")
 
 _FORKED = "this was begun before the process was forked; begin it anew in this process"
@@ -47,7 +49,10 @@ class LoopThread:
         """Wait for the result. Raises RuntimeError in a process forked after the start, where it never comes."""
         if not self.is_ours:
             raise RuntimeError(_FORKED)
-        return future.result()
+        try:
+            return future.result()
+        except ServiceError as error:
+            raise error.with_traceback(None) from error.__cause__  # without the frames of the thread
 
     def cancel(self, future: Future[Any]) -> None:
         """Cancel the work. In a forked process this does nothing: the future's lock may have been held at the fork."""

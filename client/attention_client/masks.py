@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attention_client.errors import BadDtype, BadMask, BadShape, NonFinite
+from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
 
 Align = Literal["top_left", "bottom_right"]
 
@@ -40,12 +40,12 @@ def ignore(values: Any) -> Mask:
 
 def lengths(values: Any) -> Mask:
     """Allow only the first n keys; n is a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
-    return Mask("lengths", _wholes(values))
+    return Mask("lengths", _converted(values, np.int64, "iu", BadDtype, "whole numbers of 64 bits"))
 
 
 def bias(values: Any) -> Mask:
     """Add the values to the scaled scores (ALiBi, relative position bias); `-inf` blocks a key. Values as in `attend`."""
-    return Mask("bias", _numbers(values))
+    return Mask("bias", _converted(values, np.float32, "iuf", BadDtype, "numbers"))
 
 
 def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
@@ -68,39 +68,24 @@ def _given(**fields: object) -> dict[str, object]:
 
 
 def _flags(values: Any) -> Any:
+    return _converted(values, np.bool_, "biu", BadMask, "true, false, 0 or 1")
+
+
+def _converted(values: Any, dtype: type, kinds: str, error: type[InvalidInput], wanted: str) -> Any:
+    """Return lists as an array of the dtype; arrays and tensors as they are."""
     if hasattr(values, "dtype"):
         return values
-    found = _array(values)
-    if found.size and (found.dtype.kind not in "biu" or not np.isin(found, (0, 1)).all()):
-        raise BadMask("the values of this mask must be true, false, 0 or 1")
-    return found.astype(np.bool_)
-
-
-def _wholes(values: Any) -> Any:
-    if hasattr(values, "dtype"):
-        return values
-    found = _array(values)
-    if found.size and (found.dtype.kind not in "iu" or (found > np.iinfo(np.int64).max).any()):
-        raise BadDtype("the values of this mask must be whole numbers of 64 bits")
-    return found.astype(np.int64)
-
-
-def _numbers(values: Any) -> Any:
-    if hasattr(values, "dtype"):
-        return values
-    found = _array(values)
-    if found.size and found.dtype.kind not in "iuf":
-        raise BadDtype("the values of this mask must be numbers")
-    with np.errstate(over="ignore"):
-        narrow = found.astype(np.float32)
-    # Minus infinity blocks a key, so no number may overflow to it.
-    if not (np.isfinite(narrow) | (found == -np.inf)).all():
-        raise NonFinite("the values of this mask must be within the range of float32, or minus infinity")
-    return narrow
-
-
-def _array(values: Any) -> Any:
     try:
-        return np.asarray(values)
+        found = np.asarray(values)
     except Exception:  # a list may hold arrays, tensors or objects, whose methods raise anything  # noqa: BLE001
         raise BadShape("the values of a mask must be a number, or lists of one length at each depth") from None
+    if found.size and found.dtype.kind not in kinds:
+        raise error(f"the values of this mask must be {wanted}")
+    with np.errstate(over="ignore"):
+        made: Any = found.astype(dtype)
+    if dtype is not np.float32 and not (made == found).all():
+        raise error(f"the values of this mask must be {wanted}")
+    # Minus infinity blocks a key, so no number may overflow to it.
+    if dtype is np.float32 and not (np.isfinite(made) | (found == -np.inf)).all():
+        raise NonFinite("the values of this mask must be within the range of float32, or minus infinity")
+    return made

@@ -38,7 +38,8 @@ class ClientOptions:
     transport: httpx2.AsyncBaseTransport | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
+        if not _is_address(self.url):
+            raise InvalidInput("url must be like http://127.0.0.1:8000, without a query")
         checked_timeout(self.timeout_s)
         for name in ("max_connections", "attempts", "max_answer_bytes"):
             check_count(getattr(self, name), name)
@@ -68,13 +69,12 @@ def check_count(count: object, name: str) -> None:
         raise InvalidInput(f"{name} must be a whole number and at least 1")
 
 
-def _check_url(text: str) -> None:
+def _is_address(text: str) -> bool:
     try:
         url = httpx2.URL(text)
     except (httpx2.InvalidURL, TypeError):
-        url = httpx2.URL("")
-    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise InvalidInput("url must be like http://127.0.0.1:8000, without a query")
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and not url.query and not url.fragment
 
 
 def _is_like(pattern: re.Pattern[str], text: object) -> bool:

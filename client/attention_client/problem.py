@@ -23,7 +23,8 @@ _KINDS = {
     and kind is not ServiceError
     and not issubclass(kind, ClientError)
 }
-_BRANCHES = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
+_BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
+_BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
 
 
 class Reply(NamedTuple):
@@ -55,7 +56,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 def _error(reply: Reply) -> ServiceError:
     """Return the error of a problem body (RFC 9457), or one by the status if the body lacks the service's fields."""
-    branch = _branch(reply.status)
+    branch = _BY_STATUS.get(reply.status) or _BY_HUNDRED.get(reply.status // 100, BadAnswer)
     try:
         match json.loads(reply.content):
             case {"code": str(code), "detail": str(detail), **others}:
@@ -65,12 +66,4 @@ def _error(reply: Reply) -> ServiceError:
                 return kind(detail, param=param if isinstance(param, str) else None)
     except (ValueError, RecursionError):
         pass
-    if branch is ConnectionFailed:
-        return branch("a proxy answered 502: it could not reach the service")
-    return branch(f"answered {reply.status} with something that is no answer of this service")
-
-
-def _branch(status: int) -> type[ServiceError]:
-    if 400 <= status < 500:  # noqa: PLR2004
-        return _BRANCHES.get(status, errors.Rejected)
-    return _BRANCHES.get(status, errors.Failed if status >= 500 else BadAnswer)  # noqa: PLR2004
+    return branch(f"answered {reply.status} with something that is no answer of this service; perhaps a proxy's")

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, Layer, read_answer, read_json, read_layer, read_layers
+from attention_client.answer import Answer, read_answer
 from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
@@ -61,19 +61,18 @@ class Request(Generic[Array]):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[Result]):
-    """One HTTP request without its address, and the function that decodes its reply; `content` is None for a GET."""
+    """One HTTP request without its address, and the function that decodes its reply; a GET if it has no content."""
 
-    method: Literal["GET", "POST"]
     path: str
-    media_type: str
     read: Callable[[Reply], Result]
     content: bytes | None = None
+    media_type: str = "application/json"
     attempts: int | None = None  # None: those of the client
 
 
 def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
-    path = _path(layer) + "/attend"
+    path = f"{layer_path(layer)}/attend"
     tensors = {
         name: raw(array, f"/{name}", FLOATS)
         for name in ("query", "key", "value")
@@ -90,28 +89,8 @@ def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     if request.masked_rows != "zero":
         fields["masked_rows"] = request.masked_rows
     query, sent = request.query, tensors["query"]
-    content = write(tensors, {"request": _json(fields)})
-    return Call("POST", path, MEDIA_TYPE, lambda reply: read_answer(reply, query, sent), content)
-
-
-def attend_json_call(layer: str, body: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    return Call("POST", _path(layer) + "/attend", "application/json", read_json, _json(body).encode())
-
-
-def layers_call() -> Call[list[Layer]]:
-    return Call("GET", "/v1/layers", "application/json", read_layers)
-
-
-def layer_call(layer: str) -> Call[Layer]:
-    return Call("GET", _path(layer), "application/json", read_layer)
-
-
-def ready_call() -> Call[bool]:
-    return Call("GET", "/readyz", "application/json", _read_ready, attempts=1)
-
-
-def _read_ready(reply: Reply) -> bool:
-    return read_json(reply).get("status") == "ready"
+    content = write(tensors, {"request": json_text(fields)})
+    return Call(path, lambda reply: read_answer(reply, query, sent), content, MEDIA_TYPE)
 
 
 def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
@@ -132,14 +111,14 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
     return found
 
 
-def _path(layer: object) -> str:
+def layer_path(layer: object) -> str:
     # A malformed name ("..", "") would reach another route, which answers something else.
     if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
     return f"/v1/layers/{layer}"
 
 
-def _json(fields: Mapping[str, object]) -> str:
+def json_text(fields: Mapping[str, object]) -> str:
     try:
         return json.dumps(fields, default=_listed, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

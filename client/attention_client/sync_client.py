@@ -6,9 +6,9 @@ client; a forked process gets its own loop. A call that fails raises a ServiceEr
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator
@@ -20,7 +20,6 @@ from attention_client.answer import Answer
 from attention_client.arrays import Array
 from attention_client.async_client import AsyncClient
 from attention_client.attend_many import Items, OnError, Outcome
-from attention_client.errors import ServiceError
 from attention_client.loop_thread import LoopThread
 from attention_client.options import ClientOptions
 from attention_client.request import Request
@@ -40,8 +39,6 @@ def _plain(
         work = thread.submit(method(client, *args, **kwargs))
         try:
             return thread.result(work)
-        except ServiceError as error:
-            raise error.with_traceback(None) from error.__cause__  # without the frames of the other thread
         finally:
             thread.cancel(work)  # an interrupt (Ctrl-C) ends the call
 
@@ -91,18 +88,14 @@ class Client(ClientOptions):
         """
         many.check_many(items, window, timeout_s, on_error)
         thread, client = self._started()
+        numbers = itertools.count()
 
         def start(item: Array | Request[Array]) -> Future[Outcome[Array]]:
             # This use of `self` keeps the client alive while its answers are awaited, even if the caller drops it.
             self._check_open()
-            return thread.submit(many.outcome(client._http, many.encoded(layer, item), timeout_s))  # noqa: SLF001
+            return thread.submit(many.started(client.http, layer, item, next(numbers), timeout_s, on_error))
 
-        def answers() -> Generator[Outcome[Array]]:
-            with contextlib.closing(many.in_order(items, start, thread, window)) as outcomes:
-                for number, found in enumerate(outcomes):
-                    yield many.settled(found, number, on_error)
-
-        return answers()
+        return many.in_order(items, start, thread, window)
 
     def close(self) -> None:
         """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""

@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {"url": URL, "timeout_s": 30.0, "max_connections": 4, "a
 
 
 def call(attempts: int | None = None) -> Call[Reply]:
-    return Call("GET", "/v1/layers", "application/json", lambda reply: reply, attempts=attempts)
+    return Call("/v1/layers", lambda reply: reply, attempts=attempts)
 
 
 def asked(
