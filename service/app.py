@@ -13,9 +13,8 @@ from starlette.routing import Route
 
 from service import __version__
 from service.api.attend_route import ROUTE, Attend
-from service.api.auth.access import Access
+from service.api.auth.access import Access, cross_origin
 from service.api.auth.rate_limit import Limiter
-from service.api.cors import cross_origin
 from service.api.layer_admin import make_admin_router
 from service.api.openapi.document import announce_keys, write_openapi
 from service.api.openapi.pages import make_docs_router

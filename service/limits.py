@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
+from service.api.auth.access import Hosts
 from service.api.auth.rate_limit import Rate
-from service.api.hosts import Hosts
 from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
 from service.batching.admission import CostCeilings, QueueLimits

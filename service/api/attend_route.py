@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from service.api.accept import JSON, SAFETENSORS, answer_coding, answer_type, body_type
-from service.api.reply import Piece, send_reply
+from service.api.reply import JSON, SAFETENSORS, Piece, answer_coding, answer_type, body_type, send_reply
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import Answer

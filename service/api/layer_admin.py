@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from service.api.outer_middleware import record_of
 from service.api.problems import announced
-from service.api.request_record import record_of
 from service.api.routes import LayerAnswer
 from service.http.asgi import ClientGone, Receive
 from service.layers.catalog import Catalog, ServedLayer

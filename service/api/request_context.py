@@ -18,10 +18,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from service.api.byte_budget import ByteBudget
-from service.api.caller import Caller, CancelOnDisconnect, Part, caller_of
 from service.api.json_parser import JsonParser
-from service.api.request_body import BodyLimits, read_body
-from service.api.request_record import RequestRecord, milliseconds, record_of
+from service.api.outer_middleware import RequestRecord, milliseconds, record_of
+from service.api.request_body import BodyLimits, Caller, CancelOnDisconnect, Part, caller_of, read_body
 from service.attention.call import Answer, Call
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher

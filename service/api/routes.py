@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from service.api.outer_middleware import record_of
 from service.api.problems import announced
-from service.api.request_record import record_of
 from service.api.shared_work import Memo
 from service.errors import NotReady
 from service.layers.catalog import Catalog, ServedLayer

@@ -1,29 +1,35 @@
-"""Admission: refuses what cannot run or would be late; Congestion detects lanes in sustained overload.
+"""Admission: refuses what cannot run or would be late; Speed forecasts answers, Congestion detects sustained overload.
 
-The checks are pure; each raises the error that its caller receives. Independent of asyncio, the engine and the settings.
+The checks are pure; each raises the error that its caller receives. Independent of asyncio, the engine, clocks and the settings.
 Invariants: A request that could never run is not admitted. A refusal for cost or for a full queue names the value and the limit.
 Every QueueFull carries a retry time.
 
-Congestion: detects lanes in sustained overload, whose queue outlives every burst.
+Congestion: detects lanes whose queue outlives every burst.
 Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst makes a long queue and drains it again. If much
 stays behind every batch for a while and never gets less, more arrives than is done. Then a longer queue adds latency, not
 throughput.
-Independent of jobs, the engine and clocks.
 Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long by the batches and by the time
 it takes, so one rule fits any layer and machine. Overload ends when the queue falls to half its limit.
+
+Speed: forecasts when a job will be answered.
+Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows the
+median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones badly, and
+the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is no forecast
+either, so a request that only a guess calls late is tried.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost
-from service.batching.policy import MAX_FLOPS_BETWEEN, Lanes
-from service.batching.speed import Speed, Work
+from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 STANDING_S = 0.1
@@ -90,6 +96,90 @@ class Congestion:
         """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""
         found = self._long.get(lane)
         return now - found.since if found is not None and found.stands and queued_flops > found.most else None
+
+
+WINDOW = 16  # batches: enough for a mixture of sizes, few enough to follow a change of load
+SHORTEST_S = 1e-6  # a coarse clock may measure 0
+LONGEST_RETRY_S = 60
+
+
+class Work(NamedTuple):
+    """An amount of work, in so many jobs."""
+
+    flops: int
+    num_jobs: int
+
+
+class Speed:
+    """The rates of the last batches, and the batch that runs."""
+
+    __slots__ = ("_batch_s", "_batches", "_began", "_charge_rate", "_rate", "_running", "_s_a_job")
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
+        self._rate = self._charge_rate = self._s_a_job = self._batch_s = 0.0
+        self._running = Work(0, 0)
+        self._began = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Flops per second of the median batch; 0 before the first."""
+        return self._rate
+
+    def begin(self, work: Work, now: float) -> None:
+        """Record that a batch begins."""
+        self._running, self._began = work, now
+
+    def rest(self) -> None:
+        """Record that nothing runs."""
+        self._running = Work(0, 0)
+
+    def note(self, work: Work, seconds: float) -> None:
+        """Record how long a batch took."""
+        self._batches.append((Work(max(work.flops, 1), max(work.num_jobs, 1)), max(seconds, SHORTEST_S)))
+        # Lists, not generators: those would cost a call for each item, after every batch.
+        self._rate = statistics.median_low([work.flops / took for work, took in self._batches])
+        charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
+        self._charge_rate = statistics.median_low(charges)
+        self._s_a_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
+        self._batch_s = statistics.median_low([took for _, took in self._batches])
+
+    def charge_of(self, seconds: float) -> float:
+        """Return the flops charged for batches that take so long together, overheads included; 0 before the first batch."""
+        return self._charge_rate * seconds
+
+    def less(self, work: Work, seconds: float) -> Work:
+        """Return what is left of a batch after that time."""
+        return Work(max(0, work.flops - int(self._rate * seconds)), work.num_jobs)
+
+    def retry_after_s(self, flops: int) -> int:
+        """Return whole seconds until that much queued work is likely done, at least 1 and at most 60."""
+        if not self._batches:
+            return 1
+        rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
+        return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
+
+    def is_sure_in(self, left_s: float, flops: int) -> bool:
+        """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
+        return self._batch_s + (self._running.flops + flops) / (self._rate or math.inf) < left_s
+
+    def finish_s(self, flops: int, ahead: Work, beside: Work, now: float, most_left_s: float = math.inf) -> float:
+        """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
+
+        The sum of what is left of the running batch (at most `most_left_s`), the work ahead, and the job's own batch. Other
+        waiting jobs fill that batch up to the usual length. 0 if nothing is known or nothing is ahead.
+        """
+        if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
+            return 0.0
+        passed_s, rate, s_a_job = now - self._began, self._rate, self._s_a_job
+        left_s = min(self._running.flops / rate - passed_s, most_left_s)
+        by_work = self._finish_s(left_s, ahead.flops / rate, flops / rate, beside.flops / rate)
+        left_s = min(self._running.num_jobs * s_a_job - passed_s, most_left_s)
+        by_number = self._finish_s(left_s, ahead.num_jobs * s_a_job, s_a_job, beside.num_jobs * s_a_job)
+        return min(by_work, by_number)
+
+    def _finish_s(self, left_s: float, ahead_s: float, own_s: float, beside_s: float) -> float:
+        return max(0.0, left_s) + ahead_s + max(own_s, min(self._batch_s, own_s + beside_s))
 
 
 # A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.

@@ -19,6 +19,7 @@ from service.batching.admission import (
     Congestion,
     Queue,
     QueueLimits,
+    Speed,
     check_cost,
     check_room,
     check_standing,
@@ -29,7 +30,6 @@ from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Ob
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
 from service.batching.runner import Runner, let_come_in
-from service.batching.speed import Speed
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 
 DOWN = "the engine has stopped; this process computes nothing until it is replaced"

@@ -15,9 +15,8 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator
 
-from service.batching.admission import Congestion
+from service.batching.admission import LONGEST_RETRY_S, WINDOW, Congestion
 from service.batching.clock import Clock
-from service.batching.speed import LONGEST_RETRY_S, WINDOW
 from service.errors import DeadlineExceeded, QueueFull
 
 # A longer queue adds latency, not throughput; only behind a few bodies of the largest size the wait may be longer.

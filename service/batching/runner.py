@@ -1,18 +1,28 @@
-"""Runner: runs a batch on the engine, and its retries, until each of its jobs is settled.
+"""Runner: runs a batch on the engine, and its retries, until each of its jobs is settled; InlinePolicy says on which thread.
 
 Independent of callers, and of which jobs run together and when.
-Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. An engine that
-is down ends the run, and so does a step that does not end. A stopped batch goes on only while a caller waits for it. After an
-inline batch the loop has time for other requests.
+Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
+engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. A foreign exception is
+translated once, here; its text never reaches a caller. An engine that is down ends the run, and so does a step that does not
+end. A stopped batch goes on only while a caller waits for it. After an inline batch the loop has time for other requests.
+
+Invariants of the inline policy: A batch is judged by the rates of its own lane's last batches, because their times include what
+flops do not show of a layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small
+sequences worst, so such batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a
+failed batch, the next sixteen batches of that lane do not run inline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import statistics
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple
 
+from service.batching.admission import WINDOW, Speed, Work
 from service.batching.clock import Clock
 from service.batching.engine_protocol import (
     BatchEvent,
@@ -21,17 +31,12 @@ from service.batching.engine_protocol import (
     Observer,
     RetryEvent,
     SplitEvent,
-    failure_of,
-    hand_over,
-    is_out_of_memory,
-    stopped,
-    told,
-    wait_for,
+    Stopped,
 )
 from service.batching.job import BatchInfo, Cost, Job, P, R
-from service.batching.speed import InlinePolicy, Speed, Work
-from service.errors import EngineDown
+from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 
+STUCK = "the engine is stuck: a batch runs longer than any batch may"
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
 TURNS_TO_COME_IN = 2
 
@@ -40,6 +45,64 @@ async def let_come_in() -> None:
     """Let the loop take in the requests that have arrived."""
     for _ in range(TURNS_TO_COME_IN):
         await asyncio.sleep(0)
+
+
+MAX_SEQUENCES = 64
+# A paused machine doubles the time of one batch in a hundred; a misjudged batch took ten times as long and more.
+FAR_TOO_LONG = 3
+# Layers come and go, and each has few lanes; above this number all records are dropped, doubts too.
+MAX_LANES = 1024
+
+
+class _Pace:
+    """The rates of the last batches of one lane."""
+
+    __slots__ = ("doubts", "rate", "rates")
+
+    def __init__(self) -> None:
+        self.rates: deque[float] = deque(maxlen=WINDOW)
+        self.rate = 0.0
+        self.doubts = 0
+
+
+class InlinePolicy:
+    """A batch runs inline if it likely ends in `inline_s`; with 0 none does."""
+
+    __slots__ = ("_inline_s", "_lanes")
+
+    def __init__(self, inline_s: float) -> None:
+        self._inline_s = inline_s
+        self._lanes: dict[Hashable, _Pace] = {}
+
+    def is_inline(self, lane: Hashable, flops: int, sequences: int) -> bool:
+        """Whether a batch of this lane, with that much work in that many sequences, runs inline."""
+        pace = self._lanes.get(lane)
+        if pace is None or pace.doubts or sequences > MAX_SEQUENCES:
+            return False
+        return flops <= pace.rate * self._inline_s
+
+    def note(self, lane: Hashable, flops: int, seconds: float, *, waited_s: float) -> None:
+        """Record how long a batch of this lane took, and for how much of that the loop waited."""
+        if not self._inline_s:
+            return
+        pace = self._lanes.get(lane) or self._begin(lane)
+        if waited_s > FAR_TOO_LONG * self._inline_s:
+            pace.doubts = WINDOW  # so many batches run off the loop before one runs inline again
+        elif pace.doubts:
+            pace.doubts -= 1
+        pace.rates.append(flops / seconds if seconds else 0.0)
+        pace.rate = statistics.median_low(pace.rates)
+
+    def failed(self, lane: Hashable) -> None:
+        """Record that a batch of this lane failed: how long the loop waited for it is unknown."""
+        if (pace := self._lanes.get(lane)) is not None:
+            pace.doubts = WINDOW
+
+    def _begin(self, lane: Hashable) -> _Pace:
+        if len(self._lanes) >= MAX_LANES:
+            self._lanes.clear()
+        pace = self._lanes[lane] = _Pace()
+        return pace
 
 
 Between = Callable[[Hashable, float], Awaitable[object]]
@@ -158,7 +221,12 @@ class Runner(Generic[P, R]):
             job.settle(result)
         self._speed.note(attempt.work, attempt.compute_s)
         self._inline_policy.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
-        self._observer.batch_done(BatchEvent.of(lane, attempt.batch, attempt.costs, attempt.compute_s))
+        batch, weights_bytes = attempt.batch, sum([cost.weights_bytes for cost in attempt.costs])
+        self._observer.batch_done(
+            BatchEvent(
+                lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, attempt.compute_s, batch.notes
+            )
+        )
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
@@ -170,3 +238,81 @@ class Runner(Generic[P, R]):
             return [left[:middle], left[middle:]]
         self._observer.retried_apart(RetryEvent(jobs[0].lane, len(left), type(failure).__name__))
         return [[job] for job in left]
+
+
+async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
+    """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
+
+    Cancelling this cancels a batch that has not begun.
+
+    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a cancellation of the
+    caller.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed before its engine
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(tell)
+    bound = clock.call_at(until, done.set)
+    try:
+        await done.wait()
+        if not future.done():
+            raise EngineDown(STUCK)
+    finally:
+        bound.cancel()
+        future.cancel()
+
+
+def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> Future[Sequence[R] | Any]:
+    """Return the engine's future for this batch."""
+    try:
+        return engine.run(batch, is_inline=is_inline)
+    except Exception as error:  # noqa: BLE001  any exception is this batch's failure
+        return _failed(
+            error
+        )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
+
+
+def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
+    """Return the stopped batch if the step that has ended was not the last, else None."""
+    if future.cancelled() or future.exception() is not None:
+        return None
+    result = future.result()
+    return result if not isinstance(result, list) and isinstance(result, Stopped) else None
+
+
+def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:
+    """Return the failure of a batch whose future is done; None if its results are usable."""
+    if future.cancelled():
+        return EngineDown("the engine dropped a batch")
+    error = future.exception()
+    if error is not None:
+        return error
+    results: object = future.result()
+    if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
+        return TypeError(f"the engine returned {type(results).__name__}, not a sequence of results. This is a bug.")
+    if len(results) != num_payloads:
+        return ValueError(f"the engine returned {len(results)} results for {num_payloads} payloads. This is a bug.")
+    return None
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Whether the engine had too little memory for this batch, so that fewer jobs at once may succeed."""
+    return isinstance(failure, CostLimit)
+
+
+def told(failure: BaseException) -> ServiceError:
+    """Return the error that the caller gets: a ServiceError as itself, any other without its text."""
+    if isinstance(failure, ServiceError):
+        return failure
+    error = EngineFailed("the engine failed on this request; the service has logged the fault")
+    error.__cause__ = failure
+    return error
+
+
+def _failed(error: BaseException) -> Future[Sequence[R] | Any]:
+    future: Future[Sequence[R] | Any] = Future()
+    future.set_exception(error)
+    return future

@@ -17,7 +17,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Set if the transport refuses the request: the ServiceError to answer with.
 REFUSED = "attention.refused"
-# Set by this transport: the request's Cycle, which reports the body's arrival and a disconnect (`api/caller.py`).
+# Set by this transport: the request's Cycle, which reports the body's arrival and a disconnect (`api/request_body.py`).
 CALLER = "attention.caller"
 # The header fields, as `fields_of` returns them.
 FIELDS = "attention.fields"

@@ -147,7 +147,7 @@ class Owner(Protocol):
 
 class Cycle(RequestResponseCycle):
     """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1, a
-    head that is sent with its body, and the interface of `api/caller.py`.
+    head that is sent with its body, and the interface of `api/request_body.py`.
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]

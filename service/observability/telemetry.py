@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
-from service.api.request_record import RequestRecord, milliseconds
+from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine
 from service.attention.loaded_layer import LoadedLayer
 from service.attention.numerics import Fingerprint

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from service.api.request_record import RequestRecord, record_of
+from service.api.outer_middleware import RequestRecord, record_of
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from service.batching.speed import WINDOW
+from service.batching.admission import WINDOW
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN
 from tests.e2e.faulty_service import DEVICE, ENDS, RAISES, SLOW, SLOW_S, STUCK, STUMBLES, TIGHT, TOO_LARGE
 from tests.e2e.test_faults import FAULTY, Faulty

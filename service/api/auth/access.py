@@ -1,22 +1,92 @@
-"""Access: decides by method and path whether a request may reach a route: host, key, role and rate.
+"""Access: decides whether a request may reach a route (host, key, role, rate), and which pages may read its answer (CORS).
 
 Invariants: only this module decides, on the method and `scope["path"]`. Access is closed by default: a path that the tables below
 do not name needs a key, even if no route serves it. Without a keys file everything is open except the admin routes, which are
 off. Every refused key gets the same answer, whatever is wrong with it. Nothing that the caller sent is stored or repeated.
+
+Hosts: with DNS rebinding, a page of another site calls the service under that site's own name. Invariants: the port plays no
+part. A request without exactly one readable Host is not allowed. The transport replaces Host by the authority of an absolute
+target, so there is one name to check.
+
+CORS by Starlette's rules. Invariants: it runs inside the outer middleware, which counts every request. An allowed preflight is
+answered without a key, because browsers send none with it. Any other preflight is an ordinary OPTIONS request. Refusals carry
+the CORS headers too, or a page could not read them. Cookies play no part: keys come in headers.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 
 from service.api.auth.key_ring import Key, KeyRing, Role
 from service.api.auth.rate_limit import Limiter
-from service.api.hosts import Hosts
-from service.errors import Forbidden, NotReady, Unauthorized
-from service.http.asgi import CROWDED, KEY_DIGEST, Scope, fields_of
+from service.errors import BadRequest, Forbidden, NotReady, Unauthorized
+from service.http.asgi import CROWDED, KEY_DIGEST, Application, Receive, Scope, Send, fields_of
+from service.http.head import HeaderFields
+
+_HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
+
+
+class Hosts:
+    """`names`: hosts, `*.domain` for its subdomains, `.domain` for the domain and its subdomains. Without names, only browsers'
+    requests are checked, and only loopback hosts are allowed.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = frozenset(canonical(name.removeprefix(".")) for name in names if name[0] != "*")
+        self._ends = tuple("." + canonical(name.lstrip("*.")) for name in names if name[0] in "*.")
+        self._is_for_all = bool(names)
+
+    def check(self, scope: Scope, *, is_health: bool) -> None:
+        """Raise BadRequest if the host is not allowed. Probes name an address, so health checks only browsers' requests."""
+        fields = fields_of(scope)
+        is_browser = b"origin" in fields or b"sec-fetch-site" in fields
+        if (is_browser or (self._is_for_all and not is_health)) and not self._allows(fields.make(_named)):
+            raise BadRequest(
+                "Host names none of the hosts in ATTENTION_ALLOWED_HOSTS"
+                if self._is_for_all
+                else "a browser's request must name a loopback host here, or one of ATTENTION_ALLOWED_HOSTS"
+            )
+
+    def _allows(self, name: str) -> bool:
+        if self._is_for_all:
+            return name in self._names or name.endswith(self._ends)
+        return is_loopback(name)
+
+
+def canonical(name: str) -> str:
+    """Return the name in lower case without a final dot; an IPv6 address in its shortest form without brackets."""
+    name = name.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+    return str(ipaddress.IPv6Address(name)) if ":" in name else name
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a canonical name means the local machine wherever it is resolved (RFC 6761, section 6.3; RFC 6890)."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _named(fields: HeaderFields) -> str:
+    """Return the canonical host that a request names; empty if it names none."""
+    values = fields[b"host"]
+    found = _HOST.fullmatch(values[0]) if len(values) == 1 else None
+    try:
+        return "" if found is None else canonical(found[1].decode("latin-1"))
+    except ValueError:
+        return ""
+
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
@@ -113,3 +183,53 @@ def presented(scope: Scope) -> bytes | None:
 def _bearer(value: bytes) -> bytes:
     scheme, _, secret = value.partition(b" ")
     return secret.strip(b" ") if scheme.lower() == b"bearer" else b""
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+REQUEST_HEADERS = (
+    "Accept",
+    "Authorization",
+    "Content-Encoding",
+    "Content-Type",
+    "Inference-Header-Content-Length",
+    "X-API-Key",
+    "X-Request-ID",
+    "X-Request-Timeout-Ms",
+    "traceparent",
+    "tracestate",
+)
+EXPOSED = ("X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length", "WWW-Authenticate")
+MAX_AGE_S = 600
+
+
+def cross_origin(origins: Sequence[str]) -> Callable[[Application], Application]:
+    """Return a wrapper that adds CORS for these origins (`*`: any); without origins it leaves the application unchanged."""
+
+    def wrap(application: Application) -> Application:
+        return CrossOrigin(application, origins) if origins else application
+
+    return wrap
+
+
+class CrossOrigin:
+    def __init__(self, application: Application, origins: Sequence[str]) -> None:
+        self._application = application
+        self._rules = CORSMiddleware(
+            application,
+            allow_origins=origins,
+            allow_methods=METHODS,
+            allow_headers=REQUEST_HEADERS,
+            expose_headers=EXPOSED,
+            max_age=MAX_AGE_S,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers:
+            answer = self._rules.preflight_response(headers)
+            if answer.status_code == HTTPStatus.OK:
+                await answer(scope, receive, send)
+            else:
+                await self._application(scope, receive, send)
+        else:
+            await self._rules.simple_response(scope, receive, send, request_headers=headers)

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 
-from service.api.request_record import record_of
+from service.api.outer_middleware import record_of
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
 from service.http.asgi import fields_of

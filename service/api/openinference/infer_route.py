@@ -6,8 +6,7 @@ protocol's own clients send none, or octet-stream. The call, the queue and the b
 
 from __future__ import annotations
 
-from service.api.accept import JSON, OCTET_STREAM, answer_coding
-from service.api.reply import Headers, send_reply
+from service.api.reply import JSON, OCTET_STREAM, Headers, answer_coding, send_reply
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest

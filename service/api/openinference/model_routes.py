@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service import __version__
+from service.api.outer_middleware import record_of
 from service.api.problems import announced
-from service.api.request_record import record_of
 from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
 from service.batching.clock import LoopClock

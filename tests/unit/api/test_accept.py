@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.accept import answer_coding, answer_type
+from service.api.reply import answer_coding, answer_type
 from service.errors import NotAcceptable
 from service.http.head import HeaderFields
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.api.caller import caller_of
+from service.api.request_body import caller_of
 from service.http.asgi import CALLER, Message
 from tests.doubles import turns
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.accept import JSON, SAFETENSORS, body_type
+from service.api.reply import JSON, SAFETENSORS, body_type
 from service.errors import UnsupportedMediaType
 from service.http.head import HeaderFields
 

@@ -9,8 +9,7 @@ import pytest
 import zstandard
 
 from service.api.byte_budget import ByteBudget
-from service.api.caller import caller_of
-from service.api.request_body import BodyLimits, read_body
+from service.api.request_body import BodyLimits, caller_of, read_body
 from service.errors import (
     BadEncoding,
     BadRequest,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from service.api.outer_middleware import start_record
 from service.api.request_context import LayerRequests, RequestContext
-from service.api.request_record import start_record
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.request_record import milliseconds
+from service.api.outer_middleware import milliseconds
 
 
 @given(st.floats(min_value=0, max_value=1e6))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from service.batching.fair_queue import JOB_OVERHEAD_FLOPS, FairQueue
+from service.batching.policy import JOB_OVERHEAD_FLOPS, FairQueue
 from tests.unit.batching.items import Item, cost, given
 
 jobs = st.lists(

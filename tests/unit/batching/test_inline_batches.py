@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import uvloop
 
-from service.batching.runner import TURNS_TO_COME_IN
-from service.batching.speed import FAR_TOO_LONG, MAX_SEQUENCES, WINDOW
+from service.batching.admission import WINDOW
+from service.batching.runner import FAR_TOO_LONG, MAX_SEQUENCES, TURNS_TO_COME_IN
 from service.errors import DeadlineExceeded
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.speed import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, WINDOW, InlinePolicy
+from service.batching.admission import WINDOW
+from service.batching.runner import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, InlinePolicy
 
 
 def taught(*seconds: float, lane: str = "a") -> InlinePolicy:

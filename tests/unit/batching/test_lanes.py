@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from service.batching.policy import Lanes, take
-from service.batching.speed import BATCH_OVERHEAD_FLOPS
+from service.batching.policy import BATCH_OVERHEAD_FLOPS, Lanes, take
 from tests.unit.batching.items import (
     WIDE,
     Item,

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from service.batching.policy import MAX_FLOPS_BETWEEN
-from service.batching.speed import BATCH_OVERHEAD_FLOPS
+from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN
 from service.errors import CostLimit, DeadlineExceeded, EngineDown, EngineFailed
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of

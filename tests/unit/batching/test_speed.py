@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.speed import Speed, Work
+from service.batching.admission import Speed, Work
 
 NOTHING = Work(0, 0)
 

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from service.api.caller import caller_of
+from service.api.request_body import caller_of
 from service.errors import QueueFull
 from service.http.body_framing import LINES_A_TURN
 from service.http.connection_limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S

@@ -2,7 +2,7 @@
 
 import time
 
-from service.api.request_record import RequestRecord
+from service.api.outer_middleware import RequestRecord
 from service.events import LayerTotals
 from service.observability.metrics import Metrics
 from service.observability.telemetry import LayerCounters

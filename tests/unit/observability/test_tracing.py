@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from service.api.request_record import record_of, start_record
+from service.api.outer_middleware import record_of, start_record
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import ClientGone

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from service.api.auth.access import OPEN, Access
-from service.api.hosts import Hosts
+from service.api.auth.access import OPEN, Access, Hosts
 from service.errors import BadRequest
 from service.limits import hosts
 from service.settings import load_settings
