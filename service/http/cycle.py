@@ -25,7 +25,7 @@ from service.errors import ServiceError
 from service.http.asgi import CALLER, ClientGone
 from service.http.body_framing import Piece
 from service.http.connection_limits import MAX_AHEAD_BYTES
-from service.loop_tick import LoopTick
+from service.loop_time import LoopTick
 
 
 class Outgoing(Protocol):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from service import __version__
-from service.loop_tick import LoopTick
+from service.loop_time import LoopTick
 from service.observability.line_writer import LineWriter, timestamp
 
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.

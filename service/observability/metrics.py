@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from service.attention.heap import resident_bytes
 from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
-from service.loop_tick import LoopTick
+from service.loop_time import LoopTick
 from service.observability.layer_series import LayerSeries
 from service.observability.series import SIZE_BUCKETS, TIME_BUCKETS, Children, Series, left_in
 from service.observability.shared_values import Shared

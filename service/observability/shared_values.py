@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from service.loop_tick import LoopTick
+from service.loop_time import LoopTick
 
 # Kinds of files, as the library names them; and space in each for the series of some fifty layers. More is reserved at need.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")

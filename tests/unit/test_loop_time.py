@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.loop_tick import LoopTick
+from service.loop_time import LoopTick
 
 
 def test_without_a_loop_the_work_runs_at_once():
