@@ -1,4 +1,4 @@
-"""Events of requests, batches and processes: the values that metrics are made from.
+"""Events of requests, layers and processes: the values that metrics are made from.
 
 Must not know: the modules that emit events, the modules that receive them.
 """
@@ -21,18 +21,6 @@ class Answered(NamedTuple):
     masked_rows: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchDone:
-    """One forward pass."""
-
-    layer: str
-    requests: int
-    sequences: int
-    tokens: int
-    compute_s: float
-    weights_bytes: int = 0
-
-
 @dataclasses.dataclass(slots=True)
 class LayerTotals:
     """Sums over the requests to one layer. `sequences` and `batches` count forward passes; `last_answer_s` is since the epoch."""
@@ -48,14 +36,6 @@ class LayerTotals:
     sequences: int = 0
     batches: int = 0
     last_answer_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Build:
-    version: str
-    torch: str
-    device: str
-    dtype: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.errors import EngineFailed
-from service.wire.json_document import parse, parse_s
 from service.wire.json_process import ANSWER, REQUEST, unpack
 
-MAX_HERE_S = 0.008
-"""Longest time, by `parse_s`, for which a body is parsed on the event loop."""
 COMMAND = (sys.executable, "-m", "service.wire.json_process")
 
 
@@ -34,13 +31,7 @@ class JsonParser:
         self._asked: set[asyncio.Task[Any]] = set()
 
     async def parse(self, body: bytes | bytearray) -> dict[str, Any]:
-        """Return the object in `body`; parse it on the event loop if `parse_s` estimates at most MAX_HERE_S.
-
-        Raises what `wire.json_document.parse` raises, and EngineFailed if the process died twice.
-        """
-        max_depth, max_numbers = self._limits
-        if parse_s(body) <= MAX_HERE_S:
-            return parse(body, max_depth=max_depth, max_numbers=max_numbers)
+        """Return the object in `body`; raises the errors of `json_document.parse`, and EngineFailed if the process died twice."""
         asked = asyncio.create_task(self._parse_there(body))
         self._asked.add(asked)
         asked.add_done_callback(self._heard)

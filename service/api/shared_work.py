@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
-from service.batching.clock import Clock
+from service.loop_time import Clock
 
 T = TypeVar("T")
 

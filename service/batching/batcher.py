@@ -25,12 +25,12 @@ from service.batching.admission import (
     check_standing,
     check_time,
 )
-from service.batching.clock import Clock
 from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
 from service.batching.runner import Runner, let_come_in
 from service.errors import Draining, EngineDown, NotReady, ServiceError
+from service.loop_time import Clock
 
 DOWN = "the engine has stopped; this process computes nothing until it is replaced"
 

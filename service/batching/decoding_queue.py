@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from service.batching.admission import LONGEST_RETRY_S, WINDOW, Congestion
-from service.batching.clock import Clock
 from service.errors import DeadlineExceeded, QueueFull
+from service.loop_time import Clock
 
 # A longer queue adds latency, not throughput; only behind a few bodies of the largest size the wait may be longer.
 MAX_WAIT_S = 0.5

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from service.batching.clock import Clock, Handle
 from service.errors import DeadlineExceeded
+from service.loop_time import Clock, Handle
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple
 
 from service.batching.admission import WINDOW, Speed, Work
-from service.batching.clock import Clock
 from service.batching.engine_protocol import (
     BatchEvent,
     ComputeLimits,
@@ -35,6 +34,7 @@ from service.batching.engine_protocol import (
 )
 from service.batching.job import BatchInfo, Cost, Job, P, R
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
+from service.loop_time import Clock
 
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.

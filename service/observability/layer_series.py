@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.samples import Sample
 
 from service.events import LayerTotals
-from service.observability.series import PREFIX, Children, Series
+from service.observability.series import PREFIX, Series
+from service.observability.shared_values import Children
 
 # The series of each field of LayerTotals and, beside the layer, its label.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {

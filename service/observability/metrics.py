@@ -1,7 +1,7 @@
 """Metrics: every series with its name, unit, labels and buckets, and one method per event.
 
-Holds which series there are; `observability/series.py` makes them and gives the text form. Independent of HTTP, batching and
-layers: it gets frozen values and names.
+Holds which series there are; `observability/series.py` makes them and gives the text form. Independent of HTTP and layers: it
+gets frozen values and names.
 Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
 cannot make a series. Each request is counted once when it arrives and once at its end (`answered` or `cancelled`), refusals too.
 So at rest received = requests + cancelled. What `is_counted` excludes is counted nowhere.
@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from service.attention.heap import resident_bytes
-from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
+from service.batching.engine_protocol import BatchEvent
+from service.events import Answered, Capacity, LayerTotals
 from service.loop_time import LoopTick
 from service.observability.layer_series import LayerSeries
-from service.observability.series import SIZE_BUCKETS, TIME_BUCKETS, Children, Series, left_in
-from service.observability.shared_values import Shared
+from service.observability.series import SIZE_BUCKETS, TIME_BUCKETS, Series, left_in
+from service.observability.shared_values import Children, Shared
 
 # The stage of requests that were in flight in a process that died.
 KILLED = "killed"
@@ -45,6 +46,7 @@ class Metrics:
         is_replacement = shared is not None and shared.counters.exists()
         unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
+        self._values = self._series.values
         self._served: frozenset[str] | None = None  # None: not known yet, so all layers are shown
         self._make_request_series(self._series)
         self._make_batch_series(self._series)
@@ -168,8 +170,8 @@ class Metrics:
         self._num_in_flight -= 1
         self._turn.ask()
 
-    def batch_done(self, batch: BatchDone) -> None:
-        self._compute_seconds[batch.layer,].observe_all([batch.compute_s])
+    def batch_done(self, layer: str, batch: BatchEvent) -> None:
+        self._compute_seconds[layer,].observe_all([batch.compute_s])
         self._batch_requests.observe_all([batch.requests])
         self._batch_sequences.observe_all([batch.sequences])
         self._batch_tokens.observe_all([batch.tokens])
@@ -214,7 +216,8 @@ class Metrics:
         num_requests, num_bytes = self._queued
         self._queued_requests.set(num_requests)
         self._queued_bytes.set(num_bytes)
-        self._series.write()
+        if self._values is not None:
+            self._values.write()
 
     def _tell_ends(self, ended: Sequence[Answered]) -> None:
         numbers: dict[tuple[str, int], int] = {}
@@ -287,8 +290,8 @@ class Metrics:
         for route in routes:
             self._request_seconds[route,]
 
-    def built(self, build: Build) -> None:
-        self._build.labels(build.version, build.torch, build.device, build.dtype).set(1)
+    def built(self, version: str, torch: str, device: str, dtype: str) -> None:
+        self._build.labels(version, torch, device, dtype).set(1)
 
     def device_memory_measured(self, device: str, num_bytes: int) -> None:
         self._device_bytes.labels(device).set(num_bytes)
@@ -302,9 +305,10 @@ class Metrics:
 
     def keep(self) -> bool:
         """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
-        return self._series.keep()
+        return self._values is not None and self._values.keep()
 
     def close(self) -> None:
         """Write what was deferred and close the files; the counts stay in them."""
         self.tell_now()
-        self._series.close()
+        if self._values is not None:
+            self._values.close()

@@ -6,56 +6,24 @@ Invariants: The caller that makes a series bounds its labels. A process shows th
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from service.observability.shared_values import Shared, SharedValues
-
-T = TypeVar("T", bound=MetricWrapperBase)
+from service.observability.shared_values import Histogram, Shared, SharedValues
 
 PREFIX = "attention"
 # One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
 TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
-
-
-class Histogram(prometheus_client.Histogram):
-    """The library's, taking many observations at once: its own searches the buckets for each, 2 µs at 18 buckets."""
-
-    def observe_all(self, amounts: Sequence[float]) -> None:
-        """Add these amounts, in the series' unit; no exemplars."""
-        self._sum.inc(sum(amounts))
-        bounds = self._upper_bounds
-        numbers: dict[int, int] = {}
-        for amount in amounts:
-            bucket = bisect.bisect_left(bounds, amount)
-            numbers[bucket] = numbers.get(bucket, 0) + 1
-        for bucket, number in numbers.items():
-            self._buckets[bucket].inc(number)
-
-
-class Children(dict[tuple[str, ...], T]):
-    """Caches children by their labels, which are bounded; the library's look-up locks, counts and converts at every event."""
-
-    def __init__(self, series: T) -> None:
-        super().__init__()
-        self._series = series
-
-    def __missing__(self, labels: tuple[str, ...]) -> T:
-        child = self[labels] = self._series.labels(*labels)
-        return child
 
 
 class Series:
@@ -64,8 +32,8 @@ class Series:
     def __init__(self, shared: Shared | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # The library chooses by an environment variable at its import; here the choice is made in one visible place.
-        self._values = None if shared is None else SharedValues(shared)
-        values.ValueClass = self._values or values.MutexValue
+        self.values = None if shared is None else SharedValues(shared)
+        values.ValueClass = self.values or values.MutexValue
         self._registry = CollectorRegistry()
         self._shared = shared
 
@@ -89,20 +57,6 @@ class Series:
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
         return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
 
-    def write(self) -> None:
-        """Write what has changed to the files now."""
-        if self._values is not None:
-            self._values.write()
-
-    def keep(self) -> bool:
-        """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
-        return self._values is not None and self._values.keep()
-
-    def close(self) -> None:
-        """Close the files at the end of the process; the counts stay in them."""
-        if self._values is not None:
-            self._values.close()
-
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of all processes; reads their files, so call it in a thread."""
         return (sample for family in self._all_processes().collect() for sample in family.samples)
@@ -114,7 +68,7 @@ class Series:
         return generate_latest(shown)
 
     def _all_processes(self) -> CollectorRegistry:
-        if self._shared is None or self._values is None or not self._values.is_shared:
+        if self._shared is None or self.values is None or not self.values.is_shared:
             return self._registry
         registry = CollectorRegistry()
         registry.register(_AllProcesses(self._shared.directory, self._registry))

@@ -1,4 +1,4 @@
-"""Shared values: metric values, kept in memory for a loop tick and then in files that all processes read.
+"""Shared values: metric values, kept in memory for a loop tick and then in files that all processes read; cheaper histograms.
 
 Implements what prometheus_client needs of a value, over its own files (`MmapedDict`). The library's class writes a file at every
 change, and checks for a fork first: with ten changes a request that took a tenth of the loop's time.
@@ -9,15 +9,21 @@ or find no space: they are made again with what this process has counted.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+import prometheus_client
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.loop_time import LoopTick
+
+T = TypeVar("T", bound=MetricWrapperBase)
 
 # Kinds of files, as the library names them; and space in each for the series of some fifty layers. More is reserved at need.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
@@ -40,6 +46,33 @@ class Shared:
 
     def file(self, kind: str) -> Path:
         return self.directory / f"{kind}_{self.slot}.db"
+
+
+class Histogram(prometheus_client.Histogram):
+    """The library's, taking many observations at once: its own searches the buckets for each, 2 µs at 18 buckets."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Add these amounts, in the series' unit; no exemplars."""
+        self._sum.inc(sum(amounts))
+        bounds = self._upper_bounds
+        numbers: dict[int, int] = {}
+        for amount in amounts:
+            bucket = bisect.bisect_left(bounds, amount)
+            numbers[bucket] = numbers.get(bucket, 0) + 1
+        for bucket, number in numbers.items():
+            self._buckets[bucket].inc(number)
+
+
+class Children(dict[tuple[str, ...], T]):
+    """Caches children by their labels, which are bounded; the library's look-up locks, counts and converts at every event."""
+
+    def __init__(self, series: T) -> None:
+        super().__init__()
+        self._series = series
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._series.labels(*labels)
+        return child
 
 
 class SharedValues:

@@ -22,7 +22,7 @@ from service.attention.loaded_layer import LoadedLayer
 from service.attention.numerics import Fingerprint
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
-from service.events import Answered, BatchDone, Build, Capacity, LayerTotals
+from service.events import Answered, Capacity, LayerTotals
 from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics, is_counted
 
@@ -138,9 +138,7 @@ class Telemetry:
         if is_probe(event.lane):
             return  # no client requested it, so no metric may count it
         self._counters.computed(layer, event.sequences)
-        self._metrics.batch_done(
-            BatchDone(layer, event.requests, event.sequences, event.tokens, event.compute_s, event.weights_bytes)
-        )
+        self._metrics.batch_done(layer, event)
 
     def retried_apart(self, event: RetryEvent) -> None:
         self._metrics.batch_retried()
@@ -161,7 +159,7 @@ class Telemetry:
     def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
         self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
         self._metrics.sized(capacity)
-        self._metrics.built(Build(__version__, numerics.torch, numerics.device, numerics.dtype))
+        self._metrics.built(__version__, numerics.torch, numerics.device, numerics.dtype)
 
     def routes_known(self, routes: list[str]) -> None:
         self._metrics.routes_known(routes)

@@ -7,12 +7,12 @@ contract: unknown field, dtype, shape, mask, cost. Sizes are Python integers, wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, masked_rows
@@ -22,7 +22,7 @@ from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.mask_kinds import MAX_MASKS, MaskField, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.schemas import StrictModel, Tensor, check_names, translated
+from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor, look_over, rank_of
 from service.wire.weights_selection import WeightsField, weights_bytes
@@ -47,18 +47,30 @@ class AttendRequest(StrictModel):
     @classmethod
     def of(cls, document: Mapping[str, object]) -> AttendRequest:
         """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others."""
-        check_names(document, cls, "")
+        _check_names(document, cls, "")
         masks, weights = document.get("masks"), document.get("weights")
         if isinstance(masks, NumberList) or (isinstance(masks, dict) and "data" in masks):  # a bare array
             kind_of(None, "/masks/0")
         if isinstance(weights, dict):
-            check_names(weights, WeightsField, "/weights")
+            _check_names(weights, WeightsField, "/weights")
         for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
-            check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
+            _check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
         try:
             return cls.model_validate(document)
         except ValidationError as error:
             raise translated(error) from None
+
+
+def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
+    """Raise UnknownField for a name that the model lacks; pydantic would describe each of a hundred thousand wrong fields."""
+    if not value.keys() <= (known := _names(model)).keys():
+        raise unknown_field(value, known, where)
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> dict[str, None]:
+    """Return the names of the model's fields; pydantic builds them at each access, and every request needs them."""
+    return dict.fromkeys(model.model_fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ def check_request(
     if combined is None or spec.extra_keys:  # every row may attend to the appended columns
         return request
     request = request._replace(
-        count_masked_rows=partial(_count_masked_rows, combined, is_error=body.masked_rows == "error")
+        count_masked_rows=functools.partial(_count_masked_rows, combined, is_error=body.masked_rows == "error")
     )
     return request if cost.cells > MAX_COUNTED_CELLS else request.counted()
 

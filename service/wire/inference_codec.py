@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from service.attention.call import Answer
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.answer import AnswerFacts, named_tensors, write_tensor
-from service.wire.dtypes import BY_INFERENCE, BY_TORCH, FLOATS, WHOLES
 from service.wire.inference_schemas import (
     VERSION,
     WITHOUT_MEANING,
@@ -33,7 +32,7 @@ from service.wire.inference_schemas import (
 )
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated
-from service.wire.tensor_values import FLOATS_ARE_A_BIAS
+from service.wire.tensor_values import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
 TENSORS = ("query", "key", "value")
@@ -162,7 +161,7 @@ def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
     size = _binary_size(entry)
     if size is None:
         return _listed_tensor(entry, dtype.name), rest
-    expected = math.prod(shape) * dtype.item_bytes
+    expected = math.prod(shape) * dtype.torch.itemsize
     if size != expected:
         raise BadBinary(f"binary_data_size of {name} must be the {expected} bytes that its shape and datatype need")
     if size > len(rest):

@@ -27,9 +27,8 @@ from service.errors import BadBinary, Malformed, UnknownField
 from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.answer import AnswerFacts, named_tensors
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.dtypes import BY_SAFETENSORS, BY_TORCH
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.tensor_values import TensorField, TensorKind, bytes_to_tensor
+from service.wire.tensor_values import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind, bytes_to_tensor
 from service.wire.tensors import RawTensor, bytes_of
 
 MAX_HEADER_BYTES = 256 * 1024

@@ -1,4 +1,4 @@
-"""Schemas: what the pydantic models of requests share: strictness, checked names, and pydantic's errors in our words.
+"""Schemas: what the pydantic models of requests share: strictness, and the errors of names and fields in our words.
 
 Invariants: The models check everything except tensors, and OpenAPI shows them. Tensors pass through unchanged (`tensors.py`
 decodes them). Unknown fields of a request are rejected everywhere. A caller never sees a message of pydantic.
@@ -7,15 +7,13 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 from __future__ import annotations
 
 import difflib
-import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.dtypes import DTYPES
-from service.wire.tensor_values import words_of
+from service.wire.tensor_values import DTYPES, words_of
 
 TENSOR_OBJECT: dict[str, Any] = {
     "type": "object",
@@ -60,26 +58,17 @@ class Problem(BaseModel):
     request_id: str
 
 
-def check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
-    """Raise UnknownField with the known names and the nearest of them; the message never contains the caller's text.
-
-    Names are compared here, because pydantic would describe each of a hundred thousand wrong fields.
+def unknown_field(value: Mapping[str, object], known: Iterable[str], where: str) -> UnknownField:
+    """Return the error for a name in `value` that is not `known`: it gives the known names and the nearest of them, and never
+    the caller's text.
     """
-    known = _names(model)
-    if value.keys() <= known.keys():
-        return
-    unknown = next(name for name in value if name not in known)
-    near = difflib.get_close_matches(unknown[:64], list(known), n=1)
+    names = list(known)
+    unknown = next(name for name in value if name not in names)
+    near = difflib.get_close_matches(unknown[:64], names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    raise UnknownField(
-        f"unknown field in {words_of(where) or 'the request'}; the fields are {', '.join(known)}{hint}", param=where
+    return UnknownField(
+        f"unknown field in {words_of(where) or 'the request'}; the fields are {', '.join(names)}{hint}", param=where
     )
-
-
-@functools.cache
-def _names(model: type[BaseModel]) -> dict[str, None]:
-    """Return the names of the model's fields; pydantic builds them at each access, and every request needs them."""
-    return dict.fromkeys(model.model_fields)
 
 
 # Our message for each of pydantic's error types; `{expected}` comes from our models, never from the caller.

@@ -1,9 +1,10 @@
-"""Tensor values: checks decoded numbers or raw bytes and converts them to a tensor of a dtype.
+"""Tensor values: the table of dtypes, and the conversion of checked numbers or raw bytes to a tensor of a dtype.
 
-This module knows neither JSON nor the order of fields. Invariants: Every value is checked. Only finite values pass, and -inf if
-the field is a bias. A finite number that does not fit its dtype is rejected, never turned into infinity. Rounding is to nearest,
-ties to even, from float64 directly to the dtype. (A decimal of more than 17 digits is thus rounded twice: to float64, then to
-the dtype.) The tensor shares the memory of the decoded data if the dtype allows it.
+Every other module of `wire` takes its dtype names from the table. This module knows neither JSON nor the order of fields.
+Invariants: Every value is checked. Only finite values pass, and -inf if the field is a bias. A finite number that does not fit
+its dtype is rejected, never turned into infinity. Rounding is to nearest, ties to even, from float64 directly to the dtype. (A
+decimal of more than 17 digits is thus rounded twice: to float64, then to the dtype.) The tensor shares the memory of the decoded
+data if the dtype allows it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,42 @@ import torch
 
 from service.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
 from service.wire.number_list import BEYOND_FLOAT64, Float64s, NumberList
+
+
+class Dtype(NamedTuple):
+    """A dtype with its names in the contract (those of torch), in safetensors and in Open Inference.
+
+    `stored` is NumPy's dtype for its values, of bfloat16 their bits. `infinity` is the bits of +inf: all exponent bits and no
+    other. Without their sign, the bits of a finite value are smaller.
+    """
+
+    name: str
+    torch: torch.dtype
+    safetensors: str
+    inference: str
+    stored: npt.DTypeLike
+    infinity: int = 0
+
+
+DTYPES = (
+    Dtype("float16", torch.float16, "F16", "FP16", np.float16, 0x7C00),
+    Dtype("bfloat16", torch.bfloat16, "BF16", "BF16", np.uint16, 0x7F80),
+    Dtype("float32", torch.float32, "F32", "FP32", np.float32, 0x7F80_0000),
+    Dtype("float64", torch.float64, "F64", "FP64", np.float64, 0x7FF0_0000_0000_0000),
+    Dtype("bool", torch.bool, "BOOL", "BOOL", np.bool_),
+    Dtype("int32", torch.int32, "I32", "INT32", np.int32),
+    Dtype("int64", torch.int64, "I64", "INT64", np.int64),
+)
+FLOATS = tuple(dtype for dtype in DTYPES if dtype.torch.is_floating_point)
+WHOLES = tuple(dtype for dtype in DTYPES if dtype.name in ("int32", "int64"))
+BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
+_STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
+_INFINITIES = {dtype.torch: dtype.infinity for dtype in FLOATS}
+_UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}
+BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES}
+BY_INFERENCE = {dtype.inference: dtype for dtype in DTYPES}
+
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -243,22 +280,3 @@ def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
     bits -= np.abs(back) > np.abs(values)
     bits |= back != values
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-_STORED: dict[torch.dtype, npt.DTypeLike] = {
-    torch.float16: np.float16,
-    torch.bfloat16: np.uint16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-}
-_INFINITIES: dict[torch.dtype, int] = {
-    torch.float16: 0x7C00,
-    torch.bfloat16: 0x7F80,
-    torch.float32: 0x7F80_0000,
-    torch.float64: 0x7FF0_0000_0000_0000,
-}
-"""The bits of +inf: all exponent bits and no other. Without their sign, the bits of a finite value are smaller."""
-_UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
-_SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}

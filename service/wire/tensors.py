@@ -20,10 +20,11 @@ import pybase64
 import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.dtypes import FLOATS, WHOLES
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.tensor_values import (
+    FLOATS,
     FLOATS_ARE_A_BIAS,
+    WHOLES,
     TensorField,
     TensorKind,
     bytes_to_tensor,

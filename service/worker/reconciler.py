@@ -14,8 +14,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from service.batching.clock import Clock
 from service.errors import NotReady
+from service.loop_time import Clock
 from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
 from service.worker.layer_registry import LayerRegistry
 

@@ -31,13 +31,13 @@ from service.attention.loaded_layer import Work
 from service.attention.numerics import fingerprint
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
-from service.batching.clock import LoopClock
 from service.batching.decoding_queue import DecodingQueue
 from service.errors import InvalidInput, NotReady, ServiceError
 from service.events import Capacity, LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
+from service.loop_time import LoopClock
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import BatchSpans
 from service.settings import Settings

@@ -21,10 +21,10 @@ from service.api.outer_middleware import record_of
 from service.api.problems import announced
 from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
-from service.batching.clock import LoopClock
 from service.errors import LayerNotFound, NotReady
 from service.events import LayerTotals
 from service.layers.catalog import Catalog
+from service.loop_time import LoopClock
 from service.wire.inference_schemas import VERSION
 
 PLATFORM = "attention_service"

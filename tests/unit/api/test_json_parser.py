@@ -45,11 +45,11 @@ def children() -> list[int]:
     return [int(name) for name in found]
 
 
-def test_a_large_body_is_parsed_to_arrays_and_a_small_one_starts_no_process():
+def test_a_body_is_parsed_to_arrays_by_one_process_that_starts_with_the_first_body():
     async def told(parser: JsonParser) -> None:
         before = set(children())
-        assert (await parser.parse(SMALL))["query"].shape == (1, 1)
         assert set(children()) == before
+        assert (await parser.parse(SMALL))["query"].shape == (1, 1)
         found = await parser.parse(LARGE)
         assert isinstance(found["query"], NumberList)
         assert found["query"].values.shape == (300_001,)

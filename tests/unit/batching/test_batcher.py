@@ -9,13 +9,13 @@ import pytest
 import uvloop
 
 from service.batching.batcher import Batcher
-from service.batching.clock import LoopClock
 from service.batching.engine_protocol import BatchEvent
 from service.batching.job import BatchInfo
 from service.errors import (
     Draining,
     NotReady,
 )
+from service.loop_time import LoopClock
 from tests.doubles import GateEngine, RecordingObserver, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 

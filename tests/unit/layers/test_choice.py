@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from service.errors import LayerError
-from service.layers.choice import choose
+from service.layers.importer import choose
 from service.layers.source import Entry, Source
 
 

@@ -7,7 +7,7 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
-from service.layers.choice import choose
+from service.layers.importer import choose
 from service.layers.layout import Options, canonical_shapes, check_fit, derive_spec, present_parts
 from service.layers.source import Entry, Source
 from tests.unit.layers.checkpoints import bert, linears, mha, random

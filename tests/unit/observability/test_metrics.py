@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.batching.engine_protocol import BatchEvent
 from service.errors import Failed, LayerError, Refused, Rejected, codes_of
-from service.events import Answered, BatchDone, Build, Capacity
+from service.events import Answered, Capacity
 from service.observability.metrics import Metrics, is_counted
 from service.observability.series import TIME_BUCKETS
 from service.observability.shared_values import KINDS, RESERVED_BYTES
@@ -111,8 +112,8 @@ def test_at_rest_received_is_answers_plus_cancelled(ends):
 
 
 def test_a_batch_updates_every_series_about_batches(readable):
-    batch = BatchDone("minilm-l0", requests=3, sequences=5, tokens=640, compute_s=0.5, weights_bytes=4096)
-    assert readable.changed_by(lambda m: m.batch_done(batch)) == {
+    batch = BatchEvent("lane", requests=3, sequences=5, tokens=640, compute_s=0.5, weights_bytes=4096)
+    assert readable.changed_by(lambda m: m.batch_done("minilm-l0", batch)) == {
         "attention_compute_seconds_count": 1,
         "attention_compute_seconds_sum": 0.5,
         "attention_batch_requests_count": 1,
@@ -142,7 +143,7 @@ def test_a_batch_updates_every_series_about_batches(readable):
         (lambda m: m.sized(Capacity(256, 4096, 2)), "expected_processes", 2),
         (lambda m: m.layer_loaded("minilm-l0", 1.5), "layer_load_seconds", 1.5),
         (lambda m: m.layer_load_failed("layer_error"), "layer_load_failures_total", 1),
-        (lambda m: m.built(Build("0.1.0", "2.13.0", "cpu", "float32")), "build_info", 1),
+        (lambda m: m.built("0.1.0", "2.13.0", "cpu", "float32"), "build_info", 1),
         (lambda m: m.device_memory_measured("cuda:0", 4096), "device_memory_bytes", 4096),
         (lambda m: m.answered(Answered(ROUTE, 200, 0.0, masked_rows=2)), "masked_rows_total", 2),
     ],
@@ -194,7 +195,7 @@ def busy(metrics):
     """Record six layers, with every route and status that has a series."""
     for layer in range(6):
         metrics.layer_loaded(f"minilm-l{layer}", 0.1)
-        metrics.batch_done(BatchDone(f"minilm-l{layer}", 1, 1, 16, 0.001))
+        metrics.batch_done(f"minilm-l{layer}", BatchEvent("lane", 1, 1, 16, 0, 0.001))
         for status in (200, 400, 404, 413, 415, 422, 429, 500, 503, 504):
             for route in (
                 ROUTE,

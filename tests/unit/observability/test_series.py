@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Library
 
-from service.observability.series import Histogram
+from service.observability.shared_values import Histogram
 
 BUCKETS = (0.001, 0.25, 0.5, 4.0)
 # Their floating-point sums are exact in any order.

@@ -8,7 +8,7 @@ import time
 import pytest
 import uvloop
 
-from service.batching.clock import LoopClock, _Call
+from service.loop_time import LoopClock, _Call
 from tests.doubles import run
 
 LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
