@@ -15,12 +15,12 @@ from service import __version__
 from service.api.attend_route import ROUTE, Attend
 from service.api.auth.access import Access, cross_origin
 from service.api.auth.rate_limit import Limiter
+from service.api.infer_route import ROUTES as INFER_ROUTES
+from service.api.infer_route import Infer
 from service.api.layer_admin import make_admin_router
+from service.api.model_routes import make_models_router
 from service.api.openapi.document import announce_keys, write_openapi
 from service.api.openapi.pages import make_docs_router
-from service.api.openinference.infer_route import ROUTES as INFER_ROUTES
-from service.api.openinference.infer_route import Infer
-from service.api.openinference.model_routes import make_models_router
 from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
