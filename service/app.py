@@ -12,11 +12,9 @@ from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
-from service.api.attend_route import ROUTE, Attend
+from service.api.attend_route import INFER_ROUTES, ROUTE, Attend, Infer
 from service.api.auth.access import Access, cross_origin
 from service.api.auth.rate_limit import Limiter
-from service.api.infer_route import ROUTES as INFER_ROUTES
-from service.api.infer_route import Infer
 from service.api.layer_admin import make_admin_router
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import announce_keys, write_openapi

@@ -1,7 +1,9 @@
-"""Attend route: POST /v1/layers/{layer}/attend, a hot route served as a plain ASGI endpoint.
+"""Attend routes: POST /v1/layers/{layer}/attend and the infer route of Open Inference, the hot routes, as plain ASGI endpoints.
 
 Invariants: checks run in the contract's order (media type, size, syntax, fields, tensors, masks, cost), all before the queue.
-Every form of a body becomes the same `CheckedRequest` and shares every later step.
+Every form of a body becomes the same `CheckedRequest` and shares every later step, so the bits of an answer are the same too.
+In Open Inference a layer is a model and its only version is 1. A body is read as the protocol says, whatever Content-Type says:
+the protocol's own clients send none, or octet-stream.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from service.api.reply import JSON, SAFETENSORS, Piece, answer_coding, answer_type, body_type, send_reply
+from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Headers, Piece, answer_coding, answer_type, body_type
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import Answer
+from service.errors import BadRequest
 from service.http.asgi import Receive, Scope, Send
 from service.http.head import HeaderFields
 from service.layers.catalog import ServedLayer
 from service.wire.answer import AnswerFacts, write_json
 from service.wire.attend_request import CheckedRequest, check_request
+from service.wire.inference_codec import WantedAnswer, read_inference, split_inference, write_inference
 from service.wire.safetensors_codec import RequestTemplates, write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
+INFER_ROUTES = ("/v2/models/{layer}/infer", "/v2/models/{layer}/versions/{version}/infer")
 BODY_CODINGS = (b"gzip", b"zstd")
 ANSWER_CODINGS = (b"zstd", b"gzip")
+INFER_CODINGS = (b"gzip", b"deflate")
 
 
 class Codec(NamedTuple):
@@ -76,8 +82,7 @@ class Attend:
             request = await context.decoded(decode)
             outcome = await context.ask(layer, request)
         pieces = wanted.write(outcome.result, context.facts(layer, request, outcome), request)
-        await send_reply(send, [(b"content-type", wanted.media_type), context.server_timing()], pieces, coding)
-        context.sent()
+        await context.send(send, [(b"content-type", wanted.media_type)], pieces, coding)
 
     def _forms(self, fields: HeaderFields) -> tuple[Codec, Codec, bytes | None]:
         """Return the codec of the body, the codec of the answer, and the answer's content coding."""
@@ -91,3 +96,50 @@ class Attend:
             self._codecs[wanted],
             answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers),
         )
+
+
+class Infer:
+    """The ASGI endpoint of Open Inference."""
+
+    def __init__(self, layer_requests: LayerRequests) -> None:
+        self._layer_requests = layer_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._layer_requests.open(scope, receive) as context:
+            await _infer(context, scope, send)
+
+
+async def _infer(context: RequestContext, scope: Scope, send: Send) -> None:
+    limits = context.limits
+    layer = context.layer(**scope["path_params"])
+    json_length, coding = context.fields.make(_infer_forms, limits.take_offers)
+    parts = await context.read(INFER_CODINGS, layer, is_binary=json_length is not None)
+
+    async def decode() -> tuple[WantedAnswer, CheckedRequest]:
+        text, rest = split_inference(joined(parts), json_length)
+        found = read_inference(await context.parsed(text), rest)
+        checked = await context.checked(
+            lambda: check_request(found.document, layer.name, layer.spec, limits.request, mask_params=found.mask_params)
+        )
+        return found.wanted, checked
+
+    with context.watched():
+        wanted, request = await context.decoded(decode)
+        context.shorten(wanted.timeout_s)
+        outcome = await context.ask(layer, request)
+    length, pieces = write_inference(outcome.result, context.facts(layer, request, outcome), wanted)
+    await context.send(send, _content(length), pieces, coding)
+
+
+def _infer_forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
+    """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
+    lengths = fields[b"inference-header-content-length"]
+    if len(lengths) > 1:
+        raise BadRequest("Inference-Header-Content-Length must be given once")
+    return lengths[0] if lengths else None, answer_coding(fields, INFER_CODINGS, take_offers=take_offers)
+
+
+def _content(length: int | None) -> Headers:
+    if length is None:
+        return [(b"content-type", JSON)]
+    return [(b"content-type", OCTET_STREAM), (b"inference-header-content-length", str(length).encode())]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from service.api.byte_budget import ByteBudget
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
+from service.api.reply import Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Caller, CancelOnDisconnect, Part, caller_of, read_body
 from service.attention.call import Answer, Call
 from service.attention.loaded_layer import Work
@@ -28,7 +29,7 @@ from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
-from service.http.asgi import KEY_DIGEST, Receive, Scope, fields_of
+from service.http.asgi import KEY_DIGEST, Receive, Scope, Send, fields_of
 from service.http.head import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
 from service.wire.answer import AnswerFacts
@@ -235,8 +236,9 @@ class RequestContext:
             timing_ms=self.timing_ms,
         )
 
-    def sent(self) -> None:
-        """Record the encoding time; call this when the answer is sent."""
+    async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
+        """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
+        await send_reply(send, [*headers, self._server_timing()], pieces, coding)
         self._trace.encode_s = self._requests.now() - self._answered
 
     def timing_ms(self) -> dict[str, float]:
@@ -249,7 +251,7 @@ class RequestContext:
             "total": milliseconds(self._elapsed_s()),
         }
 
-    def server_timing(self) -> tuple[bytes, bytes]:
+    def _server_timing(self) -> tuple[bytes, bytes]:
         """Return the same phases as a Server-Timing header."""
         record = self._trace
         phases = (record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s())

@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from service.api.attend_route import ROUTE
-from service.api.infer_route import ROUTES as INFER_ROUTES
+from service.api.attend_route import INFER_ROUTES, ROUTE
 from service.api.openapi.examples import attend_examples, infer_examples
 from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
