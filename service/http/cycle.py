@@ -69,7 +69,7 @@ class CoalescingTransport:
     """The transport that a cycle writes to.
 
     A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
-    and wake the client. Both may also wait for responses of other connections (`write_coalescing.py`).
+    and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`).
     """
 
     __slots__ = ("_departures", "_head", "_held", "_leave", "_transport", "is_closing", "is_head")

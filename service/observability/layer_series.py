@@ -1,6 +1,7 @@
 """Layer series: metrics of what each layer has done, from which Open Inference's statistics are read.
 
-Invariants: Updated at every heartbeat, not at every request (`layer_counters.py`). A reader gets the sum over all processes.
+Invariants: Updated at every heartbeat, not at every request (`LayerCounters` in `telemetry.py`). A reader gets the sum over all
+processes.
 """
 
 from __future__ import annotations

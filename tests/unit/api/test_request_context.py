@@ -108,6 +108,17 @@ def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
     story(told)
 
 
+@pytest.mark.parametrize(("num_numbers", "is_off_loop"), [(1, False), (100_000, False), (300_000, True)])
+def test_only_json_that_takes_long_to_parse_starts_the_helper_process(num_numbers, is_off_loop):
+    async def told(house: House) -> None:
+        context, _ = await house.context(1)
+        found = await context.parsed(b'{"query":[[' + b",".join([b"0.5"] * num_numbers) + b"]]}")
+        assert found["query"].shape == (1, num_numbers)
+        assert (house.layer_requests.parser._started is not None) == is_off_loop
+
+    story(told)
+
+
 def test_large_masks_are_counted_off_the_loop():
     async def told(house: House) -> None:
         context, _ = await house.context(1)

@@ -108,7 +108,7 @@ async def test_a_disconnect_is_noticed_in_every_state():
 
 
 class Asking:
-    """An application that uses the connection's caller (`api/caller.py`) and answers when `gate` opens."""
+    """An application that uses the connection's caller (`api/request_body.py`) and answers when `gate` opens."""
 
     def __init__(self, room: Room) -> None:
         self.gate = asyncio.Event()
