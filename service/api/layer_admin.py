@@ -24,23 +24,23 @@ R = TypeVar("R")
 
 ROUTE = "/v1/layers/{layer}"
 _PUT = (
-    "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer where the file has changed. The layer "
-    "is checked with real forward passes before anybody is served by it, and the answer comes when every process serves it: 201 "
-    "where it is new, 200 where it was replaced or is served already. Requests that were admitted before are answered by the "
-    "version that they were admitted with. If a process cannot follow, none does: 503; if the file has changed "
-    "meanwhile, or another change of the layer came first: 409; what was served goes on being served. "
-    "One change at a time; a second one is told to come back. The request has no body."
+    "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer if the file has changed. The layer "
+    "is checked with real forward passes before it is served, and the answer is sent when every process serves it: 201 "
+    "if it is new, 200 if it was replaced or is served already. Requests that were admitted before are answered by the "
+    "version that they were admitted with. If a process cannot load it, none serves it: 503; if the file changed "
+    "meanwhile, or another change of the layer came first: 409; the layers served before stay. "
+    "One change runs at a time; a second one gets 503 with Retry-After. The request has no body."
 )
 _DELETE = (
     "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
-    "in the layer directory: PUT loads it again, and so does a new start of the service."
+    "in the layer directory: PUT or a restart of the service loads it again."
 )
 _WORDS = {
-    403: "the key is not an admin's, or there is no keys file with an admin's",
+    403: "the key is no admin key, or there is no keys file with one",
     404: "the layer directory has no such file, or no layer of that name is served",
     409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
-    422: "the file is not a layer that can be served; the detail says why",
-    503: "another change is under way, or not every process followed: nothing was changed",
+    422: "the file is no valid layer; the detail gives the reason",
+    503: "another change is under way, or a process could not load the layer: nothing was changed",
 }
 
 

@@ -50,7 +50,7 @@ def load_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError):
-        raise InvalidInput(f"{path} is no readable .npy file") from None
+        raise InvalidInput(f"{path} is not a readable .npy file") from None
     if not isinstance(array, np.ndarray):
         raise InvalidInput(f"{path} must hold one array (.npy)")
     return array
@@ -63,8 +63,8 @@ def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None =
         with attention_client.Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
             return _reply(client.attend_json(layer, body))
     except attention_client.ServiceError as error:
-        told = f"{error.status} {error.code}: " if error.status else ""
-        raise AskFailed(told + error.message) from None
+        prefix = f"{error.status} {error.code}: " if error.status else ""
+        raise AskFailed(prefix + error.message) from None
 
 
 def ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
@@ -118,7 +118,7 @@ def _array(field: Any) -> np.ndarray:
     if isinstance(field, list):
         return np.array(field, dtype=object).astype(np.float32)
     if field["dtype"] == "bfloat16":
-        raise InvalidInput("NumPy has no bfloat16; ask with a float32 query")
+        raise InvalidInput("NumPy has no bfloat16; use a float32 query")
     dtype = np.dtype(field["dtype"])
     if isinstance(field["data"], str):
         return np.frombuffer(pybase64.b64decode(field["data"]), dtype.newbyteorder("<")).reshape(field["shape"])

@@ -25,16 +25,16 @@ Layer = Annotated[str, typer.Argument(help="name of a served layer")]
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
 ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
-RequestFile = Annotated[Path | None, typer.Option("--request", help="a whole request body as JSON, instead of arrays")]
-Causal = Annotated[str | None, typer.Option("--causal", help="top_left or bottom_right: no looking ahead")]
-Url = Annotated[str, typer.Option("--url", help="where the service is")]
+RequestFile = Annotated[Path | None, typer.Option("--request", help="complete request body as JSON, instead of arrays")]
+Causal = Annotated[str | None, typer.Option("--causal", help="causal mask: top_left or bottom_right")]
+Url = Annotated[str, typer.Option("--url", help="address of the service")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar="ATTENTION_CLIENT_KEY", help="key, where the service asks for one", show_default=False
+        "--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one", show_default=False
     ),
 ]
-Local = Annotated[bool, typer.Option("--local", help="run the engine in this process instead of asking a server")]
+Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
 LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
 
 
@@ -46,7 +46,7 @@ def attend(
     request: RequestFile = None,
     causal: Causal = None,
     weights: Annotated[
-        str | None, typer.Option("--weights", help="heads or mean: return attention weights too")
+        str | None, typer.Option("--weights", help="return attention weights too: heads or mean")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="write output and weights to this .npz")] = None,
     url: Url = DEFAULT_URL,
@@ -91,7 +91,7 @@ def show(
     key_tokens: Annotated[
         str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
     ] = None,
-    legend: Annotated[bool, typer.Option("--legend", help="the article's marks * + . instead of colours")] = False,
+    legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     local: Local = False,
@@ -145,7 +145,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         body = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError):
-        raise InvalidInput(f"{path} is no readable JSON file") from None
+        raise InvalidInput(f"{path} is not a readable JSON file") from None
     if not isinstance(body, dict):
         raise InvalidInput(f"{path} must hold one JSON object")
     return body

@@ -26,8 +26,8 @@ _MAX_ANSWER_BYTES = 65536
 
 
 def health(
-    url: Annotated[str | None, typer.Option(help="where the service is [what the settings bind]")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="how long one step of asking may take")] = 4.0,
+    url: Annotated[str | None, typer.Option(help="address of the service [from the settings]")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="longest time of one network operation")] = 4.0,
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
     is_ready, told = ask(url or own_url(load_settings()), timeout_s)
@@ -38,7 +38,7 @@ def health(
 def own_url(settings: Settings) -> str:
     """Return the local URL of a service with these settings; raises SettingsError for port 0, which is not known here."""
     if settings.port == 0:
-        raise SettingsError("ATTENTION_PORT: 0 is a port that only the service knows; give --url")
+        raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
     host = _LOOPBACK.get(settings.host, settings.host)
     scheme = "http" if settings.tls_cert_file is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"

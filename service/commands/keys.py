@@ -22,8 +22,8 @@ def keys() -> None:
 
 @app.command()
 def new(
-    role: Annotated[str, typer.Option("--role", help="infer, or admin, which may change layers too")] = "infer",
-    name: Annotated[str, typer.Option("--name", help="whose it is: a comment in the file")] = "",
+    role: Annotated[str, typer.Option("--role", help="infer or admin; admin may also change layers")] = "infer",
+    name: Annotated[str, typer.Option("--name", help="owner of the key, a comment in the file")] = "",
 ) -> None:
     """Print a new key (stderr, this once) and its line for the keys file (stdout)."""
     from service.api.auth.key_ring import Role, line_for, new_secret

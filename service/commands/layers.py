@@ -24,10 +24,10 @@ TOLERANCE = 1e-4
 
 LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers")]
 Source = Annotated[Path, typer.Argument(help=".safetensors, directory with config.json, .npz, or torch state_dict")]
-Number = Annotated[int | None, typer.Option("--layer", help="which layer of the checkpoint")]
+Number = Annotated[int | None, typer.Option("--layer", help="number of the layer in the checkpoint")]
 Prefix = Annotated[str | None, typer.Option("--prefix", help="the layer's key prefix, instead of --layer")]
-Family = Annotated[str | None, typer.Option("--family", help="how the keys are named; default: found out")]
-Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, where the source does not say")]
+Family = Annotated[str | None, typer.Option("--family", help="naming scheme of the keys; default: detected")]
+Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, if the source does not record it")]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
 
@@ -44,7 +44,7 @@ def directory(given: Path | None) -> Path:
 @app.command("import")
 def import_(
     source: Source,
-    name: Annotated[str, typer.Option("--name", help="name to serve it under: a-z, 0-9, dot, underscore, hyphen")],
+    name: Annotated[str, typer.Option("--name", help="name of the served layer: a-z, 0-9, dot, underscore, hyphen")],
     layer: Number = None,
     prefix: Prefix = None,
     family: Family = None,

@@ -43,7 +43,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="port to bind, 0 = a free one [8000]")] = None,
     layers_dir: Annotated[Path | None, typer.Option(help="directory of stored layers [.layers]")] = None,
-    workers: Annotated[int | None, typer.Option(help="processes, 0 = one a usable core on a CPU, one on a GPU")] = None,
+    workers: Annotated[int | None, typer.Option(help="processes; 0 = one per usable core, on a GPU one")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda [auto]")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
@@ -56,7 +56,7 @@ def serve(
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
         if not settings.layers_dir.is_dir():
-            raise SettingsError(f"ATTENTION_LAYERS_DIR: there is no directory {settings.layers_dir}")
+            raise SettingsError(f"ATTENTION_LAYERS_DIR: the directory {settings.layers_dir} does not exist")
         kept_connections(settings.max_connections)
         _check_files(settings)
         if settings.api_keys_file is None and not _is_loopback(settings.host):
@@ -84,7 +84,7 @@ def _check_files(settings: Settings) -> None:
     if tls := tls_files(settings):
         tls.check()
     if settings.traces and not _has_exporter():
-        raise SettingsError("ATTENTION_TRACES: it needs the extra `otel` (pip install 'attention-service[otel]')")
+        raise SettingsError("ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')")
 
 
 def _has_exporter() -> bool:
@@ -102,7 +102,7 @@ def tls_files(settings: Settings) -> Tls | None:
 
         return Tls(settings.tls_cert_file, settings.tls_key_file)
     if settings.tls_key_file is not None:
-        raise SettingsError("ATTENTION_TLS_KEY_FILE: it needs ATTENTION_TLS_CERT_FILE")
+        raise SettingsError("ATTENTION_TLS_KEY_FILE needs ATTENTION_TLS_CERT_FILE")
     return None
 
 

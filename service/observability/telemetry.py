@@ -118,7 +118,7 @@ class Telemetry:
 
     def keys_taken(self, ring: KeyRing) -> None:
         self._metrics.keys_read(is_usable=True)
-        self._log.info("api_keys_taken", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
+        self._log.info("api_keys_reloaded", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
 
     def keys_refused(self, error: KeysError) -> None:
         self._metrics.keys_read(is_usable=False)
@@ -178,7 +178,7 @@ class Telemetry:
     def layer_lacking(self, error: LayerError) -> None:
         """Report a layer that all processes are to serve and this one cannot."""
         self._metrics.layer_load_failed(error.code)
-        self._log.error("layer_lacking", reason=error.message)
+        self._log.error("layer_not_loaded", reason=error.message)
 
     def serving(self, names: list[str]) -> None:
         """Report the layers served from now on; series of other layers are no longer shown."""
@@ -196,16 +196,16 @@ class Telemetry:
         self._log.info("layers_changed", action=action, layer=name)
 
     def life_ended(self, error: BaseException) -> None:
-        self._log.critical("life_ended", exc_info=error)
+        self._log.critical("main_task_failed", exc_info=error)
 
     def beats_failed(self, reason: str) -> None:
         self._log.error("heartbeat_not_written", reason=reason)
 
     def beats_again(self) -> None:
-        self._log.info("heartbeat_written_again")
+        self._log.info("heartbeat_recovered")
 
     def run_directory_made_again(self) -> None:
-        self._log.warning("run_directory_made_again", effect="counters of processes that have ended begin anew")
+        self._log.warning("run_directory_recreated", effect="counters of ended processes start again at zero")
 
     def desired_state_not_found(self, reason: str) -> None:
         self._log.error("desired_state_not_found", reason=reason)

@@ -167,7 +167,7 @@ def test_A12_R12_the_start_logs_what_is_open_and_no_secret(serve, tmp_path):
     assert len(open_to_all.find(event="open_to_all")) == 1
     open_to_all.end()
     service = serve(workers=1, host="0.0.0.0", api_keys_file=keys)
-    service.line(event="api_keys_taken", infer=1, admin=0)
+    service.line(event="api_keys_reloaded", infer=1, admin=0)
     assert not service.find(event="open_to_all")
     told = json.dumps(service.lines)
     for secret in ("my-secret-key", line_for("my-secret-key", Role.INFER)[:64], str(keys)):

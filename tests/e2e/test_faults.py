@@ -233,7 +233,7 @@ def test_files_that_change_during_rollouts_end_no_process_and_touch_no_other_lay
     assert [told for one in asked for told in one.result()[1]] == []
     assert all(one.result()[0] for one in asked), "they were asked all the time"
     assert [answer for one in changed for answer in one.result() if not is_allowed(answer)] == []
-    assert (service.pids(), service.find(event="life_ended"), service.find(event="worker_died")) == (pids, [], [])
+    assert (service.pids(), service.find(event="main_task_failed"), service.find(event="worker_died")) == (pids, [], [])
     Store(tmp_path / "layers").save(small_layer("small", scale=0.125))
     assert service.change("PUT", "small").status_code in (200, 201), "the way is free at once"
     assert service.seen() == {small_layer("small", scale=0.125).digest}

@@ -146,7 +146,7 @@ def test_every_query_of_the_dashboard_finds_data(watched, expression):
         ("Answers by route and status", 0.5),
         ("Cancelled requests", 0.1),
         ("Refused, by reason", 0.1),
-        ("Wait for a batch", 1e-6),
+        ("Queue time", 1e-6),
         ("Forward pass of a batch", 1e-6),
         ("Where the time goes", 1e-6),
         ("Requests in a batch", 1),

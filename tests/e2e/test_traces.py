@@ -117,5 +117,5 @@ def test_without_the_extra_the_start_is_refused_in_one_line(tmp_path):
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert refused.returncode == 1
     assert refused.stderr == (
-        "attention-service: ATTENTION_TRACES: it needs the extra `otel` (pip install 'attention-service[otel]')\n"
+        "attention-service: ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')\n"
     )

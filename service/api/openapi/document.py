@@ -27,14 +27,14 @@ from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = (
-    "Sends query, key and value through one multi-head attention layer, batched with whoever else is calling; the bits of the "
+    "Sends query, key and value through one multi-head attention layer, batched with other requests; the bits of the "
     "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
     "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list).\n\n"
     "Request headers: `X-Request-ID` (taken if sane), `X-Request-Timeout-Ms` (shortens the deadline), "
     "`Content-Encoding: gzip` or `zstd`. Answer headers: `X-Request-ID`, `Server-Timing`.\n\n"
     "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
-    "`request`, the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
-    "metadata's `response`), and the bits are the same. `Accept` asks for the other form."
+    "`request`: the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
+    "metadata's `response`), with the same bits. `Accept` requests the other form."
 )
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "

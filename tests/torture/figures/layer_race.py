@@ -118,7 +118,7 @@ class _Race:
     def deaths(self) -> list[str]:
         """Processes that are gone, and what was said of it."""
         gone = set(self._subject.pids) - set(process_tree.children(self._subject.process.pid))
-        said = [line["event"] for line in self._subject.lines() if line["event"] in ("life_ended", "worker_died")]
+        said = [line["event"] for line in self._subject.lines() if line["event"] in ("main_task_failed", "worker_died")]
         return [*(f"process {pid}" for pid in gone), *said]
 
     def unsettled(self) -> list[str]:
