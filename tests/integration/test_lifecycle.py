@@ -239,7 +239,9 @@ def test_a_layer_that_stops_answering_makes_the_service_unready(served):
         service.engine.wrong = lambda call: False
         await service.until(lambda: service.service.why_not_ready() is None)
 
-    served(story, probe_s=0.05)
+    served(
+        story, layers=[small_layer("zero")], probe_s=0.05
+    )  # alone: on a busy machine any other layer is late as well
 
 
 def test_the_first_float64_request_converts_the_layer_once(served):
