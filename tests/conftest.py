@@ -1,16 +1,30 @@
 """Rules for the whole suite: which tests run only on request, and which run beside which."""
 
+from typing import Any
+
 import pytest
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that take long, assert a time or need the image for runs whose `-m` names them. Tests that start processes
-    wait most of their time: where several run at once (`make test`), these run one after another beside all the others.
-    """
+    """Keep tests that take long, assert a time or need the image for runs whose `-m` names them."""
     for marker in ("timed", "image", "long"):
         if marker not in config.getoption("markexpr"):
             items[:] = [item for item in items if item.get_closest_marker(marker) is None]
-    for item in items:
-        if item.get_closest_marker("e2e") is not None:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several tests run at once (`make test`), those that start processes run one after another beside all the others,
+    because they wait most of their time; the others stay together by file, so that a file makes its fixtures once.
+
+    Marks (`xdist_group`) do not do it: pytest-xdist 3.8 writes a group into a name that pytest 9 no longer reads.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "processes" if file.startswith("tests/e2e/") else file
+
+    return ByFile(config, log)
