@@ -46,7 +46,7 @@ serve: ## serve with the environment as it is: nothing is installed or imported
 	@exec $(BIN)/attention-service serve
 
 # Two at a time: tests that start processes wait most of their time, the others run beside them (tests/conftest.py).
-test: install-test ## the suite without its long tests: about ten minutes on two cores
+test: install-test ## the suite without its long tests: minutes on two cores
 	@exec $(BIN)/python -m pytest -n 2
 
 test-long: install-test ## the long tests: real clients, load, kills, shutdowns, many draws
