@@ -26,15 +26,8 @@ MAX_MASKS = 16
 Lengths = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array", "items": {}}, TENSOR_OBJECT]})
 ]
-Offset = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}],
-            "description": "a whole number, or a list of one for each sequence of a batch",
-        }
-    ),
-]
+_OFFSETS = {"type": "array", "items": {"type": "integer"}, "description": "one for each sequence of a batch"}
+Offset = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer"}, _OFFSETS]})]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
 _AXES_WORDS = "b sequences, h heads, l query rows, s keys; required for values of 2 or 3 axes if query is a batch"
 _AXES_OF_ONE = {1: "s", 2: "ls", 3: "hls"}
