@@ -92,8 +92,10 @@ class TableMask(ValuedMask):
         if (rank := rank_of(self.values) or 0) > MAX_RANK:
             raise self._wrong_shape(place, f"{rank} axes")
         if not place.is_batch and "b" in (self.axes or ""):
-            known = ", ".join(_AXES_OF_ONE.values())
-            raise BadMask(f"query is one sequence [L, d], so axes must be one of {known}", param=f"{place.param}/axes")
+            known, param = ", ".join(_AXES_OF_ONE.values()), f"{place.param}/axes"
+            raise BadMask(
+                f"{words_of(param)} must be one of {known}, because query is one sequence [L, d]", param=param
+            )
         tensor = decode_tensor(self.values, param=place.values_param, kind=self.VALUES).tensor
         axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
         have, want = dict(zip(axes, tensor.shape, strict=False)), place.full_sizes
@@ -202,7 +204,8 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
     if place.is_batch and is_list:
         return cast("list[int]", value)
     words = f" or a list of {count}, one for each sequence" if place.is_batch else ""
-    raise BadMask(f"offset must be a whole number{words}", param=f"{place.param}/offset")
+    param = f"{place.param}/offset"
+    raise BadMask(f"{words_of(param)} must be a whole number{words}", param=param)
 
 
 class CausalMask(_Aligned):
