@@ -1,15 +1,16 @@
 """Masks: constructors for the kinds of mask, each named by the meaning of its values.
 
 Invariants: a mask always states the meaning of its values, because the field's two boolean conventions contradict each other.
-Shapes are those of the HTTP contract: `[S]`, `[L, S]` or `[H, L, S]` for one sequence, with `B` in front for a batch; axes of
-size 1 broadcast. The service checks arrays and tensors. Lists are checked here, because NumPy would convert nearly anything
-(0.5 to True, "False" to True, 1.99 to 1): BadShape for unequal lengths, BadMask, BadDtype or NonFinite for other values.
+`axes` names the axes of values: b sequences, h heads, l query rows, s keys; a size of 1 broadcasts. For a batch it is required
+where values have 2 or 3 axes. The service checks shapes, arrays and tensors. Lists are checked here, because NumPy would convert
+nearly anything (0.5 to True, "False" to True, 1.99 to 1): BadShape for unequal lengths, BadMask, BadDtype or NonFinite for other
+values.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
 
 Align = Literal["top_left", "bottom_right"]
+Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -28,14 +30,14 @@ class Mask:
     fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
-def attend(values: Any) -> Mask:
+def attend(values: Any, *, axes: Axes | None = None) -> Mask:
     """Mask in which true = may attend (torch `scaled_dot_product_attention`, ONNX, Keras, JAX); array, tensor or nested lists."""
-    return Mask("attend", _flags(values))
+    return Mask("attend", _flags(values), _given(axes=axes))
 
 
-def ignore(values: Any) -> Mask:
-    """Mask in which true = blocked (torch `nn.MultiheadAttention`: `attn_mask`, `key_padding_mask`); values as in `attend`."""
-    return Mask("ignore", _flags(values))
+def ignore(values: Any, *, axes: Axes | None = None) -> Mask:
+    """Mask in which true = blocked (NumPy tutorials; for torch `nn.MultiheadAttention` see below); values as in `attend`."""
+    return Mask("ignore", _flags(values), _given(axes=axes))
 
 
 def lengths(values: Any) -> Mask:
@@ -43,13 +45,46 @@ def lengths(values: Any) -> Mask:
     return Mask("lengths", _converted(values, np.int64, "iu", BadDtype, "whole numbers of 64 bits"))
 
 
-def bias(values: Any) -> Mask:
+def bias(values: Any, *, axes: Axes | None = None) -> Mask:
     """Add the values to the scaled scores (ALiBi, relative position bias); `-inf` blocks a key. Values as in `attend`."""
-    return Mask("bias", _converted(values, np.float32, "iuf", BadDtype, "numbers"))
+    values = _converted(values, np.float32, "iuf", BadDtype, "numbers")
+    return Mask("bias", values, _given(axes=axes))
 
 
-def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
-    """Allow query i the keys up to i + offset.
+def attn_mask(values: Any, num_heads: int) -> Mask:
+    """The `attn_mask` of torch `nn.MultiheadAttention`: an array or tensor `[L, S]` or `[B·H, L, S]`; true = blocked, or floats.
+
+    Raises BadDtype or BadShape.
+    """
+    if len(values.shape) == 2:  # noqa: PLR2004
+        return _of_torch(values, "ls")
+    if len(values.shape) != 3 or values.shape[0] % num_heads:  # noqa: PLR2004
+        raise BadShape(f"attn_mask must be [L, S] or [B * {num_heads}, L, S], got {list(values.shape)}")
+    if values.shape[0] == num_heads:  # one sequence, with a batch axis or without
+        return _of_torch(values, "hls")
+    return _of_torch(values.reshape(-1, num_heads, *values.shape[1:]), "bhls")
+
+
+def key_padding_mask(values: Any) -> Mask:
+    """The `key_padding_mask` of torch `nn.MultiheadAttention`: an array or tensor `[S]` or `[B, S]`; true = blocked, or floats.
+
+    Raises BadDtype or BadShape.
+    """
+    if len(values.shape) not in (1, 2):
+        raise BadShape(f"key_padding_mask must be [S] or [B, S], got {list(values.shape)}")
+    return _of_torch(values, "s" if len(values.shape) == 1 else "bs")
+
+
+def _of_torch(values: Any, axes: Axes) -> Mask:
+    if str(values.dtype).endswith("bool"):
+        return ignore(values, axes=axes)
+    if "float" not in str(values.dtype):
+        raise BadDtype("a mask of torch has booleans or floats")
+    return bias(values, axes=axes)
+
+
+def causal(align: Align | None = None, *, offset: int | Sequence[int] | None = None) -> Mask:
+    """Allow query i the keys up to i + offset; `offset` is one number, or one for each sequence of a batch.
 
     `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention). Where L = S, neither is needed.
     """
@@ -57,7 +92,11 @@ def causal(align: Align | None = None, *, offset: int | None = None) -> Mask:
 
 
 def window(
-    left: int | None = None, right: int | None = None, *, align: Align | None = None, offset: int | None = None
+    left: int | None = None,
+    right: int | None = None,
+    *,
+    align: Align | None = None,
+    offset: int | Sequence[int] | None = None,
 ) -> Mask:
     """Allow query i keys from i + offset − left to i + offset + right; None is unbounded. `align`, `offset` as in `causal`."""
     return Mask("window", fields=_given(left=left, right=right, align=align, offset=offset))

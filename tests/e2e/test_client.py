@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attention_client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, TopK, Weights, errors, masks
+from tests.integration.running import LAYERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -73,6 +74,38 @@ def test_each_mask_means_what_it_means_in_json(url, client, mask, fields):
     assert answer.output.tobytes() == pybase64.b64decode(told["output"]["data"])
     assert answer.weights.tobytes() == pybase64.b64decode(told["weights"]["data"])
     assert answer.masked_rows == told["masked_rows"]
+
+
+@pytest.mark.parametrize("is_float", [False, True], ids=["bool", "float"])
+def test_masks_of_torch_mean_what_they_mean_in_torch(client, is_float):
+    """`attn_mask` [L, S] and [B·H, L, S] and `key_padding_mask` [B, S] with B = H, so that no size tells them apart."""
+    module, tensors = torch.nn.MultiheadAttention(16, 4, batch_first=True), LAYERS[0].tensors
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.cat([tensors[f"{name}.weight"] for name in ("query", "key", "value")]))
+        module.in_proj_bias.copy_(torch.cat([tensors[f"{name}.bias"] for name in ("query", "key", "value")]))
+        module.out_proj.weight.copy_(tensors["output.weight"])
+        module.out_proj.bias.copy_(tensors["output.bias"])
+    numbers = torch.Generator().manual_seed(3)
+    x, padding = torch.randn(4, 4, 16, generator=numbers), torch.arange(4) > torch.tensor([[3], [2], [1], [3]])
+    for shape in ((4, 4), (16, 4, 4)):
+        blocked = torch.rand(shape, generator=numbers) < 0.4
+        blocked[..., 0] = False
+        values = torch.zeros(shape).masked_fill(blocked, -torch.inf) if is_float else blocked
+        pads = torch.zeros(4, 4).masked_fill(padding, -torch.inf) if is_float else padding
+        wanted, weights = module(x, x, x, attn_mask=values, key_padding_mask=pads, average_attn_weights=False)
+        found = client.attend(
+            "small", x, masks=[masks.attn_mask(values, 4), masks.key_padding_mask(pads)], weights="heads"
+        )
+        torch.testing.assert_close(found.output, wanted.detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.weights, weights.detach(), atol=1e-6, rtol=0)
+
+
+def test_a_batch_without_axes_is_refused_with_the_error_of_its_name(client):
+    with pytest.raises(errors.MaskAxesRequired, match="set axes to"):
+        client.attend("small", BATCH, masks=[masks.attend(np.tri(5, dtype=bool))])
+    client.attend(
+        "small", BATCH, masks=[masks.attend(np.tri(5, dtype=bool), axes="ls"), masks.causal(offset=[0, 1, 2])]
+    )
 
 
 def test_key_and_value_of_other_widths_and_weights_of_every_form(client):

@@ -103,8 +103,8 @@ def test_an_answer_holds_the_facts_of_the_service(face):
 
 def test_a_request_is_one_safetensors_body_with_its_other_fields_in_metadata(face):
     service = Answering()
-    wanted = [masks.attend([True, False]), masks.causal("bottom_right"), masks.bias(np.zeros((3, 2))),
-              masks.window(1, offset=-2), masks.lengths(2), masks.ignore(torch.tensor([0, 1]))]  # fmt: skip
+    wanted = [masks.attend([True, False], axes="s"), masks.causal("bottom_right"), masks.bias(np.zeros((3, 2))),
+              masks.window(1, offset=[-2, 3]), masks.lengths(2), masks.ignore(torch.tensor([0, 1]))]  # fmt: skip
     face(service).attend(
         "small", X, X[:2], torch.tensor(X[:2]), masks=wanted, weights=Weights("mean", heads=np.arange(2), queries=range(1)),
         masked_rows="error", request_id="job-7",
@@ -117,8 +117,8 @@ def test_a_request_is_one_safetensors_body_with_its_other_fields_in_metadata(fac
     assert request.headers["x-request-id"] == "job-7"
     assert fields == {
         "masks": [
-            {"kind": "attend"}, {"kind": "causal", "align": "bottom_right"}, {"kind": "bias"},
-            {"kind": "window", "left": 1, "offset": -2}, {"kind": "lengths"}, {"kind": "ignore"},
+            {"kind": "attend", "axes": "s"}, {"kind": "causal", "align": "bottom_right"}, {"kind": "bias"},
+            {"kind": "window", "left": 1, "offset": [-2, 3]}, {"kind": "lengths"}, {"kind": "ignore"},
         ],
         "weights": {"form": "mean", "heads": [0, 1], "queries": [0]},
         "masked_rows": "error",

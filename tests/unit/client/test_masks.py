@@ -117,3 +117,49 @@ def test_an_empty_list_is_sent_as_an_empty_array(kind, values, shape):
 @pytest.mark.parametrize("values", [np.array([0.5]), torch.tensor([2]), np.array(["a"])], ids=repr)
 def test_an_array_with_a_dtype_is_left_to_the_service(values):
     assert masks.attend(values).values is values
+
+
+@pytest.mark.parametrize("kind", [masks.attend, masks.ignore, masks.bias])
+def test_axes_are_a_field_of_the_mask(kind):
+    values = np.ones((2, 2), bool if kind is not masks.bias else np.float32)
+    assert kind(values, axes="bs").fields == {"axes": "bs"}
+    assert kind(values).fields == {}
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+@pytest.mark.parametrize(("dtype", "kind"), [("bool", "ignore"), ("float32", "bias"), ("float16", "bias")])
+@pytest.mark.parametrize(
+    ("shape", "axes", "found"),
+    [
+        ((3, 5), "ls", (3, 5)),
+        ((4, 3, 5), "hls", (4, 3, 5)),
+        ((8, 3, 5), "bhls", (2, 4, 3, 5)),
+        ((4, 4, 4), "hls", (4, 4, 4)),
+    ],
+)
+def test_an_attn_mask_of_torch_becomes_its_kind_and_axes(make, dtype, kind, shape, axes, found):
+    mask = masks.attn_mask(make(shape, dtype=getattr(np if make is np.zeros else torch, dtype)), num_heads=4)
+    assert (mask.kind, mask.fields, tuple(mask.values.shape)) == (kind, {"axes": axes}, found)
+
+
+def test_an_attn_mask_of_torch_keeps_the_order_of_sequences_and_heads():
+    values = torch.arange(24.0).reshape(8, 1, 3)
+    assert torch.equal(masks.attn_mask(values, num_heads=4).values[1, 2], values[1 * 4 + 2])
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((5,), "s"), ((2, 5), "bs")])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.bool, "ignore"), (torch.float32, "bias")])
+def test_a_key_padding_mask_of_torch_becomes_its_kind_and_axes(shape, axes, dtype, kind):
+    mask = masks.key_padding_mask(torch.zeros(shape, dtype=dtype))
+    assert (mask.kind, mask.fields, tuple(mask.values.shape)) == (kind, {"axes": axes}, shape)
+
+
+def test_a_mask_that_torch_would_not_take_is_refused():
+    for shape in ((3,), (6, 3, 5), (2, 4, 3, 5)):
+        with pytest.raises(errors.BadShape):
+            masks.attn_mask(torch.zeros(shape), num_heads=4)
+    with pytest.raises(errors.BadShape):
+        masks.key_padding_mask(torch.zeros(2, 4, 5))
+    for mask in (lambda: masks.attn_mask(torch.zeros(3, 5).int(), 4), lambda: masks.key_padding_mask(np.ones(3, int))):
+        with pytest.raises(errors.BadDtype):
+            mask()
