@@ -26,7 +26,7 @@ class JsonParser:
     def __init__(self, max_depth: int, max_numbers: int, command: Sequence[str] = COMMAND) -> None:
         self._limits = max_depth, max_numbers
         self._command = command
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
         self._asked: set[asyncio.Task[Any]] = set()
 
@@ -49,7 +49,7 @@ class JsonParser:
             asked.exception()  # marks it as retrieved: its caller may be gone
 
     async def _parse_there(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
-        async with self._turn:
+        async with self._lock:
             for _ in range(2):
                 try:
                     return await self._ask(body)

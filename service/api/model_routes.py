@@ -114,7 +114,7 @@ def make_models_router(service: ModelsView) -> APIRouter:
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
     async def all_stats(request: Request) -> Response:
         record_of(request.scope).route = "/v2/models/stats"
-        return _told(*(await statistics.get()).values())
+        return _statistics_answer(*(await statistics.get()).values())
 
     @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
     async def index(request: Request) -> JSONResponse:
@@ -135,7 +135,7 @@ async def _statistics(service: ModelsView) -> dict[str, bytes]:
     )
 
 
-def _told(*stats: bytes) -> Response:
+def _statistics_answer(*stats: bytes) -> Response:
     return Response(b'{"model_stats":[' + b",".join(stats) + b"]}", media_type="application/json")
 
 
@@ -156,7 +156,7 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
     async def stats(request: Request) -> Response:
         name, _ = _model(request, service)
         # The layer may have been unloaded meanwhile.
-        return _told((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
+        return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
     routes = (
         ("", metadata, "A model's inputs and outputs", ModelMetadata),

@@ -41,14 +41,14 @@ class Caller(Protocol):
     def take_body(self) -> list[Part] | None:
         """Return the whole body in parts if it is here and still unread; after that, `receive` gives only the disconnect."""
 
-    def when_come(self, tell: Callable[[int], object] | None) -> None:
-        """Call `tell` with the number of body bytes that are here, and again with that of each later part; None cancels this.
+    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        """Call `callback` with the number of body bytes that are here, and again with that of each later part; None cancels this.
 
-        If `tell` raises a ServiceError, `receive` raises it, or this method does.
+        If `callback` raises a ServiceError, `receive` raises it, or this method does.
         """
 
-    def when_gone(self, tell: Callable[[], object] | None) -> None:
-        """Call `tell` when the caller disconnects before its answer is complete, at once if it already has; None cancels this.
+    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` when the caller disconnects before its complete answer, at once if it already has; None cancels this.
 
         Call this only after the body has been received.
         """
@@ -64,30 +64,30 @@ class _Heard:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._tell_come: Callable[[int], object] | None = None
+        self._on_bytes: Callable[[int], object] | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if self._tell_come is not None and message["type"] == "http.request":
-            self._tell_come(len(message.get("body", b"")))
+        if self._on_bytes is not None and message["type"] == "http.request":
+            self._on_bytes(len(message.get("body", b"")))
         return message
 
     def take_body(self) -> list[Part] | None:
         return None
 
-    def when_come(self, tell: Callable[[int], object] | None) -> None:
-        self._tell_come = tell
+    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        self._on_bytes = callback
 
-    def when_gone(self, tell: Callable[[], object] | None) -> None:
+    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
         if self._listening is not None:
             self._listening.cancel()
-        self._listening = None if tell is None else asyncio.ensure_future(self._listen(tell))
+        self._listening = None if callback is None else asyncio.ensure_future(self._listen(callback))
 
-    async def _listen(self, tell: Callable[[], object]) -> None:
+    async def _listen(self, callback: Callable[[], object]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        tell()
+        callback()
 
 
 class CancelOnDisconnect:
@@ -103,7 +103,7 @@ class CancelOnDisconnect:
         self._is_gone = False
 
     def __enter__(self) -> None:
-        self._caller.when_gone(self._leave)
+        self._caller.on_disconnect(self._leave)
 
     def _leave(self) -> None:
         self._is_gone = True
@@ -112,7 +112,7 @@ class CancelOnDisconnect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, record: TracebackType | None
     ) -> None:
-        self._caller.when_gone(None)
+        self._caller.on_disconnect(None)
         if self._is_gone and isinstance(error, asyncio.CancelledError):
             # This cancellation is our own and ends here; one from outside (shutdown) goes on.
             self._serving.uncancel()
@@ -162,13 +162,13 @@ async def read_body(
         _Count(limits, share).come(sum(map(len, parts)))
     else:
         try:
-            caller.when_come(_Count(limits, share).come)
+            caller.on_bytes(_Count(limits, share).come)
             async with asyncio.timeout(limits.timeout_s):
                 parts = await _receive_all(caller)
         except TimeoutError:
             raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
         finally:
-            caller.when_come(None)
+            caller.on_bytes(None)
     if coding is None:
         return parts
     return await _decompressed(b"".join(parts), coding, limits, share, run_off_loop)

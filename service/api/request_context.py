@@ -163,7 +163,7 @@ class RequestContext:
             result = await decode()
         else:
             try:
-                async with asyncio.timeout(self._left_s()), self._requests.bodies.turn(num_bytes):
+                async with asyncio.timeout(self._left_s()), self._requests.bodies.decoding(num_bytes):
                     result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None

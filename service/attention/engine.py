@@ -76,7 +76,7 @@ class Engine:
         self._threads: list[threading.Thread] = []  # threads that have started
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
         self._is_stopped = False  # whether a long batch waits for its next step
-        self._turn = threading.Lock()  # held by the thread that computes
+        self._lock = threading.Lock()  # held by the thread that computes
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
         # Written by the thread that computes; readers on other threads see a slightly old value.
@@ -105,7 +105,7 @@ class Engine:
         and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
         """
         done: Future[Step] = Future()
-        if is_inline and self._can_run_here(batch) and self._turn.acquire(blocking=False):
+        if is_inline and self._can_run_here(batch) and self._lock.acquire(blocking=False):
             answers = self._run_here(batch)
             if answers is not None:
                 done.set_result(answers)
@@ -115,7 +115,7 @@ class Engine:
     def _run_in_steps(self, batch: Sequence[Work]) -> Future[Step]:
         """Run the batch on a thread; without stops while another batch is stopped."""
         step_s = math.inf if self._is_stopped else self.options.step_s
-        steps: Steps[Answers] = Steps(self._turn, step_s, self._stops)
+        steps: Steps[Answers] = Steps(self._lock, step_s, self._stops)
         self._steps.add(steps)
 
         def close(handed: Future[None]) -> None:
@@ -148,7 +148,7 @@ class Engine:
 
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
-        return self._submit(self._in_turn, self._release)
+        return self._submit(self._locked, self._release)
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
@@ -156,8 +156,8 @@ class Engine:
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
-    def _in_turn(self, work: Callable[[], R]) -> R:
-        with self._turn:
+    def _locked(self, work: Callable[[], R]) -> R:
+        with self._lock:
             return work()
 
     def _run_here(self, batch: Sequence[Work]) -> Answers | None:
@@ -171,7 +171,7 @@ class Engine:
         except BaseException:  # noqa: BLE001 (see above)
             return None
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def _can_run_here(self, batch: Sequence[Work]) -> bool:
         """Return whether the caller's thread may compute the batch: only on a CPU, as a GPU computes while the caller goes on;
@@ -190,11 +190,11 @@ class Engine:
         torch.backends.cudnn.allow_tf32 = False
 
     def _go_on(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        def told(step: Future[None]) -> None:
+        def settle(step: Future[None]) -> None:
             if step.cancelled():
                 done.set_exception(EngineDown("the engine was closed"))
 
-        self._submit(self._in_turn, partial(self._step, loaded, steps, done)).add_done_callback(told)
+        self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(settle)
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:

@@ -5,7 +5,7 @@ Legend: B sequences, N heads of each, M = B·N, L query rows, S key rows, H head
 Invariants: How `attend` computes a sequence depends only on its shape, dtype and mask, so its bits do not depend on other
 sequences (P1). Small sequences are computed by the definition: weights, then output. Others take 4-D
 scaled_dot_product_attention calls on contiguous, 64-byte aligned q, k, v (the 3-D call is another kernel); a large sequence
-takes several calls, each for some heads or rows. `attend_alike` computes several sequences in one call where each keeps the
+takes several calls, each for some heads or rows. `attend_same_length` computes several sequences in one call where each keeps the
 bits it has alone (`may_share`).
 """
 
@@ -149,7 +149,7 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     return torch.get_num_threads() == 1 and begins_aligned and width > 1 and is_one_call
 
 
-def attend_alike(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
+def attend_same_length(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
     """Compute `attend` for unmasked sequences of one `length`; q, k, v and the output are views [N, B·L, H]."""
     num_heads, rows = views.q.shape[:2]
     most = rows

@@ -28,7 +28,7 @@ from service.attention.ragged import fill, pack, padded_rows, padded_width, spli
 from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
-ALIKE, SELF, CROSS = range(3)
+SAME_LENGTH, SELF, CROSS = range(3)
 
 
 # Rows of one pass on a CPU. More rows gain nothing, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
@@ -104,7 +104,7 @@ class Layer:
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """Compute calls in their sort order (ALIKE, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
+        """Compute calls in their sort order (SAME_LENGTH, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
         may_share = functools.cache(self.may_share)  # checks each length once
         places = [self._place(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=places.__getitem__)
@@ -117,15 +117,15 @@ class Layer:
         return [answer for answer in answers if answer is not None]
 
     def _place(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
-        """Return the call's sort key; ALIKE calls come first, ordered by length."""
+        """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""
         if not (self._is_one_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
         is_plain = call.mask is None and call.weights is None
-        return (ALIKE, length) if is_plain and may_share(length) else (SELF, 0)
+        return (SAME_LENGTH, length) if is_plain and may_share(length) else (SELF, 0)
 
     def may_share(self, length: int) -> bool:
-        """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_alike` call."""
+        """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_same_length` call."""
         shape = self.spec.num_heads, length, self.spec.head_width
         return self._is_one_width and self._is_even and kernels.may_share(shape, self._like)
 
@@ -149,20 +149,20 @@ class Layer:
         self, calls: Sequence[Call], places: Sequence[tuple[int, int]], context_TD: torch.Tensor
     ) -> list[Weights | None]:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
-        num_alike = sum(kind == ALIKE for kind, _ in places)
+        num_same_length = sum(kind == SAME_LENGTH for kind, _ in places)
         num_self = sum(kind != CROSS for kind, _ in places)
-        groups = _groups(calls[:num_alike])
+        groups = _groups(calls[:num_same_length])
         views: list[Heads] = []
         if num_self:
-            rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_alike:num_self]])]
+            rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_same_length:num_self]])]
             views += self._apart(self._from_one([call.query for call in calls[:num_self]]), [rows] * 3)
         views += self._from_several(calls[num_self:])
         outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
         for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
-            kernels.attend_alike(heads, length, self.spec.scale, output)
-        apart = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_alike:]]
-        return [None] * num_alike + apart
+            kernels.attend_same_length(heads, length, self.spec.scale, output)
+        apart = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
+        return [None] * num_same_length + apart
 
     def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
@@ -250,8 +250,8 @@ def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
 
 def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
     """Return each length and the number of rows of all its calls; `calls` are sorted by length."""
-    alike = itertools.groupby(calls, key=lambda call: call.query.shape[1])
-    return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in alike]
+    by_length = itertools.groupby(calls, key=lambda call: call.query.shape[1])
+    return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in by_length]
 
 
 def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:

@@ -40,17 +40,17 @@ def stopped_s() -> float:
 class Steps(Generic[R]):
     """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
 
-    The batch holds the lock `turn` while it computes. It calls `tell` with True when it stops and False when it resumes.
+    The batch holds `lock` while it computes. It calls `notify` with True when it stops and False when it resumes.
     `first` is the future of the first step. A step's future gives the result, or this object if the batch has stopped: then
     call `resume` or `drop`.
     """
 
-    def __init__(self, turn: threading.Lock, step_s: float, tell: Callable[[bool], None]) -> None:
+    def __init__(self, lock: threading.Lock, step_s: float, notify: Callable[[bool], None]) -> None:
         self.first: Future[R | Steps[R]] = Future()
         self.stopped_s = 0.0
-        self._turn = turn
+        self._lock = lock
         self._step_s = step_s
-        self._tell = tell
+        self._notify = notify
         self._step = self.first
         self._goes_on = threading.Semaphore(0)
         self._is_dropped = False
@@ -61,7 +61,7 @@ class Steps(Generic[R]):
         if not self.first.set_running_or_notify_cancel():
             return
         try:
-            with self._turn:
+            with self._lock:
                 _of_thread.steps = self
                 self._due = time.perf_counter() + self._step_s
                 try:
@@ -80,13 +80,13 @@ class Steps(Generic[R]):
             return
         step, self._step = self._step, Future()
         self._step.set_running_or_notify_cancel()  # so that no caller can cancel it
-        self._tell(True)
-        self._turn.release()
+        self._notify(True)
+        self._lock.release()
         try:
             step.set_result(self)
             self._goes_on.acquire()
         finally:
-            self._turn.acquire()
+            self._lock.acquire()
         self.stopped_s += time.perf_counter() - now
         if self._is_dropped:
             raise Dropped
@@ -95,7 +95,7 @@ class Steps(Generic[R]):
     def resume(self) -> Future[R | Steps[R]]:
         """Continue a stopped batch; return the future of its next step."""
         step = self._step
-        self._tell(False)
+        self._notify(False)
         self._goes_on.release()
         return step
 

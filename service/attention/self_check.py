@@ -22,9 +22,9 @@ from service.attention.scaled_dot_product import ScaledDotProduct
 # Lengths around every rounding rule of `ragged.py`: single rows, odd counts, below and above 12 rows, a common long one. The
 # last is plain self-attention; the large batch computes it 12 times, mostly in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
-LARGE_COMPANY = 12
+LARGE_BATCH = 12
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
-ALIKE_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
+SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 
 
@@ -63,25 +63,25 @@ def _of_layer(layer: Layer) -> Iterator[bool]:
     for call in calls:
         alone.append(layer.forward([call])[0].output)
         yield True
-    companies: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
-    companies += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
+    batches: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
+    batches += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
     # As many rows as a pass has: some kernels change with the size of the product.
-    companies.append([i for _ in range(LARGE_COMPANY) for i in range(len(calls))])
+    batches.append([i for _ in range(LARGE_BATCH) for i in range(len(calls))])
     for is_self in (True, False) if layer.is_fused else (False,):
         kind = [i for i, call in enumerate(calls) if call.is_self_attention is is_self]
-        companies += [_of_rows(calls, kind, size) for size in layer.product_sizes]
-    for company in companies:
-        answers = layer.forward([calls[i] for i in company])
-        yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(company, answers, strict=True))
-    yield from _alike(layer)
+        batches += [_of_rows(calls, kind, size) for size in layer.product_sizes]
+    for batch in batches:
+        answers = layer.forward([calls[i] for i in batch])
+        yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(batch, answers, strict=True))
+    yield from _same_length(layer)
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
 
 
-def _alike(layer: Layer) -> Iterator[bool]:
-    """Compare a sequence alone with a batch of two copies of it, for each of ALIKE_LENGTHS that may share a call."""
-    for length in filter(layer.may_share, ALIKE_LENGTHS):
+def _same_length(layer: Layer) -> Iterator[bool]:
+    """Compare a sequence alone with a batch of two copies of it, for each of SAME_LENGTHS that may share a call."""
+    for length in filter(layer.may_share, SAME_LENGTHS):
         call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
         (alone,) = layer.forward([call])
         yield True

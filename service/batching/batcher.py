@@ -126,7 +126,7 @@ class Batcher(Generic[P, R]):
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
         self._arrived.set()
-        self._tell_queue()
+        self._report_queue()
         return job
 
     def check_open(self, caller: Hashable = None) -> None:
@@ -251,7 +251,7 @@ class Batcher(Generic[P, R]):
             self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
         self._running = [job for job in batch if not self._is_over(job)]
         del batch
-        self._tell_queue()
+        self._report_queue()
         await self._runner.run(self._running)
         self._running = []
         self._left.set()
@@ -277,24 +277,24 @@ class Batcher(Generic[P, R]):
         if self._lanes.remove(job):
             self._congestion.withdrew(job.lane, self._lanes.flops(job.lane))
             self._arrived.set()
-            self._tell_queue()
+            self._report_queue()
         self._left.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
         jobs = [*self._running, *self._stopped, *self._lanes.clear()]
-        num_told = sum(job.fail(error()) for job in jobs if not job.is_settled)
+        num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
         self._left.set()
-        self._tell_queue()
-        return num_told
+        self._report_queue()
+        return num_failed
 
     def _end(self, task: asyncio.Task[None]) -> None:
         """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
         error = None if task.cancelled() else task.exception()
-        num_told = self._fail_all(partial(EngineDown, DOWN))
+        num_failed = self._fail_all(partial(EngineDown, DOWN))
         self._running, self._stopped = [], []
         if not self._is_stopping:
-            self._observer.died(DeathEvent(num_told, error))
+            self._observer.died(DeathEvent(num_failed, error))
 
     def _check_open(self) -> None:
         if self._task is not None and self._task.done() and not self._is_stopping:
@@ -304,7 +304,7 @@ class Batcher(Generic[P, R]):
         if self._task is None:
             raise NotReady("the service has not started yet")
 
-    def _tell_queue(self) -> None:
+    def _report_queue(self) -> None:
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ class DecodingQueue:
     def __init__(self, clock: Clock, standing_wait_s: float) -> None:
         self._clock = clock
         self._congestion = Congestion(standing_wait_s)
-        self._turn = asyncio.Lock()  # fair: first come, first served
+        self._lock = asyncio.Lock()  # fair: first come, first served
         self._done: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._num_bodies = 0
         self.num_bytes = 0
@@ -61,12 +61,12 @@ class DecodingQueue:
             raise QueueFull(f"{self.num_bytes:,} bytes of bodies wait to be decoded", retry_after_s=retry_after_s)
 
     @contextlib.asynccontextmanager
-    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
+    async def decoding(self, num_bytes: int) -> AsyncIterator[None]:
         """Enter once all earlier bodies are decoded."""
         self._num_bodies += 1
         self.num_bytes += num_bytes
         try:
-            async with self._turn:
+            async with self._lock:
                 started_at, left = self._clock.now(), self.num_bytes - num_bytes
                 self._congestion.dispatched(_LANE, num_bytes, left, self._rate, started_at)
                 yield

@@ -38,12 +38,12 @@ from service.loop_time import Clock
 
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
-TURNS_TO_COME_IN = 2
+TICKS_TO_ARRIVE = 2
 
 
 async def let_come_in() -> None:
     """Let the loop take in the requests that have arrived."""
-    for _ in range(TURNS_TO_COME_IN):
+    for _ in range(TICKS_TO_ARRIVE):
         await asyncio.sleep(0)
 
 
@@ -215,7 +215,7 @@ class Runner(Generic[P, R]):
             self._inline_policy.failed(lane)
             if len(jobs) > 1:
                 return self._parts(jobs, failure)
-            jobs[0].fail(told(failure))
+            jobs[0].fail(caller_error(failure))
             return []
         for job, result in zip(jobs, future.result(), strict=True):
             job.settle(result)
@@ -303,7 +303,7 @@ def is_out_of_memory(failure: BaseException) -> bool:
     return isinstance(failure, CostLimit)
 
 
-def told(failure: BaseException) -> ServiceError:
+def caller_error(failure: BaseException) -> ServiceError:
     """Return the error that the caller gets: a ServiceError as itself, any other without its text."""
     if isinstance(failure, ServiceError):
         return failure

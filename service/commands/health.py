@@ -30,8 +30,8 @@ def health(
     timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="longest time of one network operation")] = 4.0,
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
-    is_ready, told = ask(url or own_url(load_settings()), timeout_s)
-    (sys.stdout if is_ready else sys.stderr).write(f"{told}\n")
+    is_ready, message = ask(url or own_url(load_settings()), timeout_s)
+    (sys.stdout if is_ready else sys.stderr).write(f"{message}\n")
     raise typer.Exit(0 if is_ready else 1)
 
 

@@ -18,7 +18,7 @@ from service.http.head import CRLF, is_clean, read_field
 FREE_FRAMING_BYTES = 16 * 1024
 MAX_LINE_BYTES = 1024
 # Lines parsed in one loop tick, which takes 0.25 ms; a chunk has one or two lines.
-LINES_A_TURN = 250
+LINES_A_TICK = 250
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
@@ -71,7 +71,7 @@ class ChunkedBody:
         data, self._begun = self._begun + data, b""
         pieces: list[bytes] = []
         at = lines = 0
-        while at < len(data) and not self.is_complete and lines < LINES_A_TURN:
+        while at < len(data) and not self.is_complete and lines < LINES_A_TICK:
             if self._chunk_left:
                 pieces.append(data[at : at + self._chunk_left])
                 at = self._end_of_data(data, at, len(pieces[-1]))

@@ -56,13 +56,13 @@ class Deadline:
         self._loop = loop
         self._passed = passed
         self._due = math.inf
-        self._rings_at = math.inf
+        self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
         """Move the deadline to `seconds` from now, whatever it was before."""
         self._due = self._loop.time() + seconds
-        if self._due < self._rings_at:
+        if self._due < self._fires_at:
             self._arm()
 
     def clear(self) -> None:
@@ -70,7 +70,7 @@ class Deadline:
 
     def stop(self) -> None:
         """Cancel the timer, at the end of the connection."""
-        self._due = self._rings_at = math.inf
+        self._due = self._fires_at = math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -78,11 +78,11 @@ class Deadline:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = self._due
-        self._timer = self._loop.call_at(self._due, self._ring)
+        self._fires_at = self._due
+        self._timer = self._loop.call_at(self._due, self._fire)
 
-    def _ring(self) -> None:
-        self._timer, self._rings_at = None, math.inf
+    def _fire(self) -> None:
+        self._timer, self._fires_at = None, math.inf
         if self._due == math.inf:
             return
         if self._loop.time() < self._due:
@@ -103,14 +103,14 @@ class Connection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         limits: ConnectionLimits,
-        place: ConnectionSlot,
+        slot: ConnectionSlot,
         departures: WriteCoalescer,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser = None  # type: ignore[assignment]  # `head.py` and `body_framing.py` parse
         self._limits = limits
-        self._place = place
+        self._slot = slot
         self._departures = departures
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests; the first one is due from the start
@@ -127,14 +127,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
-        self._outlet = CoalescingTransport(transport, self._departures, self._leave)
+        self._coalescing = CoalescingTransport(transport, self._departures, self._leave)
         self._reading.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.stop()
         self._writing.stop()
         self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
-        self._place.leave()
+        self._slot.leave()
         super().connection_lost(exc)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.leave()
@@ -145,13 +145,13 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
         self._has_ended = True
-        self._outlet.depart()  # these responses precede the client's end, so they are sent
+        self._coalescing.depart()  # these responses precede the client's end, so they are sent
         waiting = self._waiting.lower()
         self._may_end = b"close" in waiting or b"http/1.0" in waiting
         return self.transport.can_write_eof() and self._is_waited_for()
 
     def shutdown(self) -> None:
-        self._outlet.depart()
+        self._coalescing.depart()
         if self._stage is Stage.BODY and self.cycle.response_complete:
             self._leave()
         elif self._stage is not Stage.DROP:
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         data, self._waiting, self._flow.is_full = self._waiting, b"", False
         self._take(data)
         if self._has_ended and not self._is_waited_for():
-            self._outlet.depart()
+            self._coalescing.depart()
             self.transport.close()
 
     def _wait(self, data: Bytes) -> None:
@@ -260,7 +260,7 @@ class Connection(HttpToolsProtocol):
                 ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"), self._begun
             )
         else:
-            self._outlet.depart()
+            self._coalescing.depart()
             self.transport.close()
 
     def _is_waited_for(self) -> bool:
@@ -271,7 +271,7 @@ class Connection(HttpToolsProtocol):
             is_so = bool(self._waiting)  # decided when the waiting bytes are parsed
         else:
             is_so = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
-        if not is_so or self._place.is_reset:
+        if not is_so or self._slot.is_reset:
             return False
         self._reading.set(RESET_CHECK_S)
         return True
@@ -290,8 +290,8 @@ class Connection(HttpToolsProtocol):
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
-        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._place.is_overflow)
-        if self._place.is_overflow:
+        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._slot.is_overflow)
+        if self._slot.is_overflow:
             cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # this transport's key
         if self._body.is_complete:
             cycle.more_body = False
@@ -309,7 +309,7 @@ class Connection(HttpToolsProtocol):
 
     def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
         """Hand the request to the application, which starts in the next loop tick."""
-        self.cycle = Cycle(self, self._outlet, scope, keeps_alive=keeps_alive)
+        self.cycle = Cycle(self, self._coalescing, scope, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle
 

@@ -38,16 +38,16 @@ class Outgoing(Protocol):
 class WriteCoalescer:
     """Coalesces the writes of all connections on one loop."""
 
-    __slots__ = ("_has_first_left", "_turn", "_waiting")
+    __slots__ = ("_has_first_left", "_tick", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[Outgoing] = []
         self._has_first_left = False
-        self._turn = LoopTick(self._end)
+        self._tick = LoopTick(self._end)
 
     def may_leave(self, answer: Outgoing) -> bool:
         """Return whether a response is sent now; if not, `depart` is called when this tick ends."""
-        self._turn.ask()
+        self._tick.ask()
         if self._has_first_left:
             self._waiting.append(answer)
             return False
@@ -157,10 +157,10 @@ class Cycle(RequestResponseCycle):
     """Total time that the response has waited for the client to read; the last wait began at `paused_at`."""
     paused_at: float | None = None
 
-    def __init__(self, owner: Owner, outlet: CoalescingTransport, scope: Any, *, keeps_alive: bool) -> None:
+    def __init__(self, owner: Owner, transport: CoalescingTransport, scope: Any, *, keeps_alive: bool) -> None:
         super().__init__(
             scope=scope,
-            transport=outlet,  # type: ignore[arg-type]
+            transport=transport,  # type: ignore[arg-type]
             flow=owner.flow,
             logger=owner.logger,
             access_logger=owner.access_logger,
@@ -174,8 +174,8 @@ class Cycle(RequestResponseCycle):
         self._goes_on = owner.goes_on
         self._has_failed = False  # no more of the body is read
         self._failure: ServiceError | None = None  # the error, until `receive` raises it
-        self._tell_gone: Callable[[], object] | None = None
-        self._tell_come: Callable[[int], object] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
+        self._on_bytes: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
         self._num_bytes = 0
         scope[CALLER] = self
@@ -197,17 +197,17 @@ class Cycle(RequestResponseCycle):
 
     def leave(self) -> None:
         """Report to the application that the connection is lost."""
-        if self._tell_gone is not None:
-            tell, self._tell_gone = self._tell_gone, None
-            tell()
+        if self._on_disconnect is not None:
+            callback, self._on_disconnect = self._on_disconnect, None
+            callback()
 
-    def when_come(self, tell: Callable[[int], object] | None) -> None:
-        self._tell_come = tell
-        if tell is not None and self._num_bytes:
-            tell(self._num_bytes)
+    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        self._on_bytes = callback
+        if callback is not None and self._num_bytes:
+            callback(self._num_bytes)
 
-    def when_gone(self, tell: Callable[[], object] | None) -> None:
-        self._tell_gone = tell
+    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
+        self._on_disconnect = callback
         if self.disconnected and not self.response_complete:
             self.leave()
 
@@ -232,12 +232,12 @@ class Cycle(RequestResponseCycle):
             self.flow.resume_reading()
 
     def _is_taken(self, num_bytes: int) -> bool:
-        """Return whether the `when_come` callback accepts `num_bytes` more; if not, free the body so far and drop the rest."""
-        if self._tell_come is not None:
+        """Return whether the `on_bytes` callback accepts `num_bytes` more; if not, free the body so far and drop the rest."""
+        if self._on_bytes is not None:
             try:
-                self._tell_come(num_bytes)
+                self._on_bytes(num_bytes)
             except ServiceError as error:
-                self._failure, self._has_failed, self._tell_come = error.with_traceback(None), True, None
+                self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
                 self._take_pieces()
                 self.message_event.set()
         return not self._has_failed

@@ -67,17 +67,17 @@ class ConnectionSlots:
     def __init__(self, most: int) -> None:
         self._most = most
         self._kept: dict[ConnectionSlot, None] = {}
-        self._guests: dict[ConnectionSlot, None] = {}
+        self._overflow: dict[ConnectionSlot, None] = {}
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._guests)
+        return len(self._kept) + len(self._overflow)
 
     def give(self, taken: socket.socket) -> ConnectionSlot:
         if len(self._kept) < self._most:
             return ConnectionSlot(taken, self._kept, is_overflow=False)
-        if len(self._guests) >= MAX_OVERFLOW:
-            next(iter(self._guests)).give_up()
-        return ConnectionSlot(taken, self._guests, is_overflow=True)
+        if len(self._overflow) >= MAX_OVERFLOW:
+            next(iter(self._overflow)).give_up()
+        return ConnectionSlot(taken, self._overflow, is_overflow=True)
 
 
 class Listener:
@@ -89,7 +89,7 @@ class Listener:
     def __init__(
         self,
         bound: socket.socket,
-        places: ConnectionSlots,
+        slots: ConnectionSlots,
         make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
@@ -97,7 +97,7 @@ class Listener:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
-        self._places = places
+        self._slots = slots
         self._make = make
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
@@ -124,12 +124,12 @@ class Listener:
     async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
         """Return when the connection has its protocol, or is gone."""
         taken.setblocking(False)
-        place = self._places.give(taken)
+        slot = self._slots.give(taken)
         patience: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
         try:
-            await self._loop.connect_accepted_socket(functools.partial(self._make, place), taken, **patience)
+            await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **patience)
         except BaseException as error:
-            place.leave()
+            slot.leave()
             taken.close()
             if not isinstance(error, OSError):  # a handshake failed or took too long, or the peer is gone
                 raise

@@ -107,7 +107,7 @@ def import_layer(
         shapes = canonical_shapes(chosen, present, source)
         spec = derive_spec(chosen, shapes, source.config, Options(heads, scale, add_zero_attn))
         check_fit(spec, chosen, present, shapes)
-        return StoredLayer(name, spec, _read(chosen, present, source), _told(source, chosen), chosen.family.name)
+        return StoredLayer(name, spec, _read(chosen, present, source), _source_text(source, chosen), chosen.family.name)
 
 
 def _check_model(config: Mapping[str, object] | None) -> None:
@@ -135,7 +135,7 @@ def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.
     return tensors
 
 
-def _told(source: Source, chosen: Candidate) -> str:
+def _source_text(source: Source, chosen: Candidate) -> str:
     """Return the text that identifies the layer in its source: no directory, only printable characters."""
     words = (source.label, chosen.module.rstrip("."), f"({chosen.family.name})")
     text = " ".join(word for word in words if word)

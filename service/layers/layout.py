@@ -43,8 +43,8 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
     wanted = (family.parts.keys() - optional) | begun
     if missing := sorted(prefix + key for key in wanted - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
-    strangers = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
-    if extra := sorted(prefix + key for key in strangers if not key.startswith(family.ignored)):
+    unknown = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
+    if extra := sorted(prefix + key for key in unknown if not key.startswith(family.ignored)):
         raise LayerError(f"the module has keys unknown to the family {family.name}: {listed(extra)}")
     return {key: names for key, names in family.parts.items() if key in keys}
 

@@ -66,14 +66,14 @@ class LayerSeries:
 
     def totals(self, samples: Iterable[Sample]) -> dict[str, LayerTotals]:
         """Return what layers have done since the start, from the samples of all processes."""
-        told = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+        values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
         begin = f"{PREFIX}_layer_requests"
-        layers = {dict(labels)["layer"] for name, labels in told if name.startswith(begin)}
-        return {layer: self._totals(layer, told) for layer in layers}
+        layers = {dict(labels)["layer"] for name, labels in values if name.startswith(begin)}
+        return {layer: self._totals(layer, values) for layer in layers}
 
-    def _totals(self, layer: str, told: Mapping[tuple[str, frozenset[tuple[str, str]]], float]) -> LayerTotals:
+    def _totals(self, layer: str, values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]) -> LayerTotals:
         def value(name: str, labels: Mapping[str, str]) -> float:
-            return told.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
+            return values.get((f"{PREFIX}_{name}", frozenset({"layer": layer, **labels}.items())), 0.0)
 
         sums = {field: value(f"{series}_total", labels) for field, (series, labels) in _SUMS.items()}
         counts = {field: int(sums[field]) for field in ("successes", "failures", "sequences", "batches")}

@@ -119,7 +119,7 @@ class _Lines:
         self._stream = stream
         self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
         self._put_off: list[tuple[int, RequestLine]] = []
-        self._turn = LoopTick(self._write_put_off)
+        self._tick = LoopTick(self._write_put_off)
 
     def msg(self, line: str) -> None:
         self._write_put_off()
@@ -129,9 +129,9 @@ class _Lines:
         """Defer a line to the end of the loop tick: lines made one after another cost half of what each costs alone."""
         if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
             return
-        told = time.time_ns(), line  # before the list is read: another thread may log meanwhile and replace it
-        self._put_off.append(told)
-        self._turn.ask()
+        entry = time.time_ns(), line  # before the list is read: another thread may log meanwhile and replace it
+        self._put_off.append(entry)
+        self._tick.ask()
 
     def finish(self) -> None:
         self._refusals.close()

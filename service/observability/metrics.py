@@ -56,7 +56,7 @@ class Metrics:
         self._gone: list[str] = []
         self._num_in_flight = 0
         self._queued = (0, 0)
-        self._turn = LoopTick(self.tell_now)
+        self._tick = LoopTick(self.tell_now)
         self._make_process_series(self._series)
         self._cancelled.labels(KILLED).inc(unanswered)
         self._replacements.inc(is_replacement)
@@ -157,18 +157,18 @@ class Metrics:
     def received(self) -> None:
         self._num_received += 1
         self._num_in_flight += 1
-        self._turn.ask()
+        self._tick.ask()
 
     def answered(self, end: Answered) -> None:
         self._ended.append(end)
         self._num_in_flight -= 1
-        self._turn.ask()
+        self._tick.ask()
 
     def cancelled(self, stage: str) -> None:
         """Count a request whose caller left; `stage` is one of the few words for its progress (queued, running, …)."""
         self._gone.append(stage)
         self._num_in_flight -= 1
-        self._turn.ask()
+        self._tick.ask()
 
     def batch_done(self, layer: str, batch: BatchEvent) -> None:
         self._compute_seconds[layer,].observe_all([batch.compute_s])
@@ -197,7 +197,7 @@ class Metrics:
 
     def queue_changed(self, num_requests: int, num_bytes: int) -> None:
         self._queued = num_requests, num_bytes
-        self._turn.ask()
+        self._tick.ask()
 
     def tell_now(self) -> None:
         """Write what was deferred to the end of the loop tick, into the files as well.
@@ -208,7 +208,7 @@ class Metrics:
         self._num_received = 0
         ended, self._ended = self._ended, []
         if ended:
-            self._tell_ends(ended)
+            self._count_ends(ended)
         gone, self._gone = self._gone, []
         for stage in gone:
             self._cancelled.labels(stage).inc()
@@ -219,7 +219,7 @@ class Metrics:
         if self._values is not None:
             self._values.write()
 
-    def _tell_ends(self, ended: Sequence[Answered]) -> None:
+    def _count_ends(self, ended: Sequence[Answered]) -> None:
         numbers: dict[tuple[str, int], int] = {}
         total_s: dict[str, list[float]] = {}
         queue_s: dict[str, list[float]] = {}

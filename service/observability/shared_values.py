@@ -86,7 +86,7 @@ class SharedValues:
         self._places: dict[Path, tuple[int, int] | None] = {}
         self._values: list[_Value] = []
         self._changed: list[_Value] = []
-        self._turn = LoopTick(self.write)
+        self._tick = LoopTick(self.write)
         with contextlib.suppress(OSError):  # `keep` tries again and raises the error
             self._open()
 
@@ -111,7 +111,7 @@ class SharedValues:
 
     def changed(self, value: _Value) -> None:
         self._changed.append(value)
-        self._turn.ask()
+        self._tick.ask()
 
     def write(self) -> None:
         """Write what has changed to the files now."""

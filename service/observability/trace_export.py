@@ -44,6 +44,6 @@ class TraceExport:
 
 def _resource() -> Resource:
     """Return what the environment says of this service, with its name and version if the environment gives none."""
-    told = Resource.create().attributes
-    name = NAME if str(told["service.name"]).startswith(_UNNAMED) else told["service.name"]
-    return Resource({"service.version": __version__, **told, "service.name": name})
+    attributes = Resource.create().attributes
+    name = NAME if str(attributes["service.name"]).startswith(_UNNAMED) else attributes["service.name"]
+    return Resource({"service.version": __version__, **attributes, "service.name": name})

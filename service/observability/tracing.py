@@ -57,11 +57,11 @@ class RequestSpans:
                 cut = "client_gone"
                 raise
             finally:
-                self._tell(scope, record_of(scope), cut)
+                self._record(scope, record_of(scope), cut)
 
         return traced
 
-    def _tell(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
+    def _record(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
         end = self._wall_ns()
         start = end - int((self._now() - trace.started) * _NS)
         span = self._tracer.start_span(
@@ -76,10 +76,10 @@ class RequestSpans:
             if cut is not None or trace.status >= _SERVER_FAULT:
                 span.set_attribute("error.type", cut or trace.code or str(trace.status))
                 span.set_status(StatusCode.ERROR)
-            self._tell_phases(span, trace, start, end)
+            self._record_phases(span, trace, start, end)
         span.end(end)
 
-    def _tell_phases(self, span: Span, trace: RequestRecord, start: int, end: int) -> None:
+    def _record_phases(self, span: Span, trace: RequestRecord, start: int, end: int) -> None:
         """Make spans of the phases in order; an unfinished one is named by the stage that the request had reached."""
         if trace.receive_s is None:
             return

@@ -24,7 +24,7 @@ from service.wire.mask_kinds import MAX_MASKS, MaskField, MaskPlace, TableMask, 
 from service.wire.number_list import NumberList
 from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_values import TensorField, TensorKind
-from service.wire.tensors import TensorForm, decode_tensor, look_over, rank_of
+from service.wire.tensors import TensorForm, check_fields, decode_tensor, rank_of
 from service.wire.weights_selection import WeightsField, weights_bytes
 
 BATCH_RANK = 3
@@ -115,7 +115,7 @@ def check_request(
     """
     body = AttendRequest.of(document)
     params = [mask_params[i] if i < len(mask_params) else f"/masks/{i}/values" for i in range(len(body.masks))]
-    look_over(_fields(body, params))
+    check_fields(_fields(body, params))
     _check_axes(body, params)
     decoded = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
     is_batch = decoded.tensor.dim() == BATCH_RANK

@@ -37,8 +37,8 @@ __all__ = [
     "TensorForm",
     "TensorKind",
     "bytes_of",
+    "check_fields",
     "decode_tensor",
-    "look_over",
     "rank_of",
 ]
 
@@ -122,15 +122,15 @@ def rank_of(value: object) -> int | None:
     return rank
 
 
-def look_over(fields: Sequence[tuple[object, TensorField]]) -> None:
+def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
     """Check the members of all values, then the dtypes of all, before any value is decoded.
     So a request with two errors reports the one that the contract puts first.
     """
-    told = [(value, field) for value, field in fields if isinstance(value, dict | RawTensor)]
-    for value, field in told:
+    pairs = [(value, field) for value, field in fields if isinstance(value, dict | RawTensor)]
+    for value, field in pairs:
         if isinstance(value, dict):
             _check_members(value, field)
-    for value, field in told:
+    for value, field in pairs:
         _dtype(value["dtype"] if isinstance(value, dict) else value.dtype, field)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from service.api.auth.key_ring import KeyRing, KeysError, KeysUnread, read_keys
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 
 Stamp = tuple[int, ...]
 
@@ -37,7 +37,7 @@ class KeyFile:
         self._listener = listener
         self._taken: Stamp | None = None
         self._is_settling = False
-        self._told: str | None = None
+        self._reported: str | None = None
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
@@ -45,9 +45,9 @@ class KeyFile:
         self._listener.keys_taken(self.ring)
 
     async def watch(self) -> None:
-        """Check the file every LOOK_S seconds until cancelled."""
+        """Check the file every CHECK_S seconds until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             await self.look()
 
     async def look(self) -> None:
@@ -70,13 +70,13 @@ class KeyFile:
         if stamp == self._taken or self._is_settling:
             return None
         self._taken = stamp
-        told, self._told = self._told, None
+        reported, self._reported = self._reported, None
         try:
             return read_keys(self._path)
         except KeysUnread as error:
             # The next check tries again (no descriptor was free, a file server was away); the error is reported once.
-            self._taken, self._told = None, error.message
-            return None if error.message == told else error
+            self._taken, self._reported = None, error.message
+            return None if error.message == reported else error
         except KeysError as error:
             return error
 

@@ -80,9 +80,9 @@ def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dic
     for path, operations in page["paths"].items():
         for operation in operations.values() if needs_key(path) else ():
             operation["security"] = [{"bearer": []}, {"header": []}]
-            told = _refusals(path)
+            refusals = _refusals(path)
             for status in ("401", "403"):
-                operation["responses"].setdefault(status, told[status])
+                operation["responses"].setdefault(status, refusals[status])
     return page
 
 
@@ -90,9 +90,9 @@ def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str
     """Declare every parameter of the path, with a served value as its example."""
     values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
     parameters = operation.setdefault("parameters", [])
-    told = {parameter["name"] for parameter in parameters}
+    declared = {parameter["name"] for parameter in parameters}
     for name in re.findall(r"{(\w+)}", path):
-        if name not in told:
+        if name not in declared:
             parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
     for parameter in parameters:
         if parameter["name"] in values:
@@ -149,8 +149,8 @@ def _refusals(path: str) -> dict[str, Any]:
     table = INFERENCE_STATUS if as_inference else STATUS
     codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
     words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
-    told = announced(words, *sorted(words), as_inference=as_inference)
-    return {str(status): answer for status, answer in told.items()}
+    answers = announced(words, *sorted(words), as_inference=as_inference)
+    return {str(status): answer for status, answer in answers.items()}
 
 
 def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:

@@ -43,7 +43,7 @@ def plant() -> None:
     from service.batching.decoding_queue import DecodingQueue
 
     DecodingQueue.check = lambda *_: None  # type: ignore[method-assign]
-    DecodingQueue.turn = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign, assignment]
+    DecodingQueue.decoding = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign, assignment]
 
 
 def measure(form: Form) -> Iterator[Row]:

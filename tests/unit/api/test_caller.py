@@ -18,14 +18,14 @@ def test_another_servers_disconnect_is_reported_once():
         caller = caller_of({}, messages.get)
         assert caller.take_body() is None
         gone = []
-        caller.when_gone(lambda: gone.append("gone"))
+        caller.on_disconnect(lambda: gone.append("gone"))
         messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         await turns()
         assert gone == []
         messages.put_nowait({"type": "http.disconnect"})
         await turns()
         assert gone == ["gone"]
-        caller.when_gone(None)
+        caller.on_disconnect(None)
 
     asyncio.run(story())
 
@@ -35,7 +35,7 @@ def test_bytes_from_another_server_are_counted_as_they_are_received():
         messages = asyncio.Queue[Message]()
         caller = caller_of({}, messages.get)
         come: list[int] = []
-        caller.when_come(come.append)
+        caller.on_bytes(come.append)
         for body in (b"abc", b"", b"de"):
             messages.put_nowait({"type": "http.request", "body": body, "more_body": True})
             await caller.receive()
@@ -51,9 +51,9 @@ def test_a_stopped_watch_reports_no_disconnect():
         messages = asyncio.Queue[Message]()
         caller = caller_of({}, messages.get)
         gone = []
-        caller.when_gone(lambda: gone.append("gone"))
+        caller.on_disconnect(lambda: gone.append("gone"))
         await turns()
-        caller.when_gone(None)
+        caller.on_disconnect(None)
         messages.put_nowait({"type": "http.disconnect"})
         await turns()
         assert gone == []

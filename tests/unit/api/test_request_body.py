@@ -123,7 +123,7 @@ class Arriving(Parts):
 
     def __init__(self) -> None:
         super().__init__(then="hang")
-        self.tell: Callable[[int], object] | None = None
+        self.callback: Callable[[int], object] | None = None
 
     async def receive(self):
         return await self()
@@ -131,12 +131,12 @@ class Arriving(Parts):
     def take_body(self) -> None:
         return None
 
-    def when_come(self, tell: Callable[[int], object] | None) -> None:
-        self.tell = tell
-        if tell is not None:
-            tell(600)
+    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        self.callback = callback
+        if callback is not None:
+            callback(600)
 
-    def when_gone(self, tell: Callable[[], object] | None) -> None:
+    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
         pass
 
 
@@ -145,7 +145,7 @@ def test_the_bytes_of_a_refused_body_are_not_counted():
     byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
         asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), byte_budget.share(), in_a_thread))
-    assert caller.tell is None
+    assert caller.callback is None
     assert byte_budget.num_bytes == 0
 
 

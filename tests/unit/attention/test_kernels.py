@@ -35,7 +35,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
             return
         together = rows.new_empty(len(rows), num_heads * width)
         views = Heads(*(by_heads(x, num_heads) for x in rows.chunk(3, dim=1)))
-        kernels.attend_alike(views, length, 0.3, by_heads(together, num_heads))
+        kernels.attend_same_length(views, length, 0.3, by_heads(together, num_heads))
         for one, found in zip(rows.split(length), together.split(length), strict=True):
             heads = [by_heads(x, num_heads).contiguous() for x in one.chunk(3, dim=1)]
             alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)
@@ -105,7 +105,7 @@ def test_sequences_that_share_a_call_share_no_axis_with_their_heads(monkeypatch)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
     views = [torch.empty(2048, 32, 8, device="meta").transpose(0, 1) for _ in range(4)]
-    kernels.attend_alike(Heads(*views[:3]), 1, 0.3, views[3])
+    kernels.attend_same_length(Heads(*views[:3]), 1, 0.3, views[3])
     assert shapes == [(2048, 32, 1, 8)]
 
 

@@ -10,7 +10,7 @@ from service.attention import loaded_layer as loaded_layer_module
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
-from service.attention.self_check import ALIKE_LENGTHS, checks, keeps_bits, sample_calls
+from service.attention.self_check import SAME_LENGTHS, checks, keeps_bits, sample_calls
 from tests.engine_room import (
     CPU,
     DTYPES,
@@ -123,7 +123,7 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
     assert [met[id(one)] for one in checked] == [set(projection.SIZES)] * len(checked)
 
 
-@pytest.mark.parametrize("length", ALIKE_LENGTHS)
+@pytest.mark.parametrize("length", SAME_LENGTHS)
 def test_same_length_sequences_that_round_differently_together_are_detected(monkeypatch, length):
     """Together they are copied, alone they lie where they are."""
     copied = kernels.copied

@@ -27,7 +27,7 @@ class Bodies:
 
     def come(self, name: object, num_bytes: int = MIB) -> asyncio.Task[None]:
         async def decode() -> None:
-            async with self.queue.turn(num_bytes):
+            async with self.queue.decoding(num_bytes):
                 self.order.append(name)
                 self.decoded.clear()
                 await self.decoded.wait()
@@ -170,7 +170,7 @@ def test_a_body_that_fails_to_decode_does_not_change_the_speed():
     async def main():
         async with known_pace() as bodies:
             with pytest.raises(ValueError, match="no body"):
-                async with bodies.queue.turn(100 * MIB):
+                async with bodies.queue.decoding(100 * MIB):
                     raise ValueError("no body")
             task = bodies.come("next")
             await turns()

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from service.batching.admission import WINDOW
-from service.batching.runner import FAR_TOO_LONG, MAX_SEQUENCES, TURNS_TO_COME_IN
+from service.batching.runner import FAR_TOO_LONG, MAX_SEQUENCES, TICKS_TO_ARRIVE
 from service.errors import DeadlineExceeded
 from tests.doubles import GateEngine, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
@@ -246,7 +246,7 @@ def test_between_two_inline_batches_the_loop_admits_new_requests(loop_factory):
             while not all(client.done() for client in clients):
                 seen[len(room.engine.batches)] += 1
                 await asyncio.sleep(0)
-            assert {seen[number] for number in range(1, 5)} == {TURNS_TO_COME_IN}
+            assert {seen[number] for number in range(1, 5)} == {TICKS_TO_ARRIVE}
 
     run(main, loop_factory=loop_factory)
 

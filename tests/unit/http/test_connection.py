@@ -11,7 +11,7 @@ import pytest
 
 from service.api.request_body import caller_of
 from service.errors import QueueFull
-from service.http.body_framing import LINES_A_TURN
+from service.http.body_framing import LINES_A_TICK
 from service.http.connection_limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -122,9 +122,9 @@ class Asking:
         self.taken.append(None if whole is None else b"".join(whole))
         while whole is None and (await receive())["more_body"]:
             pass
-        caller.when_gone(lambda: self.gone.append(scope["path"]))
+        caller.on_disconnect(lambda: self.gone.append(scope["path"]))
         await self.gate.wait()
-        caller.when_gone(None)
+        caller.on_disconnect(None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -149,7 +149,7 @@ async def test_bytes_are_counted_on_arrival_rather_than_on_receive():
 
     async def application(scope, receive, send):
         caller = caller_of(scope, receive)
-        caller.when_come(come.append)
+        caller.on_bytes(come.append)
         await receive()
 
     room.connection.app = application
@@ -171,7 +171,7 @@ async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error(
         held.append(num_bytes)
 
     async def application(scope, receive, send):
-        caller_of(scope, receive).when_come(come)
+        caller_of(scope, receive).on_bytes(come)
         with pytest.raises(QueueFull, match="no room"):
             await receive()
         await asyncio.Event().wait()
@@ -200,7 +200,7 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
         raise refusal
 
     async def application(scope, receive, send):
-        caller_of(scope, receive).when_come(come)
+        caller_of(scope, receive).on_bytes(come)
         with contextlib.suppress(QueueFull):
             await receive()
         assert (await receive())["type"] == "http.disconnect"
@@ -485,7 +485,7 @@ async def test_shutdown_ends_an_idle_connection_and_waits_for_a_busy_one():
 # A client that ends its own sending
 
 CLOSE = b"Connection: close"
-FEW, MANY = [b"hello"], [b"x"] * LINES_A_TURN * 3
+FEW, MANY = [b"hello"], [b"x"] * LINES_A_TICK * 3
 SAYS_LAST = {
     "close": post(b"/held", b"hello", CLOSE),
     "http-1-0": post(b"/held").replace(b"HTTP/1.1", b"HTTP/1.0"),

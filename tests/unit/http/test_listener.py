@@ -15,11 +15,11 @@ from service.http.listener import MAX_OVERFLOW, ConnectionSlot, ConnectionSlots,
 class Kept(asyncio.Protocol):
     """A protocol that sends nothing and frees its connection slot when it ends."""
 
-    def __init__(self, place: ConnectionSlot) -> None:
-        self.place = place
+    def __init__(self, slot: ConnectionSlot) -> None:
+        self.slot = slot
 
     def connection_lost(self, exc):
-        self.place.leave()
+        self.slot.leave()
 
 
 class Failing(socket.socket):
@@ -35,14 +35,14 @@ class Failing(socket.socket):
 
 
 def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
-    """Run `story(places, connect)` with an open listener; `connect` returns a client socket."""
+    """Run `story(slots, connect)` with an open listener; `connect` returns a client socket."""
 
     rests: list[OSError] = []
 
     async def main():
         sock = bound or listen("127.0.0.1", 0)
-        places = ConnectionSlots(most)
-        listener = Listener(sock, places, Kept, tls, handshake_timeout_s, rests.append)
+        slots = ConnectionSlots(most)
+        listener = Listener(sock, slots, Kept, tls, handshake_timeout_s, rests.append)
         listener.open()
         address = sock.getsockname()
         clients = []
@@ -55,14 +55,14 @@ def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
 
         try:
             async with asyncio.timeout(20):
-                await story(places, connect)
+                await story(slots, connect)
         finally:
             for taken in listener.close():
                 taken.close()
             for client in clients:
                 client.close()
             async with asyncio.timeout(20):
-                await until(lambda: len(places) == 0)
+                await until(lambda: len(slots) == 0)
 
     asyncio.run(main())
     return rests
@@ -82,51 +82,51 @@ async def has_ended(client) -> bool:
 
 
 def test_a_connection_above_the_limit_is_an_overflow_connection():
-    async def story(places, connect):
+    async def story(slots, connect):
         for _ in range(3):
             await connect()
-        await until(lambda: len(places) == 3)
-        assert [place.is_overflow for place in [*places._kept, *places._guests]] == [False, False, True]
+        await until(lambda: len(slots) == 3)
+        assert [slot.is_overflow for slot in [*slots._kept, *slots._overflow]] == [False, False, True]
 
     hall(story)
 
 
 def test_a_freed_slot_goes_to_the_next_connection():
-    async def story(places, connect):
+    async def story(slots, connect):
         first, _ = await connect(), await connect()
-        await until(lambda: len(places) == 2)
+        await until(lambda: len(slots) == 2)
         first.close()
-        await until(lambda: len(places) == 1)
+        await until(lambda: len(slots) == 1)
         await connect()
-        await until(lambda: len(places) == 2)
-        assert not places._guests
+        await until(lambda: len(slots) == 2)
+        assert not slots._overflow
 
     hall(story)
 
 
 def test_the_oldest_overflow_connection_is_evicted():
-    async def story(places, connect):
+    async def story(slots, connect):
         (kept,) = [await connect()]
-        await until(lambda: len(places) == 1)
+        await until(lambda: len(slots) == 1)
         guests = [await connect() for _ in range(MAX_OVERFLOW)]
-        await until(lambda: len(places) == 1 + MAX_OVERFLOW)
+        await until(lambda: len(slots) == 1 + MAX_OVERFLOW)
         last = await connect()
         assert await has_ended(guests[0])
         assert not await has_ended(guests[1])
         assert not await has_ended(last)
         assert not await has_ended(kept)
-        assert len(places) == 1 + MAX_OVERFLOW
+        assert len(slots) == 1 + MAX_OVERFLOW
 
     hall(story, most=1)
 
 
 def test_concurrent_connections_never_exceed_the_slots():
-    async def story(places, connect):
+    async def story(slots, connect):
         for _ in range(5 * MAX_OVERFLOW):
             await connect()
             await asyncio.sleep(0)
-            assert len(places) <= 2 + MAX_OVERFLOW
-        await until(lambda: len(places) == 2 + MAX_OVERFLOW)
+            assert len(slots) <= 2 + MAX_OVERFLOW
+        await until(lambda: len(slots) == 2 + MAX_OVERFLOW)
 
     hall(story)
 
@@ -138,11 +138,11 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
     bound.setblocking(False)
     bound.fails = 3
 
-    async def story(places, connect):
+    async def story(slots, connect):
         await connect()
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        await until(lambda: len(places) == 1)
+        await until(lambda: len(slots) == 1)
         assert loop.time() - begun >= 3 * 0.02  # one attempt per pause, not one per loop tick
         assert bound.fails == 0
 
@@ -153,10 +153,10 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
     "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "clear", "half"]
 )
 def test_a_handshake_holds_a_slot_for_a_limited_time(said):
-    async def story(places, connect):
+    async def story(slots, connect):
         client = await connect()
-        await until(lambda: len(places) == 1)
+        await until(lambda: len(slots) == 1)
         client.send(said)
-        await until(lambda: len(places) == 0)
+        await until(lambda: len(slots) == 0)
 
     hall(story, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), handshake_timeout_s=0.05)

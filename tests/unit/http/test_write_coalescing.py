@@ -86,9 +86,9 @@ def one_held() -> Room:
     """Return the connection with the second of two answers in one loop tick, which has not ended."""
     first, room = rooms(2)
     for each in (first, room):
-        each.connection._outlet.is_head = True
-        each.connection._outlet.write(b"head ")
-        each.connection._outlet.write(b"body")
+        each.connection._coalescing.is_head = True
+        each.connection._coalescing.write(b"head ")
+        each.connection._coalescing.write(b"body")
     assert (first.wire.written, room.wire.written) == (b"head body", b"")
     return room
 
@@ -96,7 +96,7 @@ def one_held() -> Room:
 def test_later_writes_wait_for_a_held_answer():
     async def main():
         room = one_held()
-        room.connection._outlet.write(b" more")
+        room.connection._coalescing.write(b" more")
         await turns(1)
         assert room.wire.written == b"head body more"
 
@@ -107,7 +107,7 @@ def test_later_writes_wait_for_a_held_answer():
 def test_a_held_answer_is_sent_before_its_connection_is_closed(end):
     async def main():
         room = one_held()
-        room.connection.shutdown() if end == "shutdown" else room.connection._outlet.close()
+        room.connection.shutdown() if end == "shutdown" else room.connection._coalescing.close()
         assert room.wire.written == b"head body"
         await turns()
         assert room.wire.written == b"head body"
