@@ -269,13 +269,13 @@ def test_f14_a_broken_file_is_a_422_with_the_reason_and_the_old_version_is_serve
 
 def test_f8_a_link_out_of_the_layer_directory_is_a_refusal(service, tmp_path, store):
     async def story(one):
-        outside = Store(tmp_path / "outside")
+        outside = Store(tmp_path / "elsewhere")
         outside.save(small_layer("small", scale=0.25))
-        (tmp_path / "layers" / "linked.safetensors").symlink_to(tmp_path / "outside" / "small.safetensors")
+        (tmp_path / "layers" / "linked.safetensors").symlink_to(tmp_path / "elsewhere" / "small.safetensors")
         answer = await one.client.put("/v1/layers/linked")
         assert answer.status_code == 422
         assert str(tmp_path) not in answer.text
-        assert "outside" not in answer.text
+        assert "elsewhere" not in answer.text
 
     service(story, count=1)
 
