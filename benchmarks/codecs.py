@@ -23,7 +23,8 @@ from service.attention.call import Answer
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.wire.answer import AnswerFacts, write_tensor
-from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.attend_request import check_request
+from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.inference_codec import WantedAnswer, WantedOutput, read_inference, split_inference, write_inference
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.safetensors_codec import RequestTemplates, write_safetensors
@@ -114,7 +115,7 @@ def binary_rows() -> Iterator[Row]:
         inference, name = inference_body(array), f"{rows} x 512"
         bare_read, bare_write = partial(load, body), partial(save, {"output": answer.output})
         yield Row(f"read safetensors, {name}", len(body), partial(read_safetensors, body), bare_read)
-        ours = partial(write_safetensors, answer, FACTS, is_batch=False)
+        ours = partial(write_safetensors, {"output": answer.output[0]}, FACTS)
         yield Row(f"write safetensors, {name}", array.nbytes, ours, bare_write)
         yield Row(f"read inference, {name}", len(inference[0]), partial(read_binary_inference, *inference), bare_read)
         yield Row(f"write inference, {name}", array.nbytes, partial(write_inference, answer, FACTS, WANTED), bare_write)

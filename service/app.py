@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
-from service.api.attend_route import INFER_ROUTES, ROUTE, Attend, Infer
+from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE, Infer, attend_route, attention_route
 from service.api.auth.access import Access, cross_origin
 from service.api.auth.rate_limit import Limiter
 from service.api.layer_admin import make_admin_router
@@ -47,8 +47,10 @@ def build(
     """
     service = Service(settings, telemetry, status, leave, engine, tracer)
     app, access = _application(service), _access(settings, service)
-    attend, infer = Attend(service.layer_requests), Infer(service.layer_requests)
-    hot = [Route(ROUTE, attend, methods=["POST"]), *(Route(path, infer, methods=["POST"]) for path in INFER_ROUTES)]
+    requests = service.layer_requests
+    endpoints: dict[str, Application] = {ROUTE: attend_route(requests), ATTENTION_ROUTE: attention_route(requests)}
+    endpoints |= dict.fromkeys(INFER_ROUTES, Infer(requests))
+    hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     app.router.routes.extend(hot)
     telemetry.routes_known([route.path for route in hot])
 

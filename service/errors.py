@@ -103,6 +103,10 @@ class CausalAlignRequired(InvalidInput):
     code = "causal_align_required"
 
 
+class LayoutRequired(InvalidInput):
+    code = "layout_required"
+
+
 class NonFinite(InvalidInput):
     code = "non_finite"
 

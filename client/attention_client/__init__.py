@@ -13,7 +13,7 @@ Invariant: the package imports neither torch nor the service.
 from __future__ import annotations
 
 from attention_client import masks
-from attention_client.answer import Answer, Batch, Layer, Timing, TopK
+from attention_client.answer import Answer, AttentionAnswer, Batch, Layer, Timing, TopK
 from attention_client.async_client import AsyncClient
 from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, ServiceError
 from attention_client.masks import Mask
@@ -23,6 +23,7 @@ from attention_client.sync_client import Client
 __all__ = [
     "Answer",
     "AsyncClient",
+    "AttentionAnswer",
     "BadAnswer",
     "Batch",
     "Client",

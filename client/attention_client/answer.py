@@ -65,6 +65,26 @@ class Answer(Generic[Array]):
     request_id: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class AttentionAnswer(Generic[Array]):
+    """Result of attention without a layer. `output` has the layout and the dtype of the query.
+
+    What was not asked for is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes that the
+    layout lacks; `present_key` and `present_value` are `[Hkv, S, d]`, with `B` in front for a batch.
+    """
+
+    output: Array
+    weights: Array | TopK[Array] | None
+    scores: Array | None
+    lse: Array | None
+    present_key: Array | None
+    present_value: Array | None
+    masked_rows: int
+    batch: Batch
+    timing_ms: Timing
+    request_id: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
     """A layer that is served: widths in features, `limits` of one request. `facts` is the service's whole JSON object."""
@@ -83,20 +103,10 @@ class Layer:
 def read_answer(reply: Reply, query: Array, sent: Raw) -> Answer[Array]:
     """Decode the reply to an attend call; `sent` is the query as it was sent. Raises BadAnswer if the two do not match."""
     with _bad_answer(reply):
-        if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
-            raise ValueError("the answer is no safetensors body; is the address that of an attention service?")
-        tensors, metadata = read(reply.content)
-        facts = json.loads(metadata["response"])
-        arrays = {name: made_like(query, entry) for name, entry in tensors.items()}
-        output = tensors["output"]
-        if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
-            raise ValueError("the output has another dtype or another number of rows than the query")
-        top_k = "weights.values" in arrays
+        arrays, facts = _decoded(reply, query, sent)
         return Answer(
             output=arrays["output"],
-            weights=TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
-            if top_k
-            else arrays.get("weights"),
+            weights=_weights(arrays),
             masked_rows=facts["masked_rows"],
             layer=facts["layer"]["name"],
             digest=facts["layer"]["digest"],
@@ -104,6 +114,38 @@ def read_answer(reply: Reply, query: Array, sent: Raw) -> Answer[Array]:
             timing_ms=Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
             request_id=reply.request_id,
         )
+
+
+def read_attention(reply: Reply, query: Array, sent: Raw) -> AttentionAnswer[Array]:
+    """Decode the reply to a call of attention without a layer. Raises BadAnswer."""
+    with _bad_answer(reply):
+        arrays, facts = _decoded(reply, query, sent)
+        return AttentionAnswer(
+            output=arrays["output"],
+            weights=_weights(arrays),
+            **{name: arrays.get(name) for name in ("scores", "lse", "present_key", "present_value")},
+            masked_rows=facts["masked_rows"],
+            batch=Batch(*(facts["batch"][name] for name in Batch._fields)),
+            timing_ms=Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
+            request_id=reply.request_id,
+        )
+
+
+def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays of a reply, of the kind of the query, and its other fields."""
+    if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
+        raise ValueError("the answer is no safetensors body; is the address that of an attention service?")
+    tensors, metadata = read(reply.content)
+    output = tensors["output"]
+    if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
+        raise ValueError("the output has another dtype or another number of rows than the query")
+    return {name: made_like(query, entry) for name, entry in tensors.items()}, json.loads(metadata["response"])
+
+
+def _weights(arrays: Mapping[str, Array]) -> Array | TopK[Array] | None:
+    if "weights.values" in arrays:
+        return TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
+    return arrays.get("weights")
 
 
 def read_json(reply: Reply) -> dict[str, Any]:

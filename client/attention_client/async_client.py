@@ -10,14 +10,26 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from typing import Any, Self, overload
 
 from attention_client import attend_many as many
-from attention_client.answer import Answer, Layer, read_json, read_layer, read_layers
+from attention_client.answer import Answer, AttentionAnswer, Layer, read_json, read_layer, read_layers
 from attention_client.arrays import Array
 from attention_client.attend_many import Items, OnError, Outcome
 from attention_client.errors import ServiceError
 from attention_client.http_transport import HttpTransport
 from attention_client.masks import Mask
 from attention_client.options import ClientOptions
-from attention_client.request import Call, MaskedRows, Request, WeightsWanted, attend_call, json_text, layer_path
+from attention_client.request import (
+    ATTENTION_PATH,
+    Call,
+    Layout,
+    MaskedRows,
+    Request,
+    ScoresWanted,
+    WeightsWanted,
+    attend_call,
+    attention_call,
+    json_text,
+    layer_path,
+)
 
 AsyncItems = Items[Array] | AsyncIterable[Array | Request[Array]]
 
@@ -54,6 +66,40 @@ class AsyncClient(ClientOptions):
         """
         request = Request(query, key, value, masks, weights, masked_rows)
         return await self.http.ask(attend_call(layer, request), timeout_s, request_id)
+
+    async def attention(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        layout: Layout | None = None,
+        num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        past_key: Array | None = None,
+        past_value: Array | None = None,
+        present: bool = False,
+        sinks: Array | None = None,
+        masks: Sequence[Mask] = (),
+        weights: WeightsWanted = None,
+        scores: ScoresWanted = None,
+        lse: bool = False,
+        masked_rows: MaskedRows = "zero",
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> AttentionAnswer[Array]:
+        """Compute softmax(softcap(query·keyᵀ·scale) + masks)·value on arrays of your own, without a layer.
+
+        `layout` names the axes: `ld` for 2 axes and `bhld` for 4 by default; 3 axes need one. `packed` needs `num_heads`.
+        `scale` is 1/√d by default. `scores` is a stage (scaled, capped, masked) or the contract's object. Raises as `attend`.
+        """
+        arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
+        options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
+        options |= dict(softcap=softcap, scores=scores, present=present or None, lse=lse or None)
+        call = attention_call(arrays, options, masks, weights, masked_rows)
+        return await self.http.ask(call, timeout_s, request_id)
 
     @overload
     def attend_many(
@@ -98,6 +144,13 @@ class AsyncClient(ClientOptions):
     ) -> dict[str, Any]:
         """Send `body`, a request in JSON form, unchanged, and return the JSON object of the answer. Raises as `attend` does."""
         call = Call(f"{layer_path(layer)}/attend", read_json, json_text(body).encode())
+        return await self.http.ask(call, timeout_s, request_id)
+
+    async def attention_json(
+        self, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """Send `body`, an attention request in JSON form, unchanged, and return the JSON object of the answer."""
+        call = Call(ATTENTION_PATH, read_json, json_text(body).encode())
         return await self.http.ask(call, timeout_s, request_id)
 
     async def layers(self) -> list[Layer]:

@@ -1,4 +1,4 @@
-"""Request: the inputs of an attend call, and the encoding of calls as HTTP requests.
+"""Request: the inputs of an attend call, and the encoding of attend and attention calls as HTTP requests.
 
 Invariants: pure, nothing is sent here. Only what the encoding needs is checked (kinds, dtypes, names), with the same errors that
 the service would answer. The service checks everything else, so a newer one may allow more.
@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, read_answer
+from attention_client.answer import Answer, AttentionAnswer, read_answer, read_attention
 from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
@@ -24,8 +24,11 @@ from attention_client.safetensors_body import MEDIA_TYPE, write
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
 MaskedRows = Literal["zero", "error"]
+Layout = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
+ScoresWanted = Literal["scaled", "capped", "masked"] | Mapping[str, Any] | None
 Result = TypeVar("Result")
 
+ATTENTION_PATH = "/v1/attention"
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -78,19 +81,49 @@ def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
         for name in ("query", "key", "value")
         if (array := getattr(request, name)) is not None
     }
-    fields: dict[str, object] = {}
-    if request.masks is not None and (masks := _masks(request.masks, tensors)):
-        fields["masks"] = masks
-    if isinstance(request.weights, Weights):
-        named = {field.name: getattr(request.weights, field.name) for field in dataclasses.fields(Weights)}
-        fields["weights"] = {name: value for name, value in named.items() if value is not None}
-    elif request.weights is not None:
-        fields["weights"] = {"form": request.weights} if isinstance(request.weights, str) else request.weights
-    if request.masked_rows != "zero":
-        fields["masked_rows"] = request.masked_rows
+    fields = _shared_fields(request.masks, request.weights, request.masked_rows, tensors)
     query, sent = request.query, tensors["query"]
     content = write(tensors, {"request": json_text(fields)})
     return Call(path, lambda reply: read_answer(reply, query, sent), content, MEDIA_TYPE)
+
+
+def attention_call(
+    arrays: Mapping[str, Array | None],
+    options: Mapping[str, object],
+    masks: Sequence[Mask],
+    weights: WeightsWanted,
+    masked_rows: MaskedRows,
+) -> Call[AttentionAnswer[Array]]:
+    """Encode a call of attention without a layer: its arrays, and its other fields, by name; None leaves a field out.
+
+    Raises InvalidInput, BadDtype or MaskKindRequired.
+    """
+    given = {name: array for name, array in arrays.items() if array is not None}
+    tensors = {name: raw(array, f"/{name}", FLOATS) for name, array in given.items()}
+    fields = _shared_fields(masks, weights, masked_rows, tensors)
+    fields |= {name: value for name, value in options.items() if value is not None}
+    if isinstance(scores := fields.get("scores"), str):
+        fields["scores"] = {"stage": scores}
+    query, sent = given["query"], tensors["query"]
+    content = write(tensors, {"request": json_text(fields)})
+    return Call(ATTENTION_PATH, lambda reply: read_attention(reply, query, sent), content, MEDIA_TYPE)
+
+
+def _shared_fields(
+    masks: Sequence[Mask], weights: WeightsWanted, masked_rows: MaskedRows, tensors: dict[str, Raw]
+) -> dict[str, object]:
+    """Return the fields that a layer and attention without one share, and add the values of masks to `tensors`."""
+    fields: dict[str, object] = {}
+    if masks is not None and (found := _masks(masks, tensors)):
+        fields["masks"] = found
+    if isinstance(weights, Weights):
+        named = {field.name: getattr(weights, field.name) for field in dataclasses.fields(Weights)}
+        fields["weights"] = {name: value for name, value in named.items() if value is not None}
+    elif weights is not None:
+        fields["weights"] = {"form": weights} if isinstance(weights, str) else weights
+    if masked_rows != "zero":
+        fields["masked_rows"] = masked_rows
+    return fields
 
 
 def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:

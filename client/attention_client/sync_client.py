@@ -56,6 +56,8 @@ class Client(ClientOptions):
 
     attend = _plain(AsyncClient.attend)
     attend_json = _plain(AsyncClient.attend_json)
+    attention = _plain(AsyncClient.attention)
+    attention_json = _plain(AsyncClient.attention_json)
     layers = _plain(AsyncClient.layers)
     layer = _plain(AsyncClient.layer)
     is_ready = _plain(AsyncClient.is_ready)

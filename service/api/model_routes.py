@@ -23,7 +23,7 @@ from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
 from service.events import LayerTotals
-from service.layers.catalog import Catalog
+from service.layers.catalog import Catalog, Served, ServedAttention
 from service.loop_time import LoopClock
 from service.wire.inference_schemas import VERSION
 
@@ -120,7 +120,7 @@ def make_models_router(service: ModelsView) -> APIRouter:
     async def index(request: Request) -> JSONResponse:
         record_of(request.scope).route = "/v2/repository/index"
         state = {"version": VERSION, "state": "READY", "reason": ""}
-        return JSONResponse([{"name": name, **state} for name in service.catalog.names()])
+        return JSONResponse([{"name": name, **state} for name in _names(service)])
 
     _add_model_routes(router, service, statistics)
     return router
@@ -128,11 +128,15 @@ def make_models_router(service: ModelsView) -> APIRouter:
 
 async def _statistics(service: ModelsView) -> dict[str, bytes]:
     """Return the statistics of each model, as JSON."""
-    names = service.catalog.names()
+    names = _names(service)
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(
         service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
     )
+
+
+def _names(service: ModelsView) -> list[str]:
+    return [model.name for model in service.catalog.models()]
 
 
 def _statistics_answer(*stats: bytes) -> Response:
@@ -143,18 +147,18 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
     """Add each route with and without the version in its path."""
 
     async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(_metadata(*_model(request, service)).model_dump())
+        return JSONResponse(_metadata(_model(request, service)).model_dump())
 
     async def is_ready(request: Request) -> JSONResponse:
-        name, _ = _model(request, service)
+        model = _model(request, service)
         _check_ready(service)
-        return JSONResponse({"name": name, "ready": True})
+        return JSONResponse({"name": model.name, "ready": True})
 
     async def config(request: Request) -> JSONResponse:
-        return JSONResponse(_config(*_model(request, service), service.max_sequences))
+        return JSONResponse(_config(_model(request, service), service.max_sequences))
 
     async def stats(request: Request) -> Response:
-        name, _ = _model(request, service)
+        name = _model(request, service).name
         # The layer may have been unloaded meanwhile.
         return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
@@ -171,12 +175,11 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
             )
 
 
-def _model(request: Request, service: ModelsView) -> tuple[str, LayerSpec]:
+def _model(request: Request, service: ModelsView) -> Served:
     record_of(request.scope).route = request.scope["route"].path
     if request.path_params.get("version", VERSION) != VERSION:
         raise LayerNotFound(f"the only version of a model is {VERSION}")
-    layer = service.catalog.get(request.path_params["layer"])
-    return layer.name, layer.spec
+    return service.catalog.model(request.path_params["layer"])
 
 
 def _check_ready(service: ModelsView) -> None:
@@ -185,46 +188,70 @@ def _check_ready(service: ModelsView) -> None:
 
 
 def _inputs(spec: LayerSpec, *, is_needed: bool) -> list[TensorMetadata]:
-    """Return the input tensors with their batch axis; a mask may also have fewer axes, and any of them may be 1."""
-    mask = [_ANY] * 4
+    """Return a layer's input tensors with their batch axis."""
     every = (
-        (True, "query", "FP32", [_ANY, _ANY, spec.query_width]),
-        (spec.needs_key, "key", "FP32", [_ANY, _ANY, spec.key_width]),
-        (spec.needs_value, "value", "FP32", [_ANY, _ANY, spec.value_width]),
-        (False, "attend_mask", "BOOL", mask),
-        (False, "ignore_mask", "BOOL", mask),
-        (False, "bias", "FP32", mask),
-        (False, "lengths", "INT64", [_ANY, _ANY]),
+        (True, "query", spec.query_width),
+        (spec.needs_key, "key", spec.key_width),
+        (spec.needs_value, "value", spec.value_width),
     )
     return [
-        TensorMetadata(name=x, datatype=kind, shape=shape) for needed, x, kind, shape in every if needed == is_needed
+        TensorMetadata(name=name, datatype="FP32", shape=[_ANY, _ANY, width])
+        for needed, name, width in every
+        if needed == is_needed
     ]
 
 
-def _metadata(name: str, spec: LayerSpec) -> ModelMetadata:
+def _masks() -> list[TensorMetadata]:
+    """Return the input tensors of masks; one may also have fewer axes, and any of them may be 1."""
+    every = (("attend_mask", "BOOL", 4), ("ignore_mask", "BOOL", 4), ("bias", "FP32", 4), ("lengths", "INT64", 2))
+    return [TensorMetadata(name=name, datatype=kind, shape=[_ANY] * rank) for name, kind, rank in every]
+
+
+def _metadata(model: Served) -> ModelMetadata:
+    if isinstance(model, ServedAttention):
+        return _attention_metadata(model.name)
+    spec = model.spec
     return ModelMetadata(
-        name=name,
+        name=model.name,
         versions=[VERSION],
         platform=PLATFORM,
         inputs=_inputs(spec, is_needed=True),
         outputs=[TensorMetadata(name="output", datatype="FP32", shape=[_ANY, _ANY, spec.out_width])],
-        optional_inputs=_inputs(spec, is_needed=False),
+        optional_inputs=_inputs(spec, is_needed=False) + _masks(),
         optional_outputs=[TensorMetadata(name="weights", datatype="FP32", shape=[_ANY] * 4)],
     )
 
 
-def _config(name: str, spec: LayerSpec, max_sequences: int) -> dict[str, Any]:
-    """Return Triton's model configuration, as far as it applies here; `dims` omit the batch axis."""
+def _attention_metadata(name: str) -> ModelMetadata:
+    """Return the tensors of attention without a layer, whose sizes are the caller's own."""
+
+    def floats(rank: int, *names: str) -> list[TensorMetadata]:
+        return [TensorMetadata(name=x, datatype="FP32", shape=[_ANY] * rank) for x in names]
+
+    return ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform=PLATFORM,
+        inputs=floats(4, "query", "key", "value"),
+        outputs=floats(4, "output"),
+        optional_inputs=floats(4, "past_key", "past_value") + floats(1, "sinks") + _masks(),
+        optional_outputs=floats(4, "weights", "scores", "present_key", "present_value") + floats(3, "lse"),
+    )
+
+
+def _config(model: Served, max_sequences: int) -> dict[str, Any]:
+    """Return Triton's model configuration, as far as it applies here; a layer's `dims` omit the batch axis."""
+    is_layer = not isinstance(model, ServedAttention)
 
     def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:
-        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[1:]} for x in tensors]
+        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[is_layer:]} for x in tensors]
 
-    metadata = _metadata(name, spec)
+    metadata = _metadata(model)
     return {
-        "name": name,
+        "name": model.name,
         "platform": PLATFORM,
         "backend": "",
-        "max_batch_size": max_sequences,
+        "max_batch_size": max_sequences if is_layer else 0,
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
         "dynamic_batching": {"max_queue_delay_microseconds": 0},

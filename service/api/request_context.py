@@ -22,7 +22,7 @@ from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Caller, CancelOnDisconnect, Part, caller_of, read_body
-from service.attention.call import Answer, Call
+from service.attention.call import AnyAnswer
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
@@ -31,9 +31,9 @@ from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
 from service.http.asgi import KEY_DIGEST, Receive, Scope, Send, fields_of
 from service.http.head import HeaderFields
-from service.layers.catalog import Catalog, ServedLayer
+from service.layers.catalog import Catalog, Served, ServedLayer
 from service.wire.answer import AnswerFacts
-from service.wire.attend_request import CheckedRequest, RequestLimits
+from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.inference_schemas import VERSION
 from service.wire.json_document import parse, parse_s
 
@@ -109,9 +109,15 @@ class RequestContext:
             self._is_settled = True
             self._serving.cancel()
 
-    def layer(self, layer: str, version: str = VERSION) -> ServedLayer:
+    def layer(self, layer: str) -> ServedLayer:
         """Return the served layer that the path names; raise LayerNotFound, or NotReady while no layer is served."""
         found = self._requests.catalog.get(layer)
+        self._trace.layer = found.name
+        return found
+
+    def model(self, layer: str, version: str = VERSION) -> Served:
+        """Return the same, or attention without a layer."""
+        found = self._requests.catalog.model(layer)
         if version != VERSION:
             raise LayerNotFound(f"the only version of a model is {VERSION}")
         self._trace.layer = found.name
@@ -122,7 +128,7 @@ class RequestContext:
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...], layer: ServedLayer, *, is_binary: bool) -> list[Part]:
+    async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
         """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
 
         In overload this raises the refusal of a body of that length, before reading it if the length is announced.
@@ -184,7 +190,7 @@ class RequestContext:
         request = await self._requests.run_off_loop(check) if is_large else check()
         return request if request.count_masked_rows is None else await self._requests.run_off_loop(request.counted)
 
-    def _check_lane(self, layer: ServedLayer, num_bytes: int) -> None:
+    def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
         The number of tokens is estimated from the bytes; after a wrong estimate the body is decoded before the refusal.
@@ -193,19 +199,19 @@ class RequestContext:
         batcher.check_open(self._key)
         if batcher.is_congested:
             bytes_each = BINARY_BYTES if self._is_binary else TEXT_BYTES
-            tokens = num_bytes // (bytes_each * layer.spec.query_width)
+            tokens = num_bytes // (bytes_each * layer.row_values)
             batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
-    def _lane(self, layer: ServedLayer, cost: Cost, *, is_float64: bool = False) -> Hashable:
+    def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. It has the digest because a layer and its replacement may both have requests waiting."""
         return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
-    async def ask(self, layer: ServedLayer, request: CheckedRequest) -> Outcome[Answer]:
+    async def ask(self, layer: Served, request: CheckedRequest) -> Outcome[AnyAnswer]:
         """Return the layer's answer; raise what the batcher raises."""
         call, cost, record = request.call, request.cost, self._trace
         record.tokens = cost.tokens
         # Reserved until it is sent: a client that reads its answer slowly, or not at all, keeps all of it in memory.
-        self._take_answer(cost.weights_bytes + _output_bytes(layer, call))
+        self._take_answer(cost.weights_bytes + layer.output_bytes(call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         work = Work(layer.loaded, call)
@@ -226,7 +232,7 @@ class RequestContext:
             raise CostLimit(f"the answer would have {num_bytes:,} bytes, expected at most {most:,}")
         self._answer_share.grow(num_bytes)
 
-    def facts(self, layer: ServedLayer, request: CheckedRequest, outcome: Outcome[Answer]) -> AnswerFacts:
+    def facts(self, layer: Served, request: CheckedRequest, outcome: Outcome[AnyAnswer]) -> AnswerFacts:
         """Return the answer's fields besides its tensors."""
         return AnswerFacts(
             masked_rows=request.masked_rows,
@@ -264,12 +270,6 @@ class RequestContext:
         return max(0.0, self._timeout_s - self._elapsed_s())
 
 
-def _output_bytes(layer: ServedLayer, call: Call) -> int:
-    """Return the bytes of the output [B, L, out_width], in the dtype of the query."""
-    query = call.query
-    return query.shape[0] * query.shape[1] * layer.spec.out_width * query.element_size()
-
-
 def _announced_bytes(fields: HeaderFields) -> int:
     """Return the announced length of the body, 0 if there is none; a compressed body becomes larger than that."""
     values = fields[b"content-length"]
@@ -293,7 +293,7 @@ class LayerRequests:
     def __init__(
         self,
         catalog: Callable[[], Catalog],
-        batcher: Batcher[Work, Answer],
+        batcher: Batcher[Work, AnyAnswer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],

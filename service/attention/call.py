@@ -134,3 +134,6 @@ class AttentionAnswer:
     lse: torch.Tensor | None = None
     present_key: torch.Tensor | None = None
     present_value: torch.Tensor | None = None
+
+
+AnyAnswer = Answer | AttentionAnswer

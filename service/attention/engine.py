@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import Answer, AttentionAnswer
+from service.attention.call import AnyAnswer
 from service.attention.heap import trim
 from service.attention.loaded_layer import LoadedLayer, Variant, Work
 from service.attention.preemption import Steps, stopped_s
@@ -38,7 +38,7 @@ _CLOSED = "the engine is closed"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Answers = Sequence[Answer] | Sequence[AttentionAnswer]
+Answers = Sequence[AnyAnswer]
 # Result of one step of a batch: the answers, or the stopped batch itself.
 Step = Answers | Steps[Answers]
 

@@ -20,6 +20,8 @@ from service.errors import InvalidInput, ServiceError
 
 TIMEOUT_S = 60.0
 _DTYPES = {"float16", "float32", "float64"}
+# What attention without a layer may return beside output and weights.
+EXTRAS = ("scores", "lse", "present_key", "present_value")
 
 
 class AskFailed(ServiceError):
@@ -30,7 +32,10 @@ class AskFailed(ServiceError):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields."""
+    """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields.
+
+    Without a layer the output has the layout of the query, and `weights` also holds the scores, the lse and the present.
+    """
 
     output: np.ndarray
     weights: dict[str, np.ndarray]
@@ -46,33 +51,40 @@ def tensor_field(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
-def load_array(path: Path) -> np.ndarray:
+def load_array(path: Path, name: str | None = None) -> np.ndarray:
+    """Return the array of a .npy file; with a `name` also of an .npz file, where it is that array or the only one."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError):
-        raise InvalidInput(f"{path} is not a readable .npy file") from None
-    if not isinstance(array, np.ndarray):
+        found = np.load(path, allow_pickle=False)
+        if name is not None and not isinstance(found, np.ndarray):
+            with found as arrays:
+                found = arrays[name if name in arrays or len(arrays) != 1 else next(iter(arrays))]
+    except (OSError, ValueError, KeyError):
+        raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from None
+    if not isinstance(found, np.ndarray):
         raise InvalidInput(f"{path} must hold one array (.npy)")
-    return array
+    return found
 
 
-def ask_server(url: str, layer: str, body: dict[str, Any], api_key: str | None = None) -> Reply:
-    """POST the body and return the reply; raises AskFailed with the server's message if the request fails."""
+def ask_server(url: str, layer: str | None, body: dict[str, Any], api_key: str | None = None) -> Reply:
+    """POST the body and return the reply; raises AskFailed with the server's message if the request fails.
+
+    Without a layer it is attention on the body's own tensors.
+    """
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
         with attention_client.Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
-            return _reply(client.attend_json(layer, body))
+            return _reply(client.attention_json(body) if layer is None else client.attend_json(layer, body))
     except attention_client.ServiceError as error:
         prefix = f"{error.status} {error.code}: " if error.status else ""
         raise AskFailed(prefix + error.message) from None
 
 
-def ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
-    """Return the reply of a new engine in this process, for the layer stored in `directory`."""
+def ask_local(directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
+    """Return the reply of a new engine in this process, for the layer stored in `directory` or without one."""
     return asyncio.run(_ask_local(directory, layer, body))
 
 
-async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply:
+async def _ask_local(directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
     # Imported here, because asking a server needs no torch, which takes seconds to import.
     import torch
 
@@ -80,24 +92,31 @@ async def _ask_local(directory: Path, layer: str, body: dict[str, Any]) -> Reply
     from service.attention.loaded_layer import Work
     from service.batching.job import BatchInfo
     from service.layers.store import Store
+    from service.layers.stored_layer import SDPA
     from service.wire.answer import AnswerFacts, write_json
-    from service.wire.attend_request import RequestLimits, check_request
+    from service.wire.attend_request import check_request
+    from service.wire.attention_request import check_attention
+    from service.wire.checked_request import RequestLimits
     from service.wire.json_document import parse
 
-    stored = Store(directory).load(layer)
+    stored = None if layer is None else Store(directory).load(layer)
     plenty = RequestLimits(*(2**62,) * 5)
     document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
-    request = check_request(document, layer, stored.spec, plenty).counted()
+    if stored is None:
+        request = check_attention(document, plenty).counted()
+    else:
+        request = check_request(document, stored.name, stored.spec, plenty).counted()
     engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
     try:
-        loaded = await asyncio.wrap_future(engine.load(stored.spec, stored.tensors))
+        parts = (None, {}) if stored is None else (stored.spec, stored.tensors)
+        loaded = await asyncio.wrap_future(engine.load(*parts))
         # Answers, because the engine stops no batch here, and of layers, because the call is to one.
         answers: Any = await asyncio.wrap_future(engine.run([Work(loaded, request.call)]))
     finally:
         engine.close()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
-    facts = AnswerFacts(request.masked_rows, layer, stored.digest, batch, dict)
-    pieces = write_json(answers[0], facts, request.form, is_batch=request.is_batch)
+    facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
+    pieces = write_json(request.tensors(answers[0]), facts, request.form)
     return _reply(orjson.loads(b"".join(pieces)))
 
 
@@ -109,7 +128,8 @@ def _reply(found: dict[str, Any]) -> Reply:
         arrays = {name: _array(weights[name]) for name in ("values", "indices", "rest")}
     else:
         arrays = {"weights": _array(weights)}
-    facts = {name: value for name, value in found.items() if name not in ("output", "weights")}
+    arrays |= {name: _array(found[name]) for name in EXTRAS if found.get(name) is not None}
+    facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
     return Reply(_array(found["output"]), arrays, facts)
 
 

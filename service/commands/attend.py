@@ -1,4 +1,4 @@
-"""`attend` and `show` commands: ask a layer from the terminal, save the answer, draw the weights.
+"""`attend`, `attention` and `show` commands: ask from the terminal with or without a layer, save the answer, draw the weights.
 
 Invariants: `show` requests the weights itself and draws one head. The caller gives the words on the axes, and their number must
 be the number of rows. Only weights of the answer are drawn.
@@ -55,14 +55,59 @@ def attend(
     layers_dir: LayersDir = None,
 ) -> None:
     """Send arrays through a layer and print or keep the answer."""
-    import numpy as np
-    import orjson
-    from rich.console import Console
-
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
     if weights is not None:
         body["weights"] = {"form": weights}
     reply = _ask(layer, body, directory(layers_dir) if local else url, api_key)
+    _report(reply, out)
+
+
+def attention(
+    query: QueryFile = None,
+    key: KeyFile = None,
+    value: ValueFile = None,
+    request: RequestFile = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="ld, bld, hld, lhd, bhld, blhd or packed")] = None,
+    num_heads: Annotated[int | None, typer.Option("--num-heads", help="query heads, with layout packed")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="key and value heads, with packed")] = None,
+    scale: Annotated[float | None, typer.Option("--scale", help="factor of query·key; default: 1/√d")] = None,
+    softcap: Annotated[float | None, typer.Option("--softcap", help="c: a score s becomes c·tanh(s/c)")] = None,
+    causal: Causal = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="heads or mean: return attention weights too")
+    ] = None,
+    scores: Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")] = None,
+    lse: Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="write output and all else to this .npz")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Compute attention on arrays of your own, without a layer."""
+    body = _body(request, {"query": query, "key": key, "value": value}, causal)
+    options = {
+        "layout": layout,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "scale": scale,
+        "softcap": softcap,
+    }
+    body |= {name: option for name, option in options.items() if option is not None}
+    if weights is not None:
+        body["weights"] = {"form": weights}
+    if scores is not None:
+        body["scores"] = {"stage": scores}
+    if lse:
+        body["lse"] = True
+    _report(_ask(None, body, Path() if local else url, api_key), out)
+
+
+def _report(reply: Reply, out: Path | None) -> None:
+    """Print what the answer holds, and write its arrays to `out` if that is given."""
+    import numpy as np
+    import orjson
+    from rich.console import Console
+
     console = Console()
     if out is not None:
         try:
@@ -79,7 +124,7 @@ def attend(
 
 
 def show(
-    layer: Layer,
+    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --weights")] = None,
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -88,6 +133,10 @@ def show(
     head: Annotated[int, typer.Option("--head", min=0, help="which head to draw")] = 0,
     sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence of a batch to draw")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]"),
+    ] = None,
     key_tokens: Annotated[
         str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
     ] = None,
@@ -102,19 +151,21 @@ def show(
 
     from service.commands.heat_map import draw
 
-    body = _body(request, {"query": query, "key": key, "value": value}, causal)
-    body["weights"] = {"form": "heads", "heads": [head]}
-    reply = _ask(layer, body, directory(layers_dir) if local else url, api_key)
-    weights = _one_head(reply, sequence)
-    rows, columns = weights.shape
+    if (layer is None) == (weights is None):
+        raise InvalidInput("give either a layer or --weights FILE")
+    if weights is not None:
+        drawn = _stored_head(weights, sequence, head)
+    else:
+        body = _body(request, {"query": query, "key": key, "value": value}, causal)
+        drawn = _asked_head(layer, body, directory(layers_dir) if local else url, api_key, (sequence, head))
+    rows, columns = drawn.shape
     queries = _words(tokens, rows, "--tokens")
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
-    console = Console()
-    title = f"{layer}, head {head}"
-    console.print(draw(weights, queries, keys, title=title, use_legend=legend, width=console.width))
+    console, title = Console(), f"{layer or weights}, head {head}"
+    console.print(draw(drawn, queries, keys, title=title, use_legend=legend, width=console.width))
 
 
-def _ask(layer: str, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
+def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
     """Ask the layer stored in a directory, or the service at a URL."""
     from service.commands.asking import ask_local, ask_server
 
@@ -151,14 +202,36 @@ def _json(path: Path) -> dict[str, Any]:
     return body
 
 
-def _one_head(reply: Reply, sequence: int) -> np.ndarray:
+def _asked_head(
+    layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None, place: tuple[int, int]
+) -> np.ndarray:
+    """Return [L, S] of the weights that the layer gives, for a sequence and a head."""
+    sequence, head = place
+    reply = _ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}}, where, api_key)
     weights: np.ndarray = reply.weights["weights"]
     if weights.ndim == 3:  # noqa: PLR2004 (one sequence: [heads, L, S])
         weights = weights[None]
     if sequence >= len(weights):
         raise InvalidInput(f"--sequence must be below {len(weights)}, the number of sequences")
-    head: np.ndarray = weights[sequence, 0]
-    return head
+    found: np.ndarray = weights[sequence, 0]
+    return found
+
+
+def _stored_head(path: Path, sequence: int, head: int) -> np.ndarray:
+    """Return [L, S] of weights in a file; raises InvalidInput for another shape, or a sequence or head that it lacks."""
+    from service.commands.asking import load_array
+
+    array = load_array(path, "weights")
+    if array.ndim not in (2, 3, 4) or array.dtype.kind != "f":
+        raise InvalidInput(
+            f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {array.dtype} {list(array.shape)}"
+        )
+    lead = {2: (), 3: (sequence,), 4: (sequence, head)}[array.ndim]
+    for option, index, size in zip(("--sequence", "--head"), lead, array.shape, strict=False):
+        if index >= size:
+            raise InvalidInput(f"{option} must be below {size}")
+    found: np.ndarray = array[lead]
+    return found
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:

@@ -11,11 +11,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from service.attention.call import AttentionCall, Call
 from service.attention.loaded_layer import LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.stored_layer import SDPA, StoredLayer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -32,16 +33,60 @@ class ServedLayer:
         for name in ("name", "digest", "spec"):
             object.__setattr__(self, name, getattr(self.stored, name))
 
+    @property
+    def row_values(self) -> int:
+        """Numbers in a row of the query."""
+        return self.spec.query_width
+
+    def output_bytes(self, call: Call | AttentionCall) -> int:
+        """Return the bytes of the output [B, L, out_width], in the dtype of the query."""
+        query = call.query
+        return query.shape[0] * query.shape[1] * self.spec.out_width * query.element_size()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ServedAttention:
+    """Attention without a layer, on the engine; its name is reserved."""
+
+    loaded: LoadedLayer
+    name: str = dataclasses.field(default=SDPA, init=False)
+    digest: None = dataclasses.field(default=None, init=False)
+
+    @property
+    def row_values(self) -> int:
+        """A guess, because a request brings its own widths: 8 heads of 64."""
+        return 512
+
+    def output_bytes(self, call: Call | AttentionCall) -> int:
+        """Return the bytes of the output [B, N, L, V], in the dtype of the query."""
+        query, value = call.query, call.query if call.value is None else call.value
+        return query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
+
+
+Served = ServedLayer | ServedAttention
+
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Catalog:
-    """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them."""
+    """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them.
+
+    `attention` is attention without a layer; it is no layer, but a model of the Open Inference Protocol.
+    """
 
     layers: Mapping[str, ServedLayer]
     awaited: frozenset[str] = frozenset()
+    attention: ServedAttention | None = None
 
     def names(self) -> list[str]:
         return list(self.layers)
+
+    def models(self) -> list[Served]:
+        """Return everything that computes: the layers, and attention without one."""
+        return [*self.layers.values(), *([] if self.attention is None else [self.attention])]
+
+    def model(self, name: str) -> Served:
+        """Return the layer of that name, or attention without a layer; raise LayerNotFound or NotReady."""
+        return self.attention if self.attention is not None and name == SDPA else self.get(name)
 
     def get(self, name: str) -> ServedLayer:
         layer = self.layers.get(name)
@@ -49,6 +94,8 @@ class Catalog:
             return layer
         if name in self.awaited:
             raise NotReady("this process could not load the served version of the layer", retry_after_s=5)
+        if name == SDPA:
+            raise LayerNotFound('"sdpa" is attention without a layer: POST /v1/attention')
         raise LayerNotFound("no layer of that name is served; GET /v1/layers lists them")
 
 

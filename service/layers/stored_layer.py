@@ -24,6 +24,8 @@ from service.layers.tensor_file import DTYPES
 from service.layers.wording import listed, quoted, shape_text
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+# The name of attention without a layer, which no layer can have.
+SDPA = "sdpa"
 MAX_SOURCE = 200
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -60,6 +62,8 @@ def check_name(name: str) -> str:
         raise LayerError(
             "a layer's name is 1 to 64 of a-z, 0-9, dot, underscore and hyphen, and begins with a letter or a digit"
         )
+    if name == SDPA:
+        raise LayerError('the name "sdpa" is reserved for attention without a layer')
     return name
 
 

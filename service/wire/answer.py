@@ -19,8 +19,9 @@ import pybase64
 import torch
 from pydantic import BaseModel
 
-from service.attention.call import Answer, TopK
+from service.attention.call import Answer, AttentionAnswer, TopK
 from service.batching.job import BatchInfo
+from service.wire.layouts import Layout
 from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
 
@@ -101,8 +102,10 @@ def _base64(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 class LayerName(BaseModel):
+    """`digest` is null for attention without a layer."""
+
     name: str
-    digest: str
+    digest: str | None
 
 
 class BatchField(BaseModel):
@@ -137,7 +140,18 @@ class AttendAnswer(BaseModel):
     timing_ms: TimingField
 
 
+class AttentionReply(AttendAnswer):
+    """The fields with a default are there if the request asks for them."""
+
+    scores: Tensor | None = None
+    lse: Tensor | None = None
+    present_key: Tensor | None = None
+    present_value: Tensor | None = None
+
+
 _TOP_K = tuple(TopKField.model_fields)
+EXTRAS = ("scores", "lse", "present_key", "present_value")
+MEAN_RANK = 3
 
 
 class AnswerFacts(NamedTuple):
@@ -145,7 +159,7 @@ class AnswerFacts(NamedTuple):
 
     masked_rows: int
     layer: str
-    digest: str
+    digest: str | None
     batch: BatchInfo
     timing_ms: Callable[[], dict[str, float]]
 
@@ -159,25 +173,39 @@ class AnswerFacts(NamedTuple):
         }
 
 
-def named_tensors(answer: Answer) -> dict[str, torch.Tensor]:
-    """Return `output`, and `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`; axis B is first."""
+def named_tensors(answer: Answer | AttentionAnswer, layout: Layout | None = None) -> dict[str, torch.Tensor]:
+    """Return `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and what else was requested.
+
+    Axis B is first, or the axes are those of the `layout`.
+    """
     found = {"output": answer.output}
     if isinstance(answer.weights, TopK):
         found |= {f"weights.{name}": getattr(answer.weights, name) for name in _TOP_K}
     elif answer.weights is not None:
         found["weights"] = answer.weights
-    return found
+    if isinstance(answer, AttentionAnswer):
+        found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
+    return found if layout is None else {name: _laid_out(tensor, name, layout) for name, tensor in found.items()}
 
 
-def write_json(answer: Answer, facts: AnswerFacts, form: TensorForm, *, is_batch: bool) -> Iterator[bytes]:
+def _laid_out(tensor: torch.Tensor, name: str, layout: Layout) -> torch.Tensor:
+    if name == "output":
+        return layout.output(tensor)
+    # The mean over the heads has no axis of heads; present keys and values always have one.
+    has_heads = not name.startswith("present") and not (name == "weights" and tensor.dim() == MEAN_RANK)
+    return layout.table(tensor, has_heads=has_heads)
+
+
+def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: TensorForm) -> Iterator[bytes]:
     """Yield the JSON answer in pieces; fields are in the order of the contract."""
-    tensors = named_tensors(answer)
-    if not is_batch:
-        tensors = {name: tensor[0] for name, tensor in tensors.items()}
     yield b'{"output":'
     yield from write_tensor(tensors["output"], form)
     yield b',"weights":'
     yield from _weights(tensors, form)
+    for name in EXTRAS:
+        if name in tensors:
+            yield b',"' + name.encode() + b'":'
+            yield from write_tensor(tensors[name], form)
     yield b"," + orjson.dumps(facts.to_json())[1:]
 
 

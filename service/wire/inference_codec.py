@@ -1,7 +1,8 @@
 """Open Inference codec: converts a V2 inference request to the document that `/v1` takes, and writes an answer as V2 says.
 
 A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). Inputs: `query`,
-`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`; the batch axis is always present. Invariants: From here on a
+`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`, and for `sdpa` also `past_key`, `past_value`, `sinks`; the
+batch axis is always present. Invariants: From here on a
 request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to exactly one input. A waiting
 request keeps its JSON text in memory only if that is no larger than its tensors. Outputs come in the requested order, and their
 bytes in the order of the outputs. No tensor's bytes are copied. The fields of `/v1` beside the tensors are scalars in
@@ -13,18 +14,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import torch
 from pydantic import ValidationError
 
-from service.attention.call import Answer
+from service.attention.call import AnyAnswer
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.answer import AnswerFacts, named_tensors, write_tensor
+from service.wire.answer import EXTRAS, AnswerFacts, named_tensors, write_tensor
 from service.wire.inference_schemas import (
     VERSION,
     WITHOUT_MEANING,
+    AttentionParameters,
+    InferAttentionRequest,
     InferInput,
     InferOutput,
     InferParameters,
@@ -35,18 +38,38 @@ from service.wire.schemas import translated
 from service.wire.tensor_values import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
-TENSORS = ("query", "key", "value")
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
-INPUTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(TENSORS, _FLOATS),
+_MASK_INPUTS: dict[str, tuple[str, ...]] = {
     "attend_mask": ("BOOL",),
     "ignore_mask": ("BOOL",),
     "bias": _FLOATS,
     "lengths": tuple(dtype.inference for dtype in WHOLES),
 }
-OUTPUTS = ("output", "weights")
-QUERY_RANK = 3
+
+
+class Model(NamedTuple):
+    """One kind of model: the axes of each tensor in words, the datatypes of each input, the outputs, the JSON of its requests."""
+
+    axes: dict[str, str]
+    inputs: dict[str, tuple[str, ...]]
+    outputs: tuple[str, ...]
+    request: type[InferRequest]
+
+    @classmethod
+    def of(cls, axes: dict[str, str], outputs: tuple[str, ...], request: type[InferRequest]) -> Model:
+        """Return the model with these tensors, which are floats, and with masks."""
+        return cls(axes, {**dict.fromkeys(axes, _FLOATS), **_MASK_INPUTS}, outputs, request)
+
+
+LAYER = Model.of(dict.fromkeys(("query", "key", "value"), "[B, L, d]"), ("output", "weights"), InferRequest)
+ATTENTION = Model.of(
+    {**dict.fromkeys(("query", "key", "value", "past_key", "past_value"), "[B, H, L, d]"), "sinks": "[H]"},
+    ("output", "weights", *EXTRAS),
+    InferAttentionRequest,
+)
+# The input whose dtype an output has; every other output is float32 or float64.
+_DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
 MAX_LISTED = 16  # of inputs, and of outputs
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
@@ -86,24 +109,24 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, 
     return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
 
 
-def read_inference(document: dict[str, Any], rest: memoryview) -> InferenceRequest:
-    """Return the request from a body's parsed JSON and the bytes after it.
+def read_inference(document: dict[str, Any], rest: memoryview, model: Model = LAYER) -> InferenceRequest:
+    """Return the request to a model from a body's parsed JSON and the bytes after it.
 
     Raises BadBinary if the bytes do not match their announced sizes, and the errors of the fields and tensors.
     """
-    request = _checked(document)
-    _check_names([entry.name for entry in request.inputs], tuple(INPUTS), "input", "/inputs")
+    request = _checked(document, model.request)
+    _check_names([entry.name for entry in request.inputs], tuple(model.inputs), "input", "/inputs")
     tensors = {}
     for entry in request.inputs:
-        tensors[entry.name], rest = _tensor(entry, rest)
+        tensors[entry.name], rest = _tensor(entry, rest, model)
     if len(rest):
         raise BadBinary(f"{len(rest)} bytes after the JSON belong to no input")
-    outputs = _wanted_outputs(request)
+    outputs = _wanted_outputs(request, model)
     _check_json_form(request.inputs, outputs)
     parameters = request.parameters or _NO_PARAMETERS
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     return InferenceRequest(
-        document=_document(tensors, parameters, outputs),
+        document=_document(tensors, parameters, outputs, model),
         mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
         wanted=WantedAnswer(request.id, outputs, timeout_s),
     )
@@ -121,18 +144,19 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
     return int(announced)
 
 
-def _checked(document: dict[str, Any]) -> InferRequest:
+def _checked(document: dict[str, Any], model: type[InferRequest]) -> InferRequest:
     """Validate the document; lengths and names first, because pydantic would describe each of a hundred thousand."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
             raise InvalidInput(f"{name} has {len(listed)} entries, expected at most {MAX_LISTED}", param=f"/{name}")
     parameters = document.get("parameters")
-    if isinstance(parameters, dict) and parameters.keys() - InferParameters.model_fields.keys():
-        known = ", ".join(name for name in InferParameters.model_fields if name not in WITHOUT_MEANING)
+    known_names = (AttentionParameters if model is InferAttentionRequest else InferParameters).model_fields
+    if isinstance(parameters, dict) and parameters.keys() - known_names.keys():
+        known = ", ".join(name for name in known_names if name not in WITHOUT_MEANING)
         raise UnknownField(f"unknown request parameter; the parameters are {known}", param="/parameters")
     try:
-        return InferRequest.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         raise translated(error) from None
 
@@ -144,15 +168,16 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
         raise InvalidInput(f"the same {what} is listed twice", param=param)
 
 
-def _tensor(entry: InferInput, rest: memoryview) -> tuple[object, memoryview]:
+def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[object, memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape = entry.name, entry.shape
-    if entry.datatype not in INPUTS[name]:
-        hint = f"; {FLOATS_ARE_A_BIAS}" if INPUTS[name] == ("BOOL",) and entry.datatype in _FLOATS else ""
-        words = f"the datatype of {name} must be one of {', '.join(INPUTS[name])}{hint}"
+    datatypes, axes = model.inputs[name], model.axes.get(name)
+    if entry.datatype not in datatypes:
+        hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == ("BOOL",) and entry.datatype in _FLOATS else ""
+        words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
         raise BadDtype(words, param=f"/{name}/datatype")
-    if name in TENSORS and len(shape) != QUERY_RANK:
-        raise BadShape(f"{name} must be [B, L, d], got {len(shape)} axes", param=f"/{name}")
+    if axes is not None and len(shape) != axes.count(",") + 1:
+        raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=f"/{name}")
     if min(shape, default=0) < 0:
         raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
     if math.prod(shape) > MAX_VALUES:
@@ -202,14 +227,16 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 
 
-def _wanted_outputs(request: InferRequest) -> tuple[WantedOutput, ...]:
+def _wanted_outputs(request: InferRequest, model: Model) -> tuple[WantedOutput, ...]:
     """Return the outputs in the requested order; the flag of an output overrides that of the request."""
     parameters = request.parameters or _NO_PARAMETERS
     default = parameters.binary_data_output or False
     if not request.outputs:
-        names = OUTPUTS if parameters.weights else OUTPUTS[:1]
+        names = [
+            name for name in model.outputs if name == "output" or getattr(parameters, name.partition("_")[0], None)
+        ]
         return tuple(WantedOutput(name, default) for name in names)
-    _check_names([output.name for output in request.outputs], OUTPUTS, "output", "/outputs")
+    _check_names([output.name for output in request.outputs], model.outputs, "output", "/outputs")
     return tuple(WantedOutput(output.name, _is_binary(output, default)) for output in request.outputs)
 
 
@@ -224,11 +251,10 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 
 
 def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
-    """Raise BadDtype if the output is JSON and its dtype, which is the query's, has no JSON form."""
-    if all(output.is_binary or output.name != "output" for output in outputs):
-        return
+    """Raise BadDtype if an output is JSON and its dtype, which is that of an input, has no JSON form."""
+    sources = {_DTYPE_OF.get(output.name) for output in outputs if not output.is_binary}
     for entry in inputs:
-        if entry.name == "query" and entry.datatype in _WITHOUT_JSON:
+        if entry.name in sources and entry.datatype in _WITHOUT_JSON:
             raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
 
 
@@ -246,19 +272,30 @@ def _mask(name: str, tensors: dict[str, object], parameters: InferParameters) ->
 
 
 def _document(
-    tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...]
+    tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...], model: Model
 ) -> dict[str, object]:
     masks = [_mask(name, tensors, parameters) for name in MASKS if name in tensors or _axes(name, parameters)]
     if parameters.causal is not None:
         masks.append({"kind": "causal", "align": parameters.causal})
-    document: dict[str, object] = {name: tensors[name] for name in TENSORS if name in tensors}
-    if any(output.name == "weights" for output in outputs):
+    document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
+    names = {output.name for output in outputs}
+    if "weights" in names:
         document["weights"] = {"form": parameters.weights or "heads"}
+    if model is ATTENTION:
+        document |= _attention_fields(parameters, names)
     return {**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"}
 
 
+def _attention_fields(parameters: InferParameters, outputs: set[str]) -> dict[str, object]:
+    scale, softcap, stage = (getattr(parameters, name, None) for name in ("scale", "softcap", "scores"))
+    fields: dict[str, object] = {"layout": "bhld", "scale": scale, "softcap": softcap, "lse": "lse" in outputs}
+    if "scores" in outputs:
+        fields["scores"] = {"stage": stage or "masked"}
+    return {**fields, "present": not outputs.isdisjoint({"present_key", "present_value"})}
+
+
 def write_inference(
-    answer: Answer, facts: AnswerFacts, wanted: WantedAnswer
+    answer: AnyAnswer, facts: AnswerFacts, wanted: WantedAnswer
 ) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
     """Return the length of the JSON (None if no bytes follow it) and the pieces of the body.
 
@@ -299,9 +336,10 @@ def _json(facts: AnswerFacts, wanted: WantedAnswer, tensors: dict[str, torch.Ten
 
 def _scalars(facts: AnswerFacts) -> dict[str, str | int | float]:
     found = facts.to_json()
+    digest = {} if facts.digest is None else {"layer_digest": facts.digest}
     return {
         "masked_rows": found["masked_rows"],
-        "layer_digest": found["layer"]["digest"],
+        **digest,
         **{f"batch_{name}": count for name, count in found["batch"].items()},
         **{f"{phase}_ms": ms for phase, ms in found["timing_ms"].items()},
     }

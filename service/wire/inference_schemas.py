@@ -55,6 +55,18 @@ class InferParameters(BaseModel):
 WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type")
 
 
+class AttentionParameters(InferParameters):
+    """What else changes an answer of `sdpa`, attention without a layer."""
+
+    scale: Annotated[float | None, Field(description="factor of query·key; default: 1/√d")] = None
+    softcap: Annotated[float | None, Field(description="c > 0: a score s becomes c·tanh(s/c), before the masks")] = None
+    scores: Annotated[Literal["scaled", "capped", "masked"] | None, Field(description="stage of the output scores")] = (
+        None
+    )
+    lse: Annotated[bool | None, Field(description="return the log-sum-exp of the masked scores")] = None
+    present: Annotated[bool | None, Field(description="return present_key and present_value")] = None
+
+
 class InferOutput(BaseModel):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
 
@@ -85,6 +97,12 @@ class InferRequest(BaseModel):
     parameters: InferParameters | None = None
     inputs: Annotated[list[InferInput], Field(min_length=1)]
     outputs: list[InferOutput] | None = None
+
+
+class InferAttentionRequest(InferRequest):
+    """The JSON of an inference request to `sdpa`."""
+
+    parameters: AttentionParameters | None = None
 
 
 class InferOutputAnswer(BaseModel):

@@ -39,12 +39,16 @@ _READINGS = {
 
 
 class MaskPlace(NamedTuple):
-    """The sizes that a mask must fit; `param` is the JSON pointer of the mask, `values_param` that of its values."""
+    """The sizes that a mask must fit; `param` is the JSON pointer of the mask, `values_param` that of its values.
+
+    `past` is the number of keys that stand before those of the request.
+    """
 
     sizes: Sizes
     is_batch: bool
     param: str
     values_param: str
+    past: int = 0
 
     @property
     def full_sizes(self) -> dict[str, int]:
@@ -183,6 +187,8 @@ class _Aligned(MaskKind):
             raise BadMask(f"{words_of(place.param)} may have align or offset, not both", param=f"{place.param}/offset")
         if self.offset is not None:
             return _offsets(self.offset, place)
+        if self.align is None and place.past:
+            return place.past
         if self.align is None and sizes.queries != sizes.keys:
             raise CausalAlignRequired(
                 f"{words_of(place.param)} needs align or offset: query has {sizes.queries} rows and key has {sizes.keys}; "

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import orjson
 import torch
 
-from service.attention.call import Answer, Call
+from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadBinary, Malformed, UnknownField
 from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
-from service.wire.answer import AnswerFacts, named_tensors
-from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.answer import AnswerFacts
+from service.wire.attend_request import check_request
+from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.tensor_values import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind, bytes_to_tensor
 from service.wire.tensors import RawTensor, bytes_of
@@ -35,7 +36,8 @@ MAX_HEADER_BYTES = 256 * 1024
 # Callers send the same few shapes repeatedly, and reading a header costs ten times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
-TENSORS = ("query", "key", "value")
+# The tensors of every kind of request; which of them a request takes, its fields say.
+TENSORS = ("query", "key", "value", "past_key", "past_value", "sinks")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
 # Other writers put it into the metadata of every file; it has no meaning here.
 _TOLERATED = {"format"}
@@ -111,7 +113,7 @@ def _put(document: dict[str, object], name: str, tensor: RawTensor) -> None:
     found = _MASK_VALUES.fullmatch(name)
     if found is None:
         raise UnknownField(
-            "the body has a tensor of an unknown name; the names are query, key, value and masks.<i>.values"
+            f"the body has a tensor of an unknown name; the names are {', '.join(TENSORS)} and masks.<i>.values"
         )
     index, masks = int(found.group(1)), document.get("masks")
     mask = masks[index] if isinstance(masks, list) and index < len(masks) else None
@@ -199,9 +201,8 @@ class RequestTemplates:
 _ALIGNMENT = 8
 
 
-def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> list[bytes | memoryview]:
+def write_safetensors(tensors: dict[str, torch.Tensor], facts: AnswerFacts) -> list[bytes | memoryview]:
     """Return the parts of the body: length and header, then each tensor's bytes."""
-    tensors = named_tensors(answer)
     header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
     parts, offset = [], 0
     if len(tensors) > 1:
@@ -210,7 +211,7 @@ def write_safetensors(answer: Answer, facts: AnswerFacts, *, is_batch: bool) -> 
         data = bytes_of(tensor)
         header[name] = {
             "dtype": BY_TORCH[tensor.dtype].safetensors,
-            "shape": list(tensor.shape if is_batch else tensor.shape[1:]),
+            "shape": list(tensor.shape),
             "data_offsets": [offset, offset + len(data)],
         }
         parts.append(data)

@@ -78,6 +78,8 @@ _WORDS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "float_type": "must be a number",
     "list_type": "must be a list",
     "too_long": "must have at most {max_length} entries",
     "string_too_long": "must have at most {max_length} characters",

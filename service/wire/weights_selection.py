@@ -1,4 +1,4 @@
-"""Weights selection: the JSON form and the decoding of which attention weights a request wants, and their bytes."""
+"""Weights selection: the JSON form and the decoding of which attention weights and scores a request wants, and their bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, WithJsonSchema
 
-from service.attention.call import WeightsWanted
+from service.attention.call import ScoresWanted, WeightsWanted
 from service.attention.masks import Sizes
-from service.attention.spec import LayerSpec
 from service.errors import InvalidInput
 from service.wire.schemas import StrictModel
 from service.wire.tensors import TensorKind, decode_tensor
@@ -26,32 +25,48 @@ class WeightsField(StrictModel):
     queries: Indices | None = None
     dtype: Literal["float32", "float16"] = "float32"
 
-    def wanted(self, sizes: Sizes, spec: LayerSpec) -> WeightsWanted:
-        """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range."""
-        keys = sizes.keys + spec.extra_keys
+    def wanted(self, sizes: Sizes) -> WeightsWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range.
+
+        The keys of `sizes` include the columns that a layer appends.
+        """
+        keys = sizes.keys
         if (self.form == "top_k") != (self.k is not None):
             raise InvalidInput(
                 'weights.k is required with form "top_k" and allowed with no other form', param="/weights/k"
             )
         if self.k is not None and self.k > keys:
             raise InvalidInput(f"weights.k must be from 1 to {keys}, the number of keys", param="/weights/k")
-        heads = _indices(self.heads, spec.num_heads, "heads")
-        queries = _indices(self.queries, sizes.queries, "queries")
+        heads = _indices(self.heads, sizes.heads, "/weights/heads")
+        queries = _indices(self.queries, sizes.queries, "/weights/queries")
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
 
 
-def _indices(value: object, count: int, name: str) -> tuple[int, ...] | None:
+class ScoresField(StrictModel):
+    """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
+
+    stage: Literal["scaled", "capped", "masked"]
+    heads: Indices | None = None
+    queries: Indices | None = None
+    dtype: Literal["float32", "float16"] = "float32"
+
+    def wanted(self, sizes: Sizes) -> ScoresWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
+        heads = _indices(self.heads, sizes.heads, "/scores/heads")
+        queries = _indices(self.queries, sizes.queries, "/scores/queries")
+        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
+
+
+def _indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
     """Return a selection in the caller's order; raises InvalidInput unless it is non-empty, unique and in range."""
     if value is None:
         return None
-    param = f"/weights/{name}"
     tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
     # Check the length first, so that a list of millions of entries is not converted.
     chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:
-        raise InvalidInput(
-            f"weights.{name} must be a non-empty list of different numbers from 0 to {count - 1}", param=param
-        )
+        words = param[1:].replace("/", ".")
+        raise InvalidInput(f"{words} must be a non-empty list of different numbers from 0 to {count - 1}", param=param)
     return chosen
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from service.attention.engine import Engine
 from service.attention.loaded_layer import LoadedLayer
 from service.errors import EngineDown, LayerError, LayerNotLoaded
-from service.layers.catalog import Catalog, ServedLayer, load_all
+from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 from service.worker.desired_state import DesiredState
@@ -59,6 +59,7 @@ class LayerRegistry:
         self._store = store
         self._engine = engine
         self._listener = listener
+        self._attention: ServedAttention | None = None
         self._held: dict[tuple[str, str], ServedLayer] = {}
         # A thread of its own, so that an admin's request does not delay a rollout in progress.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="library")
@@ -71,7 +72,10 @@ class LayerRegistry:
         return bool(self._reads)
 
     async def stock(self, *, strict: bool) -> dict[str, str]:
-        """Load the directory's layers and return their digests; raises LayerError if none loads or, if `strict`, if one fails."""
+        """Load the directory's layers and return their digests; an empty directory has none.
+
+        Raises LayerError if every layer fails or, if `strict`, if one fails.
+        """
         found = await self._in(self._thread, load_all, self._store, strict=strict)
         for name, error in found.failures.items():
             self._listener.layer_refused(name, error)
@@ -82,7 +86,7 @@ class LayerRegistry:
                 if strict:
                     raise
                 self._listener.layer_refused(name, error)
-        if not self._held:
+        if not self._held and (found.layers or found.failures):
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
         return dict(self._held.keys())
 
@@ -92,6 +96,9 @@ class LayerRegistry:
 
     async def follow(self, desired: DesiredState) -> None:
         """Load the layers that the desired state holds, serve those that it serves, and release the rest."""
+        if self._attention is None:
+            self._attention = ServedAttention(await asyncio.wrap_future(self._engine.load(None, {})))
+            self._listener.layer_loaded(self._attention.name, self._attention.loaded)
         troubles: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.held - self._held.keys()):
             try:
@@ -116,9 +123,12 @@ class LayerRegistry:
         held, before = desired.held, len(self._held)
         self._held = {key: layer for key, layer in self._held.items() if key in held}
         served = {key[0]: self._held[key] for key in sorted(desired.served.items()) if key in self._held}
-        shown, self.catalog = self.catalog, Catalog(served, frozenset(desired.served.keys() - served.keys()))
+        shown, self.catalog = (
+            self.catalog,
+            Catalog(served, frozenset(desired.served.keys() - served.keys()), self._attention),
+        )
         if shown is None or shown.names() != self.catalog.names():
-            self._listener.serving(self.catalog.names())
+            self._listener.serving([model.name for model in self.catalog.models()])
         if len(self._held) < before:
             del shown  # the last reference, unless a request was admitted with a released layer
             self._engine.release()

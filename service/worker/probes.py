@@ -12,12 +12,12 @@ from typing import Protocol
 
 import torch
 
-from service.attention.call import Answer, Call
+from service.attention.call import AnyAnswer, AttentionCall, Call
 from service.attention.loaded_layer import Work
 from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import ServiceError
-from service.layers.catalog import Catalog, ServedLayer
+from service.layers.catalog import Catalog, Served, ServedAttention, ServedLayer
 from service.observability.telemetry import PROBE
 
 # If a layer's probes fail for this many probe intervals, the process is not ready.
@@ -33,31 +33,41 @@ class Ages(Protocol):
 class Probes:
     """Probes a layer that has answered nothing for `every_s`; a probe may take `patience_s`."""
 
-    def __init__(self, batcher: Batcher[Work, Answer], ages: Ages, every_s: float, patience_s: float) -> None:
+    def __init__(self, batcher: Batcher[Work, AnyAnswer], ages: Ages, every_s: float, patience_s: float) -> None:
         self._batcher = batcher
         self._ages = ages
         self._every_s = every_s
         self._patience_s = patience_s
 
     async def ask(self, catalog: Catalog) -> None:
-        for name in catalog.names():
-            if self._ages.seconds_since_answer(name) >= self._every_s:
+        for model in catalog.models():
+            if self._ages.seconds_since_answer(model.name) >= self._every_s:
                 with contextlib.suppress(ServiceError):
-                    await self._ask(catalog.get(name))
+                    await self._ask(model)
 
     def why_not_ready(self, catalog: Catalog) -> str | None:
-        for name in catalog.names():
-            age = self._ages.seconds_since_answer(name)
+        for model in catalog.models():
+            age = self._ages.seconds_since_answer(model.name)
             if age > STALE_INTERVALS * self._every_s:
-                return f'layer "{name}" has not answered for {age:.0f} s'
+                return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
 
-    async def _ask(self, layer: ServedLayer) -> None:
-        spec = layer.spec
-        query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
-        cost = Cost(
-            sequences=1, tokens=2, cells=spec.num_heads, weights_bytes=0, input_bytes=0, flops=spec.flops(1, 1, 1)
-        )
-        work = Work(layer.loaded, Call(layer.name, query, key, value))
-        lane = (layer.name, layer.digest, PROBE)
-        await self._batcher.submit(work, lane, cost, time.monotonic() + self._patience_s)
+    async def _ask(self, model: Served) -> None:
+        lane = (model.name, model.digest, PROBE)
+        call, cost = _attention_probe() if isinstance(model, ServedAttention) else _layer_probe(model)
+        until = time.monotonic() + self._patience_s
+        await self._batcher.submit(Work(model.loaded, call), lane, cost, until)
+
+
+def _layer_probe(layer: ServedLayer) -> tuple[Call, Cost]:
+    spec = layer.spec
+    query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
+    return Call(layer.name, query, key, value), _COST._replace(cells=spec.num_heads, flops=spec.flops(1, 1, 1))
+
+
+def _attention_probe() -> tuple[AttentionCall, Cost]:
+    row = torch.zeros(1, 1, 1, 1)
+    return AttentionCall(row, row, row, scale=1.0), _COST
+
+
+_COST = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=1)

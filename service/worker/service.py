@@ -24,7 +24,7 @@ from service.api.auth.key_file import KeyFile
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
-from service.attention.call import Answer
+from service.attention.call import AnyAnswer
 from service.attention.engine import Engine, EngineOptions, pick_device
 from service.attention.heap import Heap
 from service.attention.loaded_layer import Work
@@ -83,7 +83,7 @@ class Service:
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         limits = queue_limits(settings, options.step_s)
         batching = batch_limits(settings)
-        self.batcher: Batcher[Work, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
+        self.batcher: Batcher[Work, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self.layer_requests = LayerRequests(
             lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic

@@ -16,7 +16,8 @@ CONTRACT = {
     "target_too_long": 414, "headers_too_large": 431,
     "unsupported_media_type": 415, "unsupported_content_encoding": 415,
     "bad_shape": 422, "bad_dtype": 422, "bad_mask": 422, "mask_kind_required": 422, "mask_axes_required": 422,
-    "causal_align_required": 422, "non_finite": 422, "masked_row": 422, "unknown_field": 422, "invalid": 422,
+    "causal_align_required": 422, "layout_required": 422, "non_finite": 422, "masked_row": 422, "unknown_field": 422,
+    "invalid": 422,
     "queue_full": 429, "rate_limited": 429, "engine_failed": 500,
     "not_ready": 503, "draining": 503, "engine_down": 503, "deadline_exceeded": 504,
 }  # fmt: skip

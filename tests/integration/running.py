@@ -97,6 +97,7 @@ def prepare(directory: Path, layers) -> None:
     """The files that a service finds when it starts."""
     for layer in layers:
         Store(directory / "layers").save(layer)
+    (directory / "layers").mkdir(exist_ok=True)
     (directory / "heartbeats").mkdir()
 
 

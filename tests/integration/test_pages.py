@@ -89,6 +89,7 @@ def test_the_openapi_page_shows_every_route_and_resolves_every_reference(served)
             "/readyz",
             "/v1/layers",
             "/v1/layers/{layer}",
+            "/v1/attention",
             "/v1/layers/{layer}/attend",
             "/v2",
             "/v2/health/live",

@@ -14,14 +14,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from service.api.attend_route import INFER_ROUTES, ROUTE
-from service.api.openapi.examples import attend_examples, infer_examples
+from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
+from service.api.openapi.examples import attend_examples, attention_examples, infer_examples
 from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
-from service.wire.answer import AttendAnswer
+from service.wire.answer import AttendAnswer, AttentionReply
 from service.wire.attend_request import AttendRequest
+from service.wire.attention_request import AttentionRequest
 from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
@@ -36,13 +37,28 @@ _DESCRIPTION = (
     "`request`: the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
     "metadata's `response`), with the same bits. `Accept` requests the other form."
 )
+_ATTENTION_DESCRIPTION = (
+    "Scaled dot-product attention on your own query, key and value, without a layer: "
+    "`softmax(softcap(query·keyᵀ·scale) + masks)·value`. It has no parameters and needs no stored layer.\n\n"
+    "`layout` names the order of the axes: `ld`, `bld`, `hld`, `lhd`, `bhld`, `blhd`, or `packed` (`[L, H·d]` or `[B, L, H·d]`, "
+    "with `num_heads` and `num_kv_heads`). Two axes are `ld` and four are `bhld` by default; three must say. The number of key "
+    "and value heads divides that of query heads; query head h uses key head `h // (H / Hkv)`. The output has the layout of the "
+    "query. `past_key` and `past_value` (`[Hkv, P, d]`, with B in front of a batch) stand before `key` and `value`.\n\n"
+    "`scores` returns the scores of a `stage`: `scaled`, `capped` (after the softcap) or `masked`. `lse` is their natural "
+    "log-sum-exp. A row that may attend to nothing gives zeros, and its lse is the sink, or `-inf`. With `sinks` the weights of "
+    "a row sum to less than 1. float64 computes in float64, every other dtype in float32; the answer has the query's dtype.\n\n"
+    "Masks, weights, headers and the safetensors form are those of a layer's attend route."
+)
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
     "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
     "`lengths` (INT64, INT32). Parameters: `attend_mask_axes`, `ignore_mask_axes`, `bias_axes` (`s`, `ls`, `hls`, `bs`, `bls`, "
     "`bhls`; required where that input has 2 or 3 axes), `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), "
     "`masked_rows` (`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where "
-    "asked for."
+    "asked for.\n\n"
+    "The model `sdpa` is attention without a layer: query, key and value are `[B, H, L, d]`, with the further inputs `past_key`, "
+    "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
+    "(`present_key`, `present_value`)."
 )
 
 
@@ -50,13 +66,13 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
     """Return the document; `examples_for` is the name and spec of a served layer, None while there is none."""
     page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     _, schemas = models_json_schema(
-        [(model, "validation") for model in (AttendRequest, InferRequest)]
-        + [(model, "serialization") for model in (AttendAnswer, Problem, InferAnswer, InferenceError)],
+        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
+        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
         ref_template=_REF,
     )
     page.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     spec = None if examples_for is None else examples_for[1]
-    ours = {ROUTE: _attend_operation(spec)}
+    ours = {ROUTE: _attend_operation(spec), ATTENTION_ROUTE: _attention_operation()}
     ours |= {route: _infer_operation(route, {} if spec is None else infer_examples(spec)) for route in INFER_ROUTES}
     page["paths"] |= {path: {"post": operation} for path, operation in ours.items()}
     page["paths"] = dict(sorted(page["paths"].items()))
@@ -113,6 +129,24 @@ def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
         "responses": {
             "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
             **_refusals(ROUTE),
+        },
+    }
+
+
+def _attention_operation() -> dict[str, Any]:
+    binary = {_name(SAFETENSORS): {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "tags": ["attention"],
+        "summary": "Attention: scaled dot-product attention on your own tensors",
+        "description": _ATTENTION_DESCRIPTION,
+        "operationId": "attention",
+        "requestBody": {"required": True, "content": _json_content("AttentionRequest", attention_examples()) | binary},
+        "responses": {
+            "200": {
+                "description": "the output and what else was asked for",
+                "content": _json_content("AttentionReply") | binary,
+            },
+            **_refusals(ATTENTION_ROUTE),
         },
     }
 

@@ -43,6 +43,36 @@ def attend_examples(spec: LayerSpec) -> dict[str, Any]:
     return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
 
 
+def attention_examples() -> dict[str, Any]:
+    """Return small bodies of attention without a layer that run as they stand."""
+    two = {"query": _rows(3, 4), "key": _rows(5, 4), "value": _rows(5, 2)}
+    heads = {"query": [_rows(1, 4)] * 4, "key": [_rows(1, 4)] * 2, "value": [_rows(1, 4)] * 2, "layout": "hld"}
+    past = {"past_key": [_rows(3, 4)] * 2, "past_value": [_rows(3, 4)] * 2, "present": True}
+    bodies = {
+        "plain": ("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
+        "causal": (
+            "No looking ahead, the masked scores and their log-sum-exp",
+            {**two, "masks": [{"kind": "causal", "align": "top_left"}], "scores": {"stage": "masked"}, "lse": True},
+        ),
+        "decode": (
+            "One new row of four query heads that share two key and value heads, behind a past of three rows",
+            {**heads, **past, "masks": [{"kind": "causal"}]},
+        ),
+        "packed": (
+            "Two heads side by side, with a scale, a softcap and a sink for each head",
+            {
+                **{name: _rows(3, 4) for name in ("query", "key", "value")},
+                "layout": "packed",
+                "num_heads": 2,
+                "scale": 0.5,
+                "softcap": 20.0,
+                "sinks": [0.0, 0.5],
+            },
+        ),
+    }
+    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+
+
 def _rows(count: int, width: int) -> list[list[float]]:
     """Return short decimal numbers that differ from row to row."""
     return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]

@@ -21,7 +21,7 @@ from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, Inval
 from service.http.asgi import ClientGone
 from service.limits import context_limits
 from service.settings import load_settings
-from service.wire.attend_request import CheckedRequest
+from service.wire.checked_request import CheckedRequest
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
 
@@ -29,7 +29,7 @@ OFF_LOOP = 100
 INTAKE = 10_000
 
 
-LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0", spec=SimpleNamespace(query_width=1))
+LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0", row_values=1)
 
 
 def idle_batcher() -> Any:
@@ -212,7 +212,7 @@ def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
     async def told(house: House) -> None:
         context, _ = await house.context(OFF_LOOP)
         await context.decoded(nothing)
-        layer: Any = SimpleNamespace(name="wide", spec=SimpleNamespace(out_width=INTAKE))
+        layer: Any = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
         call = Call("wide", torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
             await context.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BINARY))

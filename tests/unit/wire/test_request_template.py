@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadShape, CostLimit, NonFinite, UnknownField
 from service.wire import safetensors_codec
-from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.attend_request import check_request
+from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.safetensors_codec import (
     MAX_REMEMBERED_BYTES,
     NUM_REMEMBERED,
@@ -147,8 +149,10 @@ def test_an_unaligned_body_is_read():
 
 def test_a_template_belongs_to_one_version_of_one_layer(counted):
     templates = RequestTemplates(PLENTY, DEPTH, 2**20)
-    assert read(templates, query(), "a", "d").call.layer == "a"
-    assert read(templates, query(), "b", "d").call.layer == "b"
+    for name in ("a", "b"):
+        call = read(templates, query(), name, "d").call
+        assert isinstance(call, Call)
+        assert call.layer == name
     with pytest.raises(BadShape):
         read(templates, query(), "a", "another", make_spec(12, 4))
     assert len(counted) == 3

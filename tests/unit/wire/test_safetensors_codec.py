@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from service.attention.call import Answer, TopK
 from service.batching.job import BatchInfo
 from service.errors import BadBinary, BadEncoding, BadJson, JsonTooDeep, ServiceError, UnknownField
-from service.wire.answer import AnswerFacts
+from service.wire.answer import AnswerFacts, named_tensors
 from service.wire.safetensors_codec import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
 from service.wire.tensors import RawTensor, TensorForm, TensorKind, decode_tensor
 
@@ -148,6 +148,10 @@ def test_random_bytes_are_refused_without_another_error(body):
         parse(body)
 
 
+def without_batch(answer: Answer) -> dict[str, torch.Tensor]:
+    return {name: tensor[0] for name, tensor in named_tensors(answer).items()}
+
+
 FACTS = AnswerFacts(2, "small", "sha256:0", BatchInfo(3, 4, 5), lambda: {"total": 1.5})
 
 
@@ -155,7 +159,7 @@ def test_the_library_reads_an_answer_and_every_tensor_of_it_is_aligned(tmp_path)
     values = torch.rand(1, 2, 3, 1, dtype=torch.float32)
     top = TopK(values, torch.zeros(1, 2, 3, 1, dtype=torch.int32), torch.rand(1, 2, 3))
     output = torch.rand(1, 3, 5).to(torch.float16)
-    body = b"".join(write_safetensors(Answer(output, top), FACTS, is_batch=False))
+    body = b"".join(write_safetensors(without_batch(Answer(output, top)), FACTS))
     path = tmp_path / "answer.safetensors"
     path.write_bytes(body)
     with safe_open(path, "pt") as found:
@@ -179,11 +183,11 @@ def test_the_library_reads_an_answer_and_every_tensor_of_it_is_aligned(tmp_path)
 
 def test_an_answer_is_encoded_without_a_copy():
     output = torch.rand(2, 3, 5)
-    _, piece = write_safetensors(Answer(output), FACTS, is_batch=True)
+    _, piece = write_safetensors(named_tensors(Answer(output)), FACTS)
     assert np.frombuffer(piece, np.float32).ctypes.data == output.data_ptr()
 
 
 def test_nan_bits_of_an_answer_are_preserved():
     output = torch.tensor([[[float("nan"), float("inf"), -0.0, 1e-45]]])
-    body = b"".join(write_safetensors(Answer(output), FACTS, is_batch=False))
+    body = b"".join(write_safetensors(without_batch(Answer(output)), FACTS))
     assert load(body)["output"].view(torch.int32).tolist() == output[0].view(torch.int32).tolist()

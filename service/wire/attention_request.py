@@ -1,0 +1,216 @@
+"""Attention request: attention on the caller's own query, key and value; its JSON form and its checks, which give a call.
+
+Legend: B sequences, H query heads, Hkv key/value heads, L query rows, P past rows, S key rows with the past, d and V head widths.
+Invariants: The checks run in the order of the contract: unknown field, dtype, shape, mask, cost. A call has every tensor as a
+view [B, H, L, d], whatever its layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from service.attention.call import AttentionCall
+from service.attention.masks import Sizes
+from service.attention.spec import MAX_HEADS
+from service.attention.work import attention_flops, attention_table_bytes
+from service.batching.job import Cost
+from service.errors import BadDtype, BadShape, InvalidInput
+from service.wire.checked_request import (
+    CheckedRequest,
+    RequestLimits,
+    check_axes,
+    check_cost,
+    combined_mask,
+    form_of_answer,
+    read_model,
+    values_of,
+    values_params,
+    with_masked_rows,
+)
+from service.wire.layouts import Layout, LayoutName, layout_of
+from service.wire.mask_kinds import MAX_MASKS, MaskField
+from service.wire.schemas import StrictModel, Tensor
+from service.wire.tensor_values import TensorField, TensorKind
+from service.wire.tensors import check_fields, decode_tensor
+from service.wire.weights_selection import ScoresField, WeightsField, weights_bytes
+
+REQUIRED = ("query", "key", "value")
+TENSORS = (*REQUIRED, "past_key", "past_value", "sinks")
+Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
+
+
+class AttentionRequest(StrictModel):
+    """Scaled dot-product attention without parameters: softmax(softcap(query·keyᵀ·scale) + masks)·value."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    layout: Annotated[
+        LayoutName | None, Field(description="order of the axes; default: ld for 2 axes, bhld for 4; 3 axes must say")
+    ] = None
+    num_heads: Annotated[Heads | None, Field(description="query heads, only with layout packed")] = None
+    num_kv_heads: Annotated[
+        Heads | None, Field(description="key and value heads, only with layout packed; default: num_heads")
+    ] = None
+    scale: Annotated[float | None, Field(description="factor of query·key; default: 1/√d")] = None
+    softcap: Annotated[float | None, Field(description="c > 0: a score s becomes c·tanh(s/c), before the masks")] = None
+    past_key: Annotated[
+        Tensor | None, Field(description="[Hkv, P, d], with B in front of a batch; stands before key")
+    ] = None
+    past_value: Annotated[Tensor | None, Field(description="[Hkv, P, V], with B in front of a batch")] = None
+    present: Annotated[bool, Field(description="return present_key and present_value: the past and the new rows")] = (
+        False
+    )
+    sinks: Annotated[Tensor | None, Field(description="[H]: one logit a head, in the softmax's denominator only")] = (
+        None
+    )
+    # A factory, because pydantic deep-copies a default list for every request.
+    masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
+    weights: WeightsField | None = None
+    scores: ScoresField | None = None
+    lse: Annotated[bool, Field(description="return the natural log-sum-exp of the masked scores, sink included")] = (
+        False
+    )
+    masked_rows: Literal["zero", "error"] = "zero"
+    encoding: Literal["list", "base64"] | None = None
+
+
+def check_attention(
+    document: Mapping[str, object], limits: RequestLimits, mask_params: Sequence[str] = ()
+) -> CheckedRequest:
+    """Return the checked call in a decoded body; the caller runs the remaining check (`counted`).
+
+    Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are the
+    JSON pointers to the values of the first masks.
+    """
+    body = read_model(AttentionRequest, document, {"weights": WeightsField, "scores": ScoresField})
+    params = values_params(body.masks, mask_params)
+    given = [
+        (value, _field(name)) for name in TENSORS if (value := getattr(body, name)) is not None or name in REQUIRED
+    ]
+    check_fields(given + values_of(body.masks, params))
+    query = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
+    layout = layout_of(body.layout, query.tensor.dim(), body.num_heads, body.num_kv_heads)
+    if layout.has_batch:
+        check_axes(body.masks, params)
+    tensors = {"query": query.tensor}
+    for value, field in given[1:]:
+        tensors[field.param[1:]] = decode_tensor(value, param=field.param, kind=field.kind).tensor
+    call = _call(body, layout, tensors)
+    sizes = _sizes(call)
+    call = call._replace(
+        mask=combined_mask(body.masks, sizes, params, is_batch=layout.has_batch, past=sizes.keys - call.key.shape[2]),
+        weights=None if body.weights is None else body.weights.wanted(sizes),
+        scores=None if body.scores is None else body.scores.wanted(sizes),
+    )
+    cost = _cost(call, sizes, list(tensors.values()))
+    check_cost(cost, attention_table_bytes(call, sizes), limits)
+    encoded = form_of_answer(body.encoding, query.form)
+    request = CheckedRequest(call, cost, 0, layout.has_batch, encoded, layout=layout)
+    return with_masked_rows(request, call.mask, is_error=body.masked_rows == "error")
+
+
+def _field(name: str) -> TensorField:
+    return TensorField(f"/{name}", TensorKind.FLOAT)
+
+
+def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
+    """Return the call without its masks and selections; raises BadShape, BadDtype and InvalidInput."""
+    query, key, value = (layout.rows(tensors[name], name) for name in ("query", "key", "value"))
+    past_key, past_value = _past(layout, tensors)
+    call = AttentionCall(
+        query,
+        key,
+        value,
+        scale=_number(body.scale, "scale", query.dtype) or query.shape[3] ** -0.5,
+        softcap=_number(body.softcap, "softcap", query.dtype, least=0.0),
+        past_key=past_key,
+        past_value=past_value,
+        sinks=tensors.get("sinks"),
+        has_lse=body.lse,
+        has_present=body.present,
+        rows_first=layout.rows_first,
+    )
+    _check_together(call)
+    return call
+
+
+def _past(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    found = [layout.past(tensors[name], name) if name in tensors else None for name in ("past_key", "past_value")]
+    if (found[0] is None) != (found[1] is None):
+        missing = "past_key" if found[0] is None else "past_value"
+        raise InvalidInput("past_key and past_value come together", param=f"/{missing}")
+    return found[0], found[1]
+
+
+def _number(value: float | None, name: str, query: torch.dtype, least: float = -math.inf) -> float | None:
+    """Return a factor that is finite and not 0 in the compute dtype, and above `least`; raises InvalidInput."""
+    if value is None:
+        return None
+    dtype = torch.promote_types(query, torch.float32)
+    held = torch.tensor(value, dtype=dtype).item()
+    if not math.isfinite(held) or held == 0 or held < least:
+        words = "above 0" if least == 0 else "other than 0"
+        raise InvalidInput(
+            f"{name} must be a number {words} that {str(dtype).removeprefix('torch.')} can hold", param=f"/{name}"
+        )
+    return value
+
+
+def _check_together(call: AttentionCall) -> None:
+    """Check that counts of sequences, heads, rows and features agree, and the dtypes of what becomes the present."""
+    (b, n, _, width), (_, g, rows, key_width) = call.query.shape, call.key.shape
+    _expect("key", "sequences", call.key.shape[0], b, "query")
+    _expect("value", "sequences", call.value.shape[0], b, "query")
+    _expect("value", "heads", call.value.shape[1], g, "key")
+    if n % g:
+        raise BadShape(f"query has {n} heads, which the {g} heads of key cannot share evenly", param="/key")
+    _expect("value", "rows", call.value.shape[2], rows, "key")
+    _expect("key", "features a head", key_width, width, "query")
+    if call.past_key is not None and call.past_value is not None:
+        for name, past, new in (("past_key", call.past_key, call.key), ("past_value", call.past_value, call.value)):
+            for axis, what in ((0, "sequences"), (1, "heads"), (3, "features a head")):
+                _expect(name, what, past.shape[axis], new.shape[axis], name.removeprefix("past_"))
+        _expect("past_value", "rows", call.past_value.shape[2], call.past_key.shape[2], "past_key")
+    if call.sinks is not None and call.sinks.shape != (n,):
+        raise BadShape(f"sinks must be [{n}], one number a query head, got {list(call.sinks.shape)}", param="/sinks")
+    if call.has_present or call.past_key is not None:
+        cached = (("value", call.value), ("past_key", call.past_key), ("past_value", call.past_value))
+        for name, tensor in cached:
+            if tensor is not None and tensor.dtype != call.key.dtype:
+                raise BadDtype(f"{name} must have the dtype of key where a past or a present is kept", param=f"/{name}")
+
+
+def _expect(name: str, what: str, found: int, expected: int, other: str) -> None:
+    if found != expected:
+        raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")
+
+
+def _sizes(call: AttentionCall) -> Sizes:
+    past = 0 if call.past_key is None else call.past_key.shape[2]
+    b, n, queries, _ = call.query.shape
+    return Sizes(b, n, queries, past + call.key.shape[2])
+
+
+def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
+    b, n, queries, keys = sizes
+    masks = () if call.mask is None else call.mask.masks
+    selections = [call.weights, call.scores and call.scores.selected]
+    returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
+    itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
+    returned += n * queries * itemsize * call.has_lse
+    widths = call.key.shape[3] + call.value.shape[3]
+    returned += call.key.shape[1] * keys * widths * call.key.element_size() * call.has_present
+    return Cost(
+        sequences=b,
+        tokens=b * (queries + keys),
+        cells=math.prod(sizes),
+        weights_bytes=b * returned,
+        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
+        flops=attention_flops(call, sizes),
+    )
