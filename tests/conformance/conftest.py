@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from service.observability.logs import configure_logs
+from tests.conformance.attention_route import attention_route
 from tests.engine_room import torch_threads
 
 
@@ -11,3 +15,11 @@ from tests.engine_room import torch_threads
 def one_thread():
     with torch_threads(1):
         yield
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory):
+    """Asks POST /v1/attention of one service, which all tests of a module share."""
+    configure_logs("info", io.StringIO())
+    with attention_route(tmp_path_factory.mktemp("attention")) as route:
+        yield route
