@@ -24,7 +24,7 @@ from locust import FastHttpUser, LoadTestShape, __version__, constant, constant_
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
-from attention_load.attend_requests import FORMS, KINDS, AttendRequest, layer_requests
+from attention_load.attend_requests import FORMS, KINDS, AttendRequest, attention_requests, layer_requests
 from attention_load.objectives import REFUSED, Counts, StageResult, is_within, judge, lines
 from attention_load.options import OPTIONS, add_options, validate
 from attention_load.references import difference, fetch_digests, fetch_layers
@@ -63,9 +63,10 @@ class AttentionUser(FastHttpUser):
 
     @classmethod
     def prepare(cls, options: argparse.Namespace) -> None:
-        """Makes the requests to the layers that the references are of, before the first user starts."""
+        """Makes the requests to the layers of the references, and those without a layer, before the first user starts."""
         sizes = {"seed": options.seed, "long_tokens": options.long_tokens}
         cls.requests = [request for layer in options.references["layers"] for request in layer_requests(layer, **sizes)]
+        cls.requests += attention_requests(options.seed)
         cls.answered.clear()
         cls.network_timeout = cls.connection_timeout = options.request_timeout_s
         cls.wait_time = constant_throughput(options.pace) if options.pace else constant(0)

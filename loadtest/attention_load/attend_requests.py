@@ -17,13 +17,15 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-KINDS = {"short": 4, "mixed": 4, "long": 1, "weights": 2}
+KINDS = {"short": 4, "mixed": 4, "long": 1, "weights": 2, "attention": 2}
 """How often each kind is sent, relative to the others."""
 
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 FORMS = {"lists": JSON, "base64": JSON, "safetensors": SAFETENSORS}
 
+# The name of attention without a layer in answers, metrics and this load.
+SDPA = "sdpa"
 SHORT_ROWS, MIXED_ROWS, MIXED_REQUESTS = 16, (8, 256), 4
 WEIGHTS: tuple[tuple[int, dict[str, Any]], ...] = (
     (48, {"form": "heads"}),
@@ -44,15 +46,16 @@ class AttendRequest:
     tensors: dict[str, np.ndarray]
     is_causal: bool = False
     weights: dict[str, Any] | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def path(self) -> str:
-        return f"/v1/layers/{self.layer}/attend"
+        return "/v1/attention" if self.layer == SDPA else f"/v1/layers/{self.layer}/attend"
 
     @functools.cached_property
     def bodies(self) -> dict[str, bytes]:
         """The same request in each form."""
-        fields: dict[str, Any] = {"masks": [{"kind": "causal"}]} if self.is_causal else {}
+        fields: dict[str, Any] = {**self.options, **({"masks": [{"kind": "causal"}]} if self.is_causal else {})}
         if self.weights is not None:
             fields["weights"] = self.weights
         return {
@@ -87,6 +90,17 @@ def layer_requests(layer: Mapping[str, Any], *, seed: int, long_tokens: int) -> 
     for rows, weights in WEIGHTS:
         add("weights", rows, weights=weights)
     return found
+
+
+def attention_requests(seed: int) -> list[AttendRequest]:
+    """Requests without a layer: eight query heads of 64 that share two key and value heads, side by side."""
+    rng = np.random.default_rng([seed, zlib.crc32(SDPA.encode())])
+    options = {"layout": "packed", "num_heads": 8, "num_kv_heads": 2}
+    sizes = {"query": 512, "key": 128, "value": 128}
+    tensors = [
+        {x: rng.standard_normal((SHORT_ROWS, width), np.float32) for x, width in sizes.items()} for _ in range(2)
+    ]
+    return [AttendRequest(f"{SDPA} {i}", "attention", SDPA, x, bool(i), options=options) for i, x in enumerate(tensors)]
 
 
 def widths(layer: Mapping[str, Any]) -> dict[str, int]:

@@ -7,6 +7,7 @@ import json
 import random
 
 import numpy as np
+import safetensors.numpy
 
 from tests.integration.forms import (
     AXES,
@@ -22,6 +23,7 @@ from tests.integration.forms import (
 )
 from tests.torture.line import post
 
+ATTENTION = "/v1/attention"
 FORMS = ("nested", "list", "base64", "safetensors", "inference", "inference_binary")
 DTYPES = ("float32", "float32", "float16", "float64")
 
@@ -109,5 +111,44 @@ def write(request: Request, form: str, layer: str = "small") -> Input:
     return Input(path, json.dumps(request.fields(how)).encode())
 
 
+def draw_attention(rng: random.Random, max_rows: int = 12) -> Input:
+    """A request to attention without a layer."""
+    layout = rng.choice(["ld", "bld", "hld", "lhd", "bhld", "blhd"])
+    kv_heads, shared = (rng.randint(1, 3), rng.randint(1, 3)) if "h" in layout else (1, 1)
+    queries, keys, width = rng.randint(1, max_rows), rng.randint(1, max_rows), rng.randint(1, 9)
+    batch = rng.randint(1, 3)
+
+    def tensor(heads: int, rows: int, width: int) -> np.ndarray:
+        sizes = {"b": batch, "h": heads, "l": rows, "d": width}
+        shape = [sizes[axis] for axis in layout]
+        return np.array([round(rng.uniform(-2, 2), 3) for _ in range(int(np.prod(shape)))], "float32").reshape(shape)
+
+    value_width = rng.choice([width, width, 3])
+    tensors = {
+        "query": tensor(kv_heads * shared, queries, width),
+        "key": tensor(kv_heads, keys, width),
+        "value": tensor(kv_heads, keys, value_width),
+    }
+    if rng.random() < 0.2:
+        tensors["sinks"] = np.array([rng.uniform(-1, 1) for _ in range(kv_heads * shared)], "float32")
+    options: dict[str, object] = {
+        "scale": rng.uniform(0.1, 2),
+        "softcap": rng.uniform(1, 9),
+        "lse": True,
+        "present": True,
+    }
+    options |= {"scores": {"stage": rng.choice(["scaled", "capped", "masked"])}, "weights": draw_weights(rng, keys)}
+    options["masks"] = [{"kind": "causal", "align": rng.choice(["top_left", "bottom_right"])}]
+    chosen = {name: option for name, option in options.items() if rng.random() < 0.3}
+    fields: dict[str, object] = {"layout": layout, **chosen}
+    if rng.random() < 0.5:
+        return Input(
+            ATTENTION, safetensors.numpy.save(tensors, {"request": json.dumps(fields)}), {"Content-Type": BINARY}
+        )
+    return Input(ATTENTION, json.dumps({name: x.tolist() for name, x in tensors.items()} | fields).encode())
+
+
 def draw(rng: random.Random, max_rows: int = 12) -> Input:
+    if rng.random() < 0.2:
+        return draw_attention(rng, max_rows)
     return write(draw_request(rng, max_rows), rng.choice(FORMS))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import safetensors.numpy
 
-from attention_load.attend_requests import KINDS, layer_requests
+from attention_load.attend_requests import KINDS, attention_requests, layer_requests
 from tests.unit.loadtest.answering import listed
 
 
@@ -14,7 +14,7 @@ def requests(*, seed=1, long_tokens=300, limits=None, **changes):
 
 
 def test_a_layer_gets_every_kind_and_each_request_its_own_id():
-    found = requests()
+    found = requests() + attention_requests(1)
     assert {request.kind for request in found} == set(KINDS)
     assert len({request.id for request in found}) == len(found)
 
@@ -23,6 +23,13 @@ def test_the_same_seed_makes_the_same_bodies_and_another_does_not():
     one, same, other = (b"".join(x.bodies["lists"] for x in requests(seed=seed)) for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+def test_a_request_without_a_layer_goes_to_its_route_and_says_its_layout():
+    found = attention_requests(1)[0]
+    assert found.path == "/v1/attention"
+    assert json.loads(found.bodies["lists"])["layout"] == "packed"
+    assert requests()[0].path != found.path
 
 
 def test_the_kinds_have_their_lengths():
