@@ -269,7 +269,7 @@ def test_statistics_count_requests_sequences_and_passes(served):
         counts = {name: told["count"] for name, told in stats["inference_stats"].items()}
         assert (counts["success"], counts["fail"], counts["compute_infer"], counts["cache_hit"]) == (1, 1, 1, 0)
         every = (await service.client.get("/v2/models/stats")).json()["model_stats"]
-        assert {told["name"] for told in every} == {"small", "cross", "zero"}
+        assert {told["name"] for told in every} == {"small", "cross", "zero", "sdpa"}
 
     served(story)
 
