@@ -34,7 +34,7 @@ from service.wire.mask_kinds import MAX_MASKS, MaskField
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import check_fields, decode_tensor, rank_of
-from service.wire.weights_selection import WeightsField, weights_bytes
+from service.wire.weights_selection import WeightsField, WeightsSelection, weights_bytes
 
 BATCH_RANK = 3
 
@@ -47,7 +47,7 @@ class AttendRequest(StrictModel):
     value: Tensor | None = None
     # A factory, because pydantic deep-copies a default list for every request.
     masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
-    weights: WeightsField | None = None
+    weights: WeightsSelection | None = None
     masked_rows: Literal["zero", "error"] = "zero"
     encoding: Literal["list", "base64"] | None = None
 

@@ -37,7 +37,7 @@ from service.wire.mask_kinds import MAX_MASKS, MaskField
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensor_values import TensorField, TensorKind
 from service.wire.tensors import check_fields, decode_tensor
-from service.wire.weights_selection import ScoresField, WeightsField, weights_bytes
+from service.wire.weights_selection import ScoresField, WeightsField, WeightsSelection, weights_bytes
 
 REQUIRED = ("query", "key", "value")
 TENSORS = (*REQUIRED, "past_key", "past_value", "sinks")
@@ -71,7 +71,7 @@ class AttentionRequest(StrictModel):
     )
     # A factory, because pydantic deep-copies a default list for every request.
     masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
-    weights: WeightsField | None = None
+    weights: WeightsSelection | None = None
     scores: ScoresField | None = None
     lse: Annotated[bool, Field(description="return the natural log-sum-exp of the masked scores, sink included")] = (
         False

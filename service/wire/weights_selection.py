@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from service.attention.call import ScoresWanted, WeightsWanted
 from service.attention.masks import Sizes
@@ -40,6 +40,17 @@ class WeightsField(StrictModel):
         heads = _indices(self.heads, sizes.heads, "/weights/heads")
         queries = _indices(self.queries, sizes.queries, "/weights/queries")
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
+
+
+def _in_full(value: object) -> object:
+    """Return the object for a short form; any other value is returned as it is."""
+    return {"form": value} if isinstance(value, str) and value in SHORT_FORMS else value
+
+
+SHORT_FORMS = ("heads", "mean")
+WeightsSelection = Annotated[
+    WeightsField, BeforeValidator(_in_full, json_schema_input_type=WeightsField | Literal["heads", "mean"])
+]
 
 
 class ScoresField(StrictModel):

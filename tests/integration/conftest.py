@@ -25,22 +25,22 @@ def quiet_logs():
     configure_logs("info", io.StringIO())
 
 
-@pytest.fixture(autouse=True, scope="package")
-def _layers_of_one_shape_are_checked_once():
-    """Run the whole self-check once for all services of these tests, then its first forward pass alone: its result is a
-    property of the machine and the shapes.
-    """
-    checks, passed = self_check.checks, set()
+_PASSED: set[object] = set()
+_CHECKS = self_check.checks
 
-    def checks_once(layer):
-        key = (getattr(layer, "spec", None), layer.dtype, torch.get_num_threads())
-        yield from itertools.islice(checks(layer), 1 if key in passed else None)
-        passed.add(key)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (self_check, engine):
-            patch.setattr(module, "checks", checks_once)
-        yield
+def _checks_once(layer):
+    """The self-check; for a layer of a kind that has passed it, only its first forward pass."""
+    key = (getattr(layer, "spec", None), layer.dtype, torch.get_num_threads())
+    yield from itertools.islice(_CHECKS(layer), 1 if key in _PASSED else None)
+    _PASSED.add(key)
+
+
+@pytest.fixture(autouse=True)
+def _layers_of_one_shape_are_checked_once(monkeypatch):
+    """Run the whole self-check once for all services of these tests: its result is a property of the machine and the shapes."""
+    for module in (self_check, engine):
+        monkeypatch.setattr(module, "checks", _checks_once)
 
 
 @pytest.fixture

@@ -174,3 +174,15 @@ def test_packed_and_split_heads_are_the_same_call():
     packed, split = request("packed", rows, num_heads=2), request("lhd", rows.reshape(3, 2, 4))
     assert torch.equal(packed.call.query, split.call.query)
     assert call_of(packed).rows_first
+
+
+@pytest.mark.parametrize("form", ["heads", "mean"])
+def test_the_name_of_a_form_of_weights_is_its_short_form(form):
+    assert call(weights=form).weights == call(weights={"form": form}).weights
+
+
+@pytest.mark.parametrize("weights", ["top_k", "all", ["heads"], 1])
+def test_another_value_is_no_short_form(weights):
+    with pytest.raises(InvalidInput, match="weights") as refused:
+        checked(weights=weights)
+    assert (refused.value.param or "").startswith("/weights")
