@@ -180,12 +180,12 @@ class Telemetry:
         self._metrics.layer_load_failed(error.code)
         self._log.error("layer_not_loaded", reason=error.message)
 
-    def serving(self, names: list[str]) -> None:
-        """Report the layers served from now on; series of other layers are no longer shown."""
+    def serving(self, names: list[str], num_layers: int) -> None:
+        """Report what is served from now on, attention without a layer included; series of other names are no longer shown."""
         self._metrics.layers_served(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
-        self._log.info("serving", layers=len(names))
+        self._log.info("serving", layers=num_layers)
 
     def layer_unfit(self, name: str, error: ServiceError) -> None:
         """Report that an admin named a layer whose file cannot be served."""

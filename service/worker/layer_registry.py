@@ -35,7 +35,7 @@ class Listener(Protocol):
 
     def layer_lacking(self, error: LayerError) -> None: ...
 
-    def serving(self, names: list[str]) -> None: ...
+    def serving(self, names: list[str], num_layers: int) -> None: ...
 
 
 class Objection(NamedTuple):
@@ -128,7 +128,7 @@ class LayerRegistry:
             Catalog(served, frozenset(desired.served.keys() - served.keys()), self._attention),
         )
         if shown is None or shown.names() != self.catalog.names():
-            self._listener.serving([model.name for model in self.catalog.models()])
+            self._listener.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
         if len(self._held) < before:
             del shown  # the last reference, unless a request was admitted with a released layer
             self._engine.release()

@@ -1,6 +1,7 @@
 """Start, readiness and end of one process."""
 
 import asyncio
+import shutil
 
 import pytest
 import torch
@@ -116,14 +117,20 @@ def test_no_process_is_ready_before_its_port_is_open(tmp_path):
     asyncio.run(main())
 
 
-def test_a_directory_without_layers_refuses_the_start(tmp_path):
+def put_a_broken_layer(directory):
+    (directory / "broken.safetensors").write_bytes(b"no layer")
+
+
+@pytest.mark.parametrize(("lay", "words"), [(shutil.rmtree, "does not exist"), (put_a_broken_layer, 'layer "broken"')])
+def test_a_missing_directory_and_one_whose_layers_all_fail_refuse_the_start(tmp_path, lay, words):
+    """An empty one serves attention without a layer (`test_attention.py`)."""
     prepare(tmp_path, [])
-    (tmp_path / "layers").mkdir(exist_ok=True)
+    lay(tmp_path / "layers")
 
     async def main():
         async with running(tmp_path, wait=False) as service:
             await service.until(lambda: service.refusals)
-            assert "no layer" in service.refusals[0]
+            assert words in service.refusals[0]
 
     asyncio.run(main())
 
