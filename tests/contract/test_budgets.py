@@ -7,7 +7,8 @@ ROOT = Path(__file__).parents[2]
 # Aims: 15,000 lines of service/ and 900 of the client. The figures are what there is, so that they do not grow unnoticed.
 # 1,200 of them are for attention without a layer, 170 for the axes and offsets of masks, 10 for short forms of weights.
 MAX_SERVICE_LINES = 18_305 + 1_200 + 170 + 10
-MAX_CLIENT_LINES = 1_460 + 40 + 130
+# 286 of the client are for the conventions of other systems.
+MAX_CLIENT_LINES = 1_460 + 40 + 130 + 286
 # The aim is 2,000.
 MAX_BENCHMARK_LINES = 2_315
 MAX_FUNCTION_LINES = 40
