@@ -12,7 +12,7 @@ Invariant: the package imports neither torch nor the service.
 
 from __future__ import annotations
 
-from attention_client import masks
+from attention_client import conventions, masks
 from attention_client.answer import Answer, AttentionAnswer, Batch, Layer, Timing, TopK
 from attention_client.async_client import AsyncClient
 from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, ServiceError
@@ -36,5 +36,6 @@ __all__ = [
     "Timing",
     "TopK",
     "Weights",
+    "conventions",
     "masks",
 ]
