@@ -6,10 +6,12 @@ and the engine computes in float32. Arrays travel as base64, so no digit is lost
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import orjson
@@ -18,8 +20,10 @@ import pybase64
 import attention_client
 from service.errors import InvalidInput, ServiceError
 
+if TYPE_CHECKING:
+    from service.attention.engine import Engine
+
 TIMEOUT_S = 60.0
-_DTYPES = {"float16", "float32", "float64"}
 # What attention without a layer may return beside output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 
@@ -42,10 +46,11 @@ class Reply:
     facts: dict[str, Any]
 
 
+Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
+
+
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
-    """Return an array as the contract's base64 tensor object; raises InvalidInput for integers and booleans."""
-    if array.dtype.name not in _DTYPES:
-        raise InvalidInput(f"arrays must be float16, float32 or float64, got {array.dtype.name}")
+    """Return an array as the contract's base64 tensor object."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     data = pybase64.b64encode(little.tobytes()).decode("ascii")
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
@@ -65,30 +70,34 @@ def load_array(path: Path, name: str | None = None) -> np.ndarray:
     return found
 
 
-def ask_server(url: str, layer: str | None, body: dict[str, Any], api_key: str | None = None) -> Reply:
-    """POST the body and return the reply; raises AskFailed with the server's message if the request fails.
+@contextlib.contextmanager
+def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
+    """Yield the function that sends one body after another: over one connection to a URL, or to one engine in this process.
 
-    Without a layer it is attention on the body's own tensors.
+    A directory stands for an engine here; its stored layers are served. Layer None is attention on the body's own tensors.
+    The function raises AskFailed with the server's message, or, here, the error of the check.
     """
+    if isinstance(where, Path):
+        # Imported here, because asking a server needs no torch, which takes seconds to import.
+        import torch
+
+        from service.attention.engine import Engine, EngineOptions
+
+        with contextlib.closing(Engine(EngineOptions(torch.device("cpu"), torch.float32))) as engine:
+            yield functools.partial(_ask_engine, engine, where)
+        return
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
-        with attention_client.Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
-            return _reply(client.attention_json(body) if layer is None else client.attend_json(layer, body))
+        with attention_client.Client(where, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
+            yield lambda layer, body: _reply(
+                client.attention_json(body) if layer is None else client.attend_json(layer, body)
+            )
     except attention_client.ServiceError as error:
         prefix = f"{error.status} {error.code}: " if error.status else ""
         raise AskFailed(prefix + error.message) from None
 
 
-def ask_local(directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
-    """Return the reply of a new engine in this process, for the layer stored in `directory` or without one."""
-    return asyncio.run(_ask_local(directory, layer, body))
-
-
-async def _ask_local(directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
-    # Imported here, because asking a server needs no torch, which takes seconds to import.
-    import torch
-
-    from service.attention.engine import Engine, EngineOptions
+def _ask_engine(engine: Engine, directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
     from service.attention.loaded_layer import Work
     from service.batching.job import BatchInfo
     from service.layers.store import Store
@@ -106,14 +115,10 @@ async def _ask_local(directory: Path, layer: str | None, body: dict[str, Any]) -
         request = check_attention(document, plenty).counted()
     else:
         request = check_request(document, stored.name, stored.spec, plenty).counted()
-    engine = Engine(EngineOptions(torch.device("cpu"), torch.float32))
-    try:
-        parts = (None, {}) if stored is None else (stored.spec, stored.tensors)
-        loaded = await asyncio.wrap_future(engine.load(*parts))
-        # Answers, because the engine stops no batch here, and of layers, because the call is to one.
-        answers: Any = await asyncio.wrap_future(engine.run([Work(loaded, request.call)]))
-    finally:
-        engine.close()
+    parts = (None, {}) if stored is None else (stored.spec, stored.tensors)
+    loaded = engine.load(*parts).result()
+    # Answers, because the engine stops no batch here, and of layers, because the call is to one.
+    answers: Any = engine.run([Work(loaded, request.call)]).result()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
     pieces = write_json(request.tensors(answers[0]), facts, request.form)
@@ -137,9 +142,12 @@ def _array(field: Any) -> np.ndarray:
     """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats."""
     if isinstance(field, list):
         return np.array(field, dtype=object).astype(np.float32)
-    if field["dtype"] == "bfloat16":
-        raise InvalidInput("NumPy has no bfloat16; use a float32 query")
-    dtype = np.dtype(field["dtype"])
-    if isinstance(field["data"], str):
-        return np.frombuffer(pybase64.b64decode(field["data"]), dtype.newbyteorder("<")).reshape(field["shape"])
-    return np.array(field["data"], dtype=object).astype(dtype).reshape(field["shape"])
+    name, data = field["dtype"], field["data"]
+    # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
+    dtype = np.dtype("float32" if name == "bfloat16" else name)
+    if not isinstance(data, str):
+        return np.array(data, dtype=object).astype(dtype).reshape(field["shape"])
+    found = pybase64.b64decode(data)
+    if name == "bfloat16":
+        found = (np.frombuffer(found, "<u2").astype("<u4") << 16).tobytes()
+    return np.frombuffer(found, dtype.newbyteorder("<")).reshape(field["shape"])

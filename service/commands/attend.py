@@ -167,9 +167,10 @@ def show(
 
 def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
     """Ask the layer stored in a directory, or the service at a URL."""
-    from service.commands.asking import ask_local, ask_server
+    from service.commands.asking import asking
 
-    return ask_local(where, layer, body) if isinstance(where, Path) else ask_server(where, layer, body, api_key)
+    with asking(where, api_key) as ask:
+        return ask(layer, body)
 
 
 def _body(request: Path | None, files: dict[str, Path | None], causal: str | None) -> dict[str, Any]:

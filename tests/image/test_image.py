@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from attention_client import Client
-from service.commands.asking import ask_local, ask_server, tensor_field
+from service.commands.asking import asking, tensor_field
 from tests.e2e.fake_service import eventually
 from tests.e2e.namespace import inner_pid, num_threads, status
 from tests.image.container import ENGINE, IMAGE, Container, engine
@@ -79,7 +79,8 @@ def test_r1_it_serves_as_an_unknown_user_on_a_read_only_root(container):
 
 def test_the_answers_have_the_bits_of_the_same_layer_here(container):
     for layer in ("minilm-l0", "minilm-l3"):
-        here, there = ask_local(LAYERS, layer, question()), ask_server(container.url, layer, question())
+        with asking(LAYERS) as ask_here, asking(container.url) as ask_there:
+            here, there = ask_here(layer, question()), ask_there(layer, question())
         assert here.output.tobytes() == there.output.tobytes()
         assert here.weights["weights"].tobytes() == there.weights["weights"].tobytes()
 

@@ -1,0 +1,83 @@
+"""Case file: the tensors and the request of one attention call in a safetensors file, and how far an output is from another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from attention_client import safetensors_body
+from attention_client.arrays import Raw
+from service.errors import InvalidInput
+
+# By dtype: bits of the fraction, least exponent, and the tolerance as a part of the output's largest magnitude.
+_FLOATS = {
+    "float16": (10, -14, 4e-3),
+    "bfloat16": (7, -126, 3e-2),
+    "float32": (23, -126, 1e-5),
+    "float64": (52, -1022, 1e-9),
+}
+
+
+class CaseFile(NamedTuple):
+    """`request` is the JSON object in the metadata of that name; `sha256` is the hash of the file."""
+
+    tensors: dict[str, Raw]
+    request: dict[str, Any]
+    sha256: str
+
+
+def read_case(path: Path) -> CaseFile:
+    """Return the case; raises InvalidInput for a file that is no safetensors file, or whose `request` is no JSON object."""
+    try:
+        body = path.read_bytes()
+        entries, metadata = safetensors_body.read(body)
+        request = orjson.loads(metadata.get("request", "{}"))
+    except (OSError, ValueError):
+        raise InvalidInput(f"{path} is not a readable safetensors file with JSON in the metadata request") from None
+    if not isinstance(request, dict):
+        raise InvalidInput(f"the metadata request of {path} must be a JSON object")
+    tensors = {
+        name: Raw(kind, np.frombuffer(data, _stored(kind)).reshape(shape))
+        for name, (kind, shape, data) in entries.items()
+    }
+    return CaseFile(tensors, request, hashlib.sha256(body).hexdigest())
+
+
+def rounded(array: np.ndarray, dtype: str) -> Raw:
+    """Return the numbers in a dtype, ties to even; bfloat16 goes through float32, and is held as its bits."""
+    if dtype != "bfloat16":
+        return Raw(dtype, np.ascontiguousarray(array, _stored(dtype)).reshape(array.shape))
+    bits = array.astype(np.float32).view(np.uint32)
+    return Raw(dtype, ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(_stored(dtype)))
+
+
+def widened(raw: Raw) -> np.ndarray:
+    """Return the numbers in float64; booleans are 0 and 1."""
+    bits = raw.bits if raw.dtype != "bfloat16" else (raw.bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.astype(np.float64)
+
+
+def tolerance(output: np.ndarray, dtype: str) -> float:
+    """Return the largest absolute error with which an answer still reproduces `output`."""
+    return _FLOATS[dtype][2] * float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
+
+
+def errors(output: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[float, float]:
+    """Return the largest absolute error, and the largest in units in the last place of the expected number in `dtype`.
+
+    NaN equals NaN, and an infinity equals itself; against any other number they are off by infinity.
+    """
+    fraction, least, _ = _FLOATS[dtype]
+    with np.errstate(invalid="ignore"):
+        off = np.nan_to_num(np.abs(output - expected), nan=np.inf, posinf=np.inf)
+    off = np.where((output == expected) | (np.isnan(output) & np.isnan(expected)), 0.0, off)
+    exponent = np.where(expected == 0, least, np.frexp(expected)[1] - 1)
+    return float(off.max()), float((off / np.ldexp(1.0, np.maximum(exponent, least) - fraction)).max())
+
+
+def _stored(dtype: str) -> np.dtype[Any]:
+    return np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")

@@ -1,0 +1,64 @@
+"""`compare` command: finds the conventions with which the service reproduces the output of another kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.commands.attend import DEFAULT_URL, ApiKey, Local, Url
+from service.errors import ServiceError
+
+CaseArgument = Annotated[
+    Path, typer.Argument(metavar="CASE", help="safetensors: query, key, value, output and perhaps mask")
+]
+Scales = Annotated[list[float] | None, typer.Option("--scale", help="try this scale too; may be repeated")]
+Top = Annotated[int, typer.Option("--top", min=1, help="how many readings to list, if fewer reproduce the output")]
+
+
+class NotReproduced(ServiceError):
+    """No reading reproduces the output; the user sees the nearest one."""
+
+    code = "not_reproduced"
+
+
+def compare(
+    case: CaseArgument,
+    scale: Scales = None,
+    top: Top = 10,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Find the conventions of the kernel that computed an output.
+
+    The metadata `request` (JSON) may fix layout, num_heads, num_kv_heads, scale, softcap and window. A reading reproduces
+    the output if no number is off by more than a part of the output's largest magnitude: float64 1e-9, float32 1e-5,
+    float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from service.commands.asking import asking
+    from service.commands.case_file import read_case, tolerance, widened
+    from service.commands.readings import found_in, readings_of
+
+    read = read_case(case)
+    readings, output = list(readings_of(read, scale or [])), read.tensors["output"]
+    with asking(Path() if local else url, api_key) as ask:
+        found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
+    limit = tolerance(widened(output), output.dtype)
+    count = sum(one.absolute <= limit for one in found)
+    console = Console(highlight=False)
+    console.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
+    console.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
+    table = Table("same", "max abs error", "max ULP", "reading", box=None, width=80)
+    for one in found[: max(count, top)]:
+        table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
+    console.print(table)
+    if not count:
+        raise NotReproduced(
+            f"no reading reproduces the output within {limit:.3g}; "
+            f"the nearest, {found[0].words}, is off by {found[0].absolute:.3g}"
+        )

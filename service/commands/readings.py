@@ -1,0 +1,192 @@
+"""Readings: the combinations of conventions with which a kernel may have computed the output of a case.
+
+Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows. Invariants: The service computes every
+reading in float64, so that only the other kernel rounds. A softcap after the masks is computed here, because the service has no
+such order. Readings with the same numbers are asked once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from service.commands.asking import Ask, tensor_field
+from service.commands.case_file import CaseFile, errors, rounded, widened
+from service.errors import InvalidInput
+
+# What a case may fix, and the type of each value.
+FIELDS: dict[str, Any] = dict.fromkeys(("num_heads", "num_kv_heads", "window"), int)
+FIELDS |= {"layout": str, "scale": int | float, "softcap": int | float}
+LEAST = {"num_heads": 1, "num_kv_heads": 1, "window": 0}
+LAYOUTS = {2: ("ld",), 3: ("bld", "hld", "lhd"), 4: ("bhld", "blhd")}
+AXES = {1: ("s",), 2: ("ls", "bs"), 3: ("hls", "bls"), 4: ("bhls",)}
+TENSORS = ("query", "key", "value", "output")
+Arrays = dict[str, np.ndarray]
+
+
+class MaskReading(NamedTuple):
+    """One meaning of the masks; `masks` is the request's list, `added` [B|1, H|1, L|1, S|1] the same in numbers."""
+
+    words: str
+    masks: list[dict[str, Any]]
+    added: np.ndarray
+
+
+class Reading(NamedTuple):
+    """One combination: query [B, H, L, d], key and value [B, Hkv, S, …], output [B, H, L, V] in float64."""
+
+    words: tuple[str, ...]
+    arrays: Arrays
+    mask: MaskReading
+    scale: float
+    softcap: float | None
+    is_capped_last: bool
+
+
+class Found(NamedTuple):
+    """How far a reading's answer is from the output: the largest absolute error, and the largest in ULP."""
+
+    absolute: float
+    ulps: float
+    words: str
+
+
+def readings_of(case: CaseFile, scales: list[float]) -> Iterator[Reading]:
+    """Yield each combination of conventions that the case leaves open; raises InvalidInput for a malformed case."""
+    _check(case)
+    request, softcap, seen = case.request, case.request.get("softcap"), set()
+    for layout, grouping, arrays in _arrays(case):
+        factors = [request["scale"]] if "scale" in request else [arrays["query"].shape[3] ** -0.5, 1.0, *scales]
+        sizes = (*arrays["query"].shape[:3], arrays["key"].shape[2])
+        masks, positions = _masks(case, sizes), _positions(sizes, request.get("window"))
+        for mask, position, scale, is_last in itertools.product(masks, positions, factors, (False, True)):
+            added = mask.added + position.added
+            same = (layout, grouping, added.shape, added.tobytes(), scale, is_last)
+            if same in seen or (is_last and (softcap is None or not added.any())):
+                continue
+            seen.add(same)
+            cap = "" if softcap is None else f"softcap {'after' if is_last else 'before'} masks"
+            words = (layout, grouping, mask.words, position.words, f"scale {scale:.6g}", cap)
+            yield Reading(words, arrays, MaskReading("", mask.masks + position.masks, added), scale, softcap, is_last)
+
+
+def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
+    """Yield how far the answer is, with each convention for rows that may attend to no key."""
+    inputs, added = [reading.arrays[name] for name in TENSORS[:3]], reading.mask.added
+    options: dict[str, Any] = {"scale": reading.scale, "softcap": reading.softcap}
+    is_masked = np.isneginf(added).all(axis=-1, keepdims=True) & (not reading.is_capped_last)
+    if reading.is_capped_last:
+        answer = _capped_last(inputs, reading)
+    else:
+        body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
+        answer = ask(None, body | options | {"layout": "bhld", "masks": reading.mask.masks}).output
+    mean = inputs[2].mean(axis=2, keepdims=True).repeat(answer.shape[1] // inputs[2].shape[1], axis=1)
+    fills = {"masked rows zero": answer, "masked rows mean of values": mean, "masked rows NaN": np.array(np.nan)}
+    for rows, filled in fills.items() if is_masked.any() else [("", answer)]:
+        words = ", ".join(word for word in (*reading.words, rows) if word)
+        yield Found(*errors(reading.arrays["output"], np.where(is_masked, filled, answer), dtype), words)
+
+
+def _capped_last(inputs: list[np.ndarray], reading: Reading) -> np.ndarray:
+    """Return [B, H, L, V]: the softcap c turns a score s with its masks into c·tanh(s/c), so a blocked key counts as -c."""
+    query, (key, value) = inputs[0], (x.repeat(inputs[0].shape[1] // x.shape[1], axis=1) for x in inputs[1:])
+    scores, cap = query @ key.swapaxes(2, 3) * reading.scale + reading.mask.added, reading.softcap or 0.0
+    scores = cap * np.tanh(scores / cap)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ value)
+
+
+def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
+    """Yield layout, grouping and arrays: query head h uses key head h // (H / Hkv) ("repeat") or h % Hkv ("tile")."""
+    arrays, request = {name: widened(case.tensors[name]) for name in TENSORS}, case.request
+    heads, kv_heads = (request.get(name, request.get("num_heads")) for name in ("num_heads", "num_kv_heads"))
+    known = ("packed",) if heads else LAYOUTS.get(arrays["query"].ndim, ())
+    found = False
+    for layout in known if "layout" not in request else (request["layout"],):
+        part = {name: _rows(x, layout, kv_heads if name in ("key", "value") else heads) for name, x in arrays.items()}
+        (b, h, rows, width), (_, shared, keys, _) = part["query"].shape, part["key"].shape
+        expected = (
+            (b, shared, keys, width),
+            (b, shared, keys, part["value"].shape[3]),
+            (b, h, rows, part["value"].shape[3]),
+        )
+        if 0 in part["query"].shape or h % shared or tuple(part[name].shape for name in TENSORS[1:]) != expected:
+            continue
+        found = True
+        yield layout, "repeat" * (h != shared), part
+        if 1 < shared < h:
+            used = np.arange(h) % shared
+            yield layout, "tile", part | {name: part[name][:, used] for name in ("key", "value")}
+    if not found:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise InvalidInput(f"no layout fits {shapes}; a packed layout needs num_heads in the metadata request")
+
+
+def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
+    """Return [B, H, L, d], or an empty array if it does not fit the layout."""
+    axes = layout
+    if layout == "packed" and heads and array.ndim in LAYOUTS and array.shape[-1] % heads == 0:
+        axes, array = "blhd"[3 - array.ndim :], array.reshape(*array.shape[:-1], heads, -1)
+    if array.ndim != len(axes) or 0 in array.shape:
+        return np.empty((0, 1, 0, 0))
+    array = array.transpose([axes.index(axis) for axis in "bhld" if axis in axes])
+    return np.expand_dims(array, tuple(place for place, axis in enumerate("bhld") if axis not in axes))
+
+
+def _masks(case: CaseFile, sizes: tuple[int, ...]) -> list[MaskReading]:
+    """Return each polarity and each choice of axes that the mask's values and shape allow."""
+    if "mask" not in case.tensors:
+        return [MaskReading("", [], np.zeros((1, 1, 1, 1)))]
+    numbers, is_float = widened(case.tensors["mask"]), "float" in case.tensors["mask"].dtype
+    found = []
+    for axes in AXES.get(numbers.ndim, ()):
+        have = dict(zip(axes, numbers.shape, strict=True))
+        if any(have.get(axis, 1) not in (1, size) for axis, size in zip("bhls", sizes, strict=True)):
+            continue
+        table = numbers.reshape([have.get(axis, 1) for axis in "bhls"])
+        kinds = {"attend": numbers == 0, "ignore": numbers == 1} if np.isin(numbers, (0, 1)).all() else {}
+        for kind, blocked in kinds.items():
+            mask = {"kind": kind, "values": tensor_field(rounded(numbers, "bool").bits), "axes": axes}
+            found.append(MaskReading(f"{kind} {axes}", [mask], np.where(blocked.reshape(table.shape), -np.inf, 0.0)))
+        if is_float:
+            found.append(
+                MaskReading(f"bias {axes}", [{"kind": "bias", "values": tensor_field(numbers), "axes": axes}], table)
+            )
+    if not found:
+        raise InvalidInput(
+            f"mask {list(numbers.shape)} fits no axes of [B, H, L, S] = {list(sizes)}, or is not 0 and 1"
+        )
+    return found
+
+
+def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[MaskReading]:
+    """Yield no mask and causal ones; with a window, each within it and within one key less and more."""
+    rows, keys = sizes[2:]
+    widths = [None] if window is None else [width for width in (window, window - 1, window + 1) if width >= 0]
+    for align, is_causal, width in itertools.product(("top_left", "bottom_right"), (False, True), widths):
+        # How many keys a key lies before the query's own place.
+        before = np.arange(rows)[:, None] + (keys - rows) * (align == "bottom_right") - np.arange(keys)
+        masks: list[dict[str, Any]] = [{"kind": "causal", "align": align}] * is_causal
+        blocked, words = (before < 0) & is_causal, ["causal"] * is_causal
+        if width is not None:
+            masks.append({"kind": "window", "left": width, "right": width, "align": align})
+            blocked, words = blocked | (np.abs(before) > width), [*words, f"window {width}"]
+        name = " ".join([*words, *[align] * bool(words and rows != keys)])
+        yield MaskReading(name, masks, np.where(blocked, -np.inf, 0.0)[None, None])
+
+
+def _check(case: CaseFile) -> None:
+    """Raise InvalidInput for a missing tensor, an output that is not of floats, or a field that a case cannot fix."""
+    for name in TENSORS:
+        if name not in case.tensors or "float" not in case.tensors[name].dtype:
+            raise InvalidInput(f"the case has no tensor {name} of floats")
+    for name, fixed in case.request.items():
+        is_known = fixed in (*itertools.chain(*LAYOUTS.values()), "packed") if name == "layout" else name in FIELDS
+        is_valid = is_known and not isinstance(fixed, bool) and isinstance(fixed, FIELDS[name])
+        if not is_valid or (fixed < LEAST[name] if name in LEAST else fixed == 0):
+            raise InvalidInput(
+                f"the request of a case can fix {', '.join(FIELDS)} with its own kind of value, got {name}"
+            )
