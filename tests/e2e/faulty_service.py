@@ -67,6 +67,11 @@ def fail(marks: list[float]) -> None:
     time.sleep(float(os.environ.get("FAULTY_FORWARD_S", "0")))
 
 
+def first(tensor):
+    """The first element as a view, whatever the axes are."""
+    return tensor[(0,) * tensor.dim()]
+
+
 def be_worker() -> None:
     import torch
 
@@ -78,13 +83,13 @@ def be_worker() -> None:
     passes = os.open(os.environ.get("FAULTY_PASSES", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def faulty_forward(self, batch):
-        marks = [float(work.call.query[0, 0, 0]) for work in batch]
+        marks = [float(first(work.call.query)) for work in batch]
         told = f"{os.getpid()} {threading.current_thread().name} {' '.join(map(str, marks))}\n"
         os.write(passes, told.encode())
         fail(marks)
         answers = forward(self, batch)
         if os.environ.get("FAULTY_FLIP") and len(batch) > 1:
-            answers[0].output.view(torch.int32).view(-1)[0] ^= 1
+            first(answers[0].output.view(torch.int32)).bitwise_xor_(1)
         return answers
 
     def slow_load(self, name):

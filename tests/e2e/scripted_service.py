@@ -73,8 +73,8 @@ def zeros(body: bytes, content_type: str) -> bytes:
     return json.dumps({"output": [[0.0] * WIDTH] * rows, "weights": None}).encode()
 
 
-# Ten requests in each of three forms.
-REFERENCES = 30
+# Ten requests to the layer and two without one, each in three forms.
+REFERENCES = 36
 
 
 def hang(handler) -> bool:

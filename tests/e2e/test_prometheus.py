@@ -192,7 +192,7 @@ def test_the_variables_of_the_dashboard_have_values(watched):
     assert found == {
         "job": ["attention"],
         "instance": [watched.target],
-        "layer": ["cross", "small", "zero"],
+        "layer": ["cross", "sdpa", "small", "zero"],
     }
 
 

@@ -59,7 +59,7 @@ def _plant(plants: dict[str, Any]) -> None:
     write, write_thread = _writer(plants.get("executed")), _writer(plants.get("threads"))
 
     def run_planted(engine: Engine, batch: Any) -> Any:
-        marks = [float(work.call.query[0, 0, 0]) for work in batch]
+        marks = [float(work.call.query[(0,) * work.call.query.dim()]) for work in batch]
         now = time.monotonic()
         write("".join(f"{mark:g} {now:.6f}\n" for mark in marks))
         write_thread(f"{threading.current_thread().name}\n")
