@@ -129,14 +129,15 @@ def test_l4_sigterm_under_load_loses_no_accepted_request(serve):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("damage", ["empty", "broken"])
-def test_l11_an_unservable_directory_is_one_line_and_an_exit_code(serve, tmp_path, damage):
+@pytest.mark.parametrize(("damage", "exit_code"), [("missing", 1), ("broken", 3)])
+def test_l11_an_unservable_directory_is_one_line_and_an_exit_code(serve, tmp_path, damage, exit_code):
+    """An empty one serves attention without a layer (`test_attention_memory.py`)."""
     directory = tmp_path / damage
-    directory.mkdir()
     if damage == "broken":
+        directory.mkdir()
         (directory / "small.safetensors").write_bytes(b"\0" * 64)
     service = serve(directory, workers=2)
-    assert service.process.wait(60) == 3
+    assert service.process.wait(60) == exit_code
     assert service.process.stderr is not None
     told = service.process.stderr.read().strip().splitlines()
     assert len(told) == 1
