@@ -22,6 +22,8 @@ from service.attention.spec import LayerSpec
 # Per element of a sequence's mask table: for the table itself, and for each mask in it.
 TABLE_FLOPS = 100
 MASK_FLOPS = 15
+# Per product that is called for one head alone, whatever its size: about 5 µs.
+PRODUCT_FLOPS = 2**18
 # Per computed weight: scale, mask and softmax; then per returned weight.
 SOFTMAX_FLOPS = 100
 RETURNED_FLOPS = 300
@@ -47,7 +49,18 @@ def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     if call.scores is not None:
         of_a_sequence += _weights_flops(width, sizes, call.scores.selected)
     passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(_is_explicit(call)) * SOFTMAX_FLOPS
+    of_a_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
     return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * of_a_sequence
+
+
+def _num_products(call: AttentionCall, sizes: Sizes) -> int:
+    """Return the number of products of one sequence that are made one by one: of each head and block, or of each shared key."""
+    groups = call.key.shape[1]
+    by_head = (
+        2 * int(_is_explicit(call)) + int(call.has_lse) + int(call.weights is not None) + int(call.scores is not None)
+    )
+    shared = groups if groups > 1 and groups < sizes.heads and not _is_explicit(call) else 0
+    return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
 
 
 def table_bytes(

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, bias, causal
 from service.attention.scores import BLOCK_ROWS
-from service.attention.work import WORKSPACE_TABLES, attention_flops, attention_table_bytes, flops, table_bytes
+from service.attention.work import (
+    PRODUCT_FLOPS,
+    WORKSPACE_TABLES,
+    attention_flops,
+    attention_table_bytes,
+    flops,
+    table_bytes,
+)
 from tests.engine_room import engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 
@@ -122,3 +129,13 @@ def test_each_extra_of_attention_without_a_layer_costs_flops_and_a_workspace(fie
     plain, more = attention_call(3, 5, 7, 8, 8), attention_call(3, 5, 7, 8, 8, **fields)
     assert attention_flops(more, sizes) > attention_flops(plain, sizes)
     assert attention_table_bytes(more, sizes) == 3 * 5 * 7 * WORKSPACE_TABLES * 4
+
+
+def test_many_small_products_cost_their_calls():
+    """4,096 heads of one number each: their arithmetic is nothing, calling it 4,096 times takes 40 ms."""
+    sizes = Sizes(2, 4096, 1, 1)
+    one_call, many = attention_call(4096, 1, 1, 1, 1), attention_call(4096, 1, 1, 1, 1, softcap=1.0)
+    assert attention_flops(one_call, sizes) < 10**6
+    assert attention_flops(many, sizes) >= 2 * 2 * 4096 * PRODUCT_FLOPS
+    shared = one_call._replace(key=torch.empty(2, 2048, 1, 1), value=torch.empty(2, 2048, 1, 1))
+    assert attention_flops(shared, sizes) >= 2 * 2048 * PRODUCT_FLOPS
