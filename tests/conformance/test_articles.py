@@ -227,7 +227,7 @@ def test_row_8_simple_attention(attention):
 def test_row_9_visualize_attention(attention):
     """The legend of `visualize_attention` (`*` > 0.5, `+` > 0.2, `.` > 0.05) for served weights.
 
-    The command `attention-service attend --legend` draws it; the article draws square weights only.
+    The command `attention-service show --legend` draws it; the article draws square weights only.
     """
     weights = attention(three(randn(7, 4)), scale=2.0, weights=HEADS)["weights"]
     for weight in weights.flatten().tolist():
