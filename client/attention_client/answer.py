@@ -17,6 +17,9 @@ from attention_client.errors import BadAnswer
 from attention_client.problem import Reply
 from attention_client.safetensors_body import MEDIA_TYPE, read
 
+# What attention without a layer may return beside output and weights.
+EXTRAS = ("scores", "lse", "present_key", "present_value")
+
 
 class Batch(NamedTuple):
     """Size of the forward pass that computed this request: all its requests, sequences and tokens, including this one's."""
@@ -104,31 +107,28 @@ def read_answer(reply: Reply, query: Array, sent: Raw) -> Answer[Array]:
     """Decode the reply to an attend call; `sent` is the query as it was sent. Raises BadAnswer if the two do not match."""
     with _bad_answer(reply):
         arrays, facts = _decoded(reply, query, sent)
-        return Answer(
-            output=arrays["output"],
-            weights=_weights(arrays),
-            masked_rows=facts["masked_rows"],
-            layer=facts["layer"]["name"],
-            digest=facts["layer"]["digest"],
-            batch=Batch(*(facts["batch"][name] for name in Batch._fields)),
-            timing_ms=Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
-            request_id=reply.request_id,
-        )
+        layer = facts["layer"]
+        return Answer(layer=layer["name"], digest=layer["digest"], **_shared_fields(reply, arrays, facts))
 
 
 def read_attention(reply: Reply, query: Array, sent: Raw) -> AttentionAnswer[Array]:
     """Decode the reply to a call of attention without a layer. Raises BadAnswer."""
     with _bad_answer(reply):
         arrays, facts = _decoded(reply, query, sent)
-        return AttentionAnswer(
-            output=arrays["output"],
-            weights=_weights(arrays),
-            **{name: arrays.get(name) for name in ("scores", "lse", "present_key", "present_value")},
-            masked_rows=facts["masked_rows"],
-            batch=Batch(*(facts["batch"][name] for name in Batch._fields)),
-            timing_ms=Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
-            request_id=reply.request_id,
-        )
+        extras = {name: arrays.get(name) for name in EXTRAS}
+        return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
+
+
+def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an answer has with and without a layer."""
+    return {
+        "output": arrays["output"],
+        "weights": _weights(arrays),
+        "masked_rows": facts["masked_rows"],
+        "batch": Batch(*(facts["batch"][name] for name in Batch._fields)),
+        "timing_ms": Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
+        "request_id": reply.request_id,
+    }
 
 
 def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], dict[str, Any]]:
