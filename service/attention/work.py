@@ -55,11 +55,9 @@ def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
 
 def _num_products(call: AttentionCall, sizes: Sizes) -> int:
     """Return the number of products of one sequence that are made one by one: of each head and block, or of each shared key."""
-    groups = call.key.shape[1]
-    by_head = (
-        2 * int(_is_explicit(call)) + int(call.has_lse) + int(call.weights is not None) + int(call.scores is not None)
-    )
-    shared = groups if groups > 1 and groups < sizes.heads and not _is_explicit(call) else 0
+    groups, explicit = call.key.shape[1], _is_explicit(call)
+    by_head = 2 * explicit + call.has_lse + (call.weights is not None) + (call.scores is not None)
+    shared = groups if 1 < groups < sizes.heads and not explicit else 0
     return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
 
 
