@@ -18,14 +18,15 @@ import orjson
 import pybase64
 
 import attention_client
+from attention_client.answer import EXTRAS
 from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
     from service.attention.engine import Engine
+    from service.attention.loaded_layer import LoadedLayer
+    from service.layers.stored_layer import StoredLayer
 
 TIMEOUT_S = 60.0
-# What attention without a layer may return beside output and weights.
-EXTRAS = ("scores", "lse", "present_key", "present_value")
 
 
 class AskFailed(ServiceError):
@@ -82,9 +83,18 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
         import torch
 
         from service.attention.engine import Engine, EngineOptions
+        from service.layers.store import Store
 
         with contextlib.closing(Engine(EngineOptions(torch.device("cpu"), torch.float32))) as engine:
-            yield functools.partial(_ask_engine, engine, where)
+            # A layer is read, loaded and self-checked once for all bodies.
+            stored = functools.cache(Store(where).load)
+
+            @functools.cache
+            def loaded(layer: str | None) -> LoadedLayer:
+                parts = (None, {}) if layer is None else (stored(layer).spec, stored(layer).tensors)
+                return engine.load(*parts).result()
+
+            yield functools.partial(_ask_engine, engine, stored, loaded)
         return
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
@@ -97,10 +107,15 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
         raise AskFailed(prefix + error.message) from None
 
 
-def _ask_engine(engine: Engine, directory: Path, layer: str | None, body: dict[str, Any]) -> Reply:
+def _ask_engine(
+    engine: Engine,
+    stored_layer: Callable[[str], StoredLayer],
+    loaded_layer: Callable[[str | None], LoadedLayer],
+    layer: str | None,
+    body: dict[str, Any],
+) -> Reply:
     from service.attention.loaded_layer import Work
     from service.batching.job import BatchInfo
-    from service.layers.store import Store
     from service.layers.stored_layer import SDPA
     from service.wire.answer import AnswerFacts, write_json
     from service.wire.attend_request import check_request
@@ -108,17 +123,14 @@ def _ask_engine(engine: Engine, directory: Path, layer: str | None, body: dict[s
     from service.wire.checked_request import RequestLimits
     from service.wire.json_document import parse
 
-    stored = None if layer is None else Store(directory).load(layer)
+    stored = None if layer is None else stored_layer(layer)
     plenty = RequestLimits(*(2**62,) * 5)
     document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
     if stored is None:
         request = check_attention(document, plenty).counted()
     else:
         request = check_request(document, stored.name, stored.spec, plenty).counted()
-    parts = (None, {}) if stored is None else (stored.spec, stored.tensors)
-    loaded = engine.load(*parts).result()
-    # Answers, because the engine stops no batch here, and of layers, because the call is to one.
-    answers: Any = engine.run([Work(loaded, request.call)]).result()
+    answers: Any = engine.run([Work(loaded_layer(layer), request.call)]).result()  # the engine stops no batch here
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
     pieces = write_json(request.tensors(answers[0]), facts, request.form)
