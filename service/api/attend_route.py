@@ -17,7 +17,7 @@ from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import AnyAnswer
 from service.errors import BadRequest
 from service.http.asgi import Receive, Scope, Send
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 from service.layers.catalog import Served, ServedAttention
 from service.layers.stored_layer import SDPA
 from service.wire.answer import AnswerFacts, write_json

@@ -23,7 +23,7 @@ import zstandard
 
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.http.asgi import Send
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"

@@ -29,7 +29,7 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import CALLER, ClientGone, Message, Receive, Scope
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 Part = bytes | bytearray | memoryview
 

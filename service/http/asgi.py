@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.http.head import HeaderFields, RequestLine
+from service.http.request_parser import HeaderFields, RequestLine
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

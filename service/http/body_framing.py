@@ -12,7 +12,7 @@ import re
 from typing import Protocol
 
 from service.errors import BadRequest
-from service.http.head import CRLF, is_clean, read_field
+from service.http.request_parser import CRLF, is_clean, read_field
 
 # Framing that every body may have besides: about 3,000 chunks of one byte.
 FREE_FRAMING_BYTES = 16 * 1024

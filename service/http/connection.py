@@ -36,8 +36,8 @@ from service.http.connection_limits import (
     ConnectionLimits,
 )
 from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer
-from service.http.head import CRLF, END, Head, HeaderFields, check_begun, glimpse, read_head
 from service.http.listener import ConnectionSlot
+from service.http.request_parser import CRLF, END, Head, HeaderFields, check_begun, glimpse, read_head
 
 
 class Stage(enum.Enum):

@@ -4,7 +4,7 @@ import pytest
 
 from service.api.reply import answer_coding, answer_type
 from service.errors import NotAcceptable
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 JSON, BINARY = b"application/json", b"application/vnd.safetensors"
 

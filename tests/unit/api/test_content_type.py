@@ -4,7 +4,7 @@ import pytest
 
 from service.api.reply import JSON, SAFETENSORS, body_type
 from service.errors import UnsupportedMediaType
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 
 def said(*values: bytes) -> bytes:

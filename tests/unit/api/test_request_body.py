@@ -20,7 +20,7 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import ClientGone
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from service.errors import BadRequest
-from service.http.head import HeaderFields
+from service.http.request_parser import HeaderFields
 
 
 def test_all_values_of_a_name_are_collected_without_surrounding_blanks():
