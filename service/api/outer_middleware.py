@@ -24,7 +24,8 @@ from service.api.auth.access import Access
 from service.api.problems import is_inference, render, render_inference, unknown_failure
 from service.batching.job import BatchInfo
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
-from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send, fields_of
+from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
+from service.http.request_parser import fields_of
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _KEY = "attention.trace"

@@ -29,8 +29,8 @@ from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost, Outcome
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
-from service.http.asgi import KEY_DIGEST, Receive, Scope, Send, fields_of
-from service.http.request_parser import HeaderFields
+from service.http.asgi import KEY_DIGEST, Receive, Scope, Send
+from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served, ServedLayer
 from service.wire.answer import AnswerFacts
 from service.wire.checked_request import CheckedRequest, RequestLimits

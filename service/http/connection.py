@@ -5,10 +5,6 @@ the error in its scope (`REFUSED`), so it is answered, counted and logged like a
 Invariants: A connection serves one request at a time; early bytes wait, at most one or two reads of them. Every stage has a
 deadline, and no connection has a task. After a response that precedes the end of its request, the client has LINGER_S to stop
 sending and read it. A client that half-closes gets a response only if its last whole request says that it is the last.
-
-Deadline: calls back at a time that every request of a connection may move, and rarely costs a timer.
-Invariants: The loop has at most one timer for a deadline; a timer that fires too early is set again. `passed` is called once for
-each `set` that is neither cleared nor set again in time.
 """
 
 from __future__ import annotations
@@ -24,8 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
-from service.http.asgi import CROWDED, REFUSED, common_scope, request_scope
-from service.http.body_framing import Bytes, ChunkedBody, CountedBody, WireBody
+from service.http.asgi import CROWDED, REFUSED
 from service.http.connection_limits import (
     LINGER_S,
     MAX_DROPPED_BYTES,
@@ -35,9 +30,20 @@ from service.http.connection_limits import (
     RESET_CHECK_S,
     ConnectionLimits,
 )
-from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer
+from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer, common_scope, request_scope
 from service.http.listener import ConnectionSlot
-from service.http.request_parser import CRLF, END, Head, HeaderFields, check_begun, glimpse, read_head
+from service.http.request_parser import (
+    CRLF,
+    END,
+    Bytes,
+    ChunkedBody,
+    CountedBody,
+    Head,
+    HeaderFields,
+    check_begun,
+    glimpse,
+    read_head,
+)
 
 
 class Stage(enum.Enum):
@@ -52,6 +58,12 @@ class Stage(enum.Enum):
 
 
 class Deadline:
+    """Calls `passed` once for each `set` that is neither cleared nor set again in time.
+
+    Every request of a connection moves its deadlines. So the loop has at most one timer for each, which is set again if it
+    fires too early.
+    """
+
     def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]) -> None:
         self._loop = loop
         self._passed = passed
@@ -60,7 +72,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now, whatever it was before."""
+        """Move the deadline to `seconds` from now."""
         self._due = self._loop.time() + seconds
         if self._due < self._fires_at:
             self._arm()
@@ -93,7 +105,7 @@ class Deadline:
 
 
 class Connection(HttpToolsProtocol):
-    """One client connection. It keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
+    """Keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
 
@@ -103,19 +115,19 @@ class Connection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         limits: ConnectionLimits,
+        coalescer: WriteCoalescer,
         slot: ConnectionSlot,
-        departures: WriteCoalescer,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.parser = None  # type: ignore[assignment]  # `head.py` and `body_framing.py` parse
+        self.parser = None  # type: ignore[assignment]  # `request_parser.py` parses
         self._limits = limits
         self._slot = slot
-        self._departures = departures
+        self._coalescer = coalescer
         self._stage = Stage.HEAD
         self._is_resting = False  # between two requests; the first one is due from the start
         self._begun = self._waiting = b""
-        self._body: WireBody = CountedBody(0)
+        self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._has_ended = False
         self._is_last = self._may_end = False  # the request closes the connection; a waiting request may
         self._is_shed = False
@@ -127,7 +139,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
-        self._coalescing = CoalescingTransport(transport, self._departures, self._leave)
+        self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
         self._reading.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -137,7 +149,7 @@ class Connection(HttpToolsProtocol):
         self._slot.leave()
         super().connection_lost(exc)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.leave()
+            self.cycle.report_disconnect()
 
     def data_received(self, data: bytes) -> None:
         self._wait(data) if self._waiting else self._take(data)
@@ -145,15 +157,15 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
         self._has_ended = True
-        self._coalescing.depart()  # these responses precede the client's end, so they are sent
+        self._coalescing.send_held()  # these responses precede the client's end, so they are sent
         waiting = self._waiting.lower()
         self._may_end = b"close" in waiting or b"http/1.0" in waiting
         return self.transport.can_write_eof() and self._is_waited_for()
 
     def shutdown(self) -> None:
-        self._coalescing.depart()
+        self._coalescing.send_held()
         if self._stage is Stage.BODY and self.cycle.response_complete:
-            self._leave()
+            self._lingering_close()
         elif self._stage is not Stage.DROP:
             super().shutdown()
 
@@ -234,7 +246,7 @@ class Connection(HttpToolsProtocol):
         data, self._waiting, self._flow.is_full = self._waiting, b"", False
         self._take(data)
         if self._has_ended and not self._is_waited_for():
-            self._coalescing.depart()
+            self._coalescing.send_held()
             self.transport.close()
 
     def _wait(self, data: Bytes) -> None:
@@ -249,9 +261,9 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _read_too_late(self) -> None:
-        """Handle the end of the header deadline, the keep-alive time, the lingering, or the time to drop the rest of a body.
+        """Handle the end of the header deadline, the keep-alive time, the lingering close, or the time to drop a body's rest.
 
-        After a half-close it is the time to check for a reset.
+        After a half-close this is the time to check for a reset.
         """
         if self._has_ended and self._is_waited_for():
             return
@@ -260,7 +272,7 @@ class Connection(HttpToolsProtocol):
                 ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"), self._begun
             )
         else:
-            self._coalescing.depart()
+            self._coalescing.send_held()
             self.transport.close()
 
     def _is_waited_for(self) -> bool:
@@ -268,10 +280,10 @@ class Connection(HttpToolsProtocol):
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
-            is_so = bool(self._waiting)  # decided when the waiting bytes are parsed
+            may_wait = bool(self._waiting)  # decided when the waiting bytes are parsed
         else:
-            is_so = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
-        if not is_so or self._slot.is_reset:
+            may_wait = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
+        if not may_wait or self._slot.is_reset:
             return False
         self._reading.set(RESET_CHECK_S)
         return True
@@ -290,9 +302,9 @@ class Connection(HttpToolsProtocol):
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
-        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._slot.is_overflow)
         if self._slot.is_overflow:
-            cycle.scope[CROWDED] = True  # type: ignore[literal-required]  # this transport's key
+            scope[CROWDED] = True
+        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._slot.is_overflow)
         if self._body.is_complete:
             cycle.more_body = False
             cycle.message_event.set()
@@ -304,19 +316,19 @@ class Connection(HttpToolsProtocol):
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
         scope = request_scope(self._common_scope, glimpse(begun), [], HeaderFields(), self.app_state)
-        cycle = self._start(scope, keeps_alive=False)
-        cycle.scope[REFUSED] = error  # type: ignore[literal-required]  # this transport's key
+        scope[REFUSED] = error
+        self._start(scope, keeps_alive=False)
 
     def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
         """Hand the request to the application, which starts in the next loop tick."""
-        self.cycle = Cycle(self, self._coalescing, scope, keeps_alive=keeps_alive)
+        self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle
 
     # Responses.
 
-    def goes_on(self) -> bool:
-        """Return whether the connection can be reused: the rest of the body is small and certain to arrive."""
+    def may_be_reused(self) -> bool:
+        """Return whether the connection takes another request: the rest of the body is small and certain to arrive."""
         if self._is_shed and not self._waiting:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
@@ -342,8 +354,8 @@ class Connection(HttpToolsProtocol):
             self._take_waiting()
             self.flow.resume_reading()
 
-    def _leave(self) -> None:
-        """Close after the last response, at once only if the client has nothing more to send."""
+    def _lingering_close(self) -> None:
+        """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
         is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
         self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
         self._reading.clear()

@@ -1,63 +1,55 @@
-"""Cycle: carries one request and its response; WriteCoalescer sends the responses of one loop tick together.
+"""Cycle: carries one request to the application and its response back; WriteCoalescer joins the writes of one loop tick.
 
 Invariants: If a request turns out broken half-way, the code that reads its body gets the error and answers. A response that the
 client did not wait for never counts as sent. Only the connection decides when to close.
 
-WriteCoalescer: sends the responses of one loop tick together.
-Every response wakes its client. Each client on the same machine takes a core from the service, and its caches. Responses that
-are sent together are read together, and the next requests arrive together (docs/performance.md).
-Invariants: The first response of a tick is sent at once, because it may be the only one. The others are sent in order when the
-tick ends, or after the inline batch that began in it.
+Write coalescing: every response wakes its client, and a client on the same machine takes a core from the service. Responses that
+are sent together are read together, and the next requests arrive together (docs/performance.md). The first response of a tick is
+sent at once, because it may be the only one. The others are sent in order when the tick ends, or after the inline batch that
+began in it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.server import ServerState
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import ServiceError
-from service.http.asgi import CALLER, ClientGone
-from service.http.body_framing import Piece
+from service.http.asgi import CALLER, FIELDS, ClientGone
 from service.http.connection_limits import MAX_AHEAD_BYTES
+from service.http.request_parser import HeaderFields, RequestLine
 from service.loop_time import LoopTick
 
-
-class Outgoing(Protocol):
-    """Holds a response back."""
-
-    def depart(self) -> None:
-        """Send the response now, unless it was sent. Raises nothing: others wait behind it."""
+Piece = bytes | bytearray | memoryview
 
 
 class WriteCoalescer:
     """Coalesces the writes of all connections on one loop."""
 
-    __slots__ = ("_has_first_left", "_tick", "_waiting")
+    __slots__ = ("_has_sent_first", "_tick", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: list[Outgoing] = []
-        self._has_first_left = False
+        self._waiting: list[Callable[[], object]] = []
+        self._has_sent_first = False
         self._tick = LoopTick(self._end)
 
-    def may_leave(self, answer: Outgoing) -> bool:
-        """Return whether a response is sent now; if not, `depart` is called when this tick ends."""
+    def may_send_now(self, send_later: Callable[[], object]) -> bool:
+        """Return whether a response is sent now; if not, `send_later`, which raises nothing, is called when this tick ends."""
         self._tick.ask()
-        if self._has_first_left:
-            self._waiting.append(answer)
+        if self._has_sent_first:
+            self._waiting.append(send_later)
             return False
-        self._has_first_left = True
+        self._has_sent_first = True
         return True
 
     def _end(self) -> None:
-        waiting, self._waiting, self._has_first_left = self._waiting, [], False
-        for answer in waiting:
-            answer.depart()
+        waiting, self._waiting, self._has_sent_first = self._waiting, [], False
+        for send_later in waiting:
+            send_later()
 
 
 START = "http.response.start"
@@ -69,15 +61,15 @@ class CoalescingTransport:
     """The transport that a cycle writes to.
 
     A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
-    and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`).
+    and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`). `close` calls `on_close`.
     """
 
-    __slots__ = ("_departures", "_head", "_held", "_leave", "_transport", "is_closing", "is_head")
+    __slots__ = ("_coalescer", "_head", "_held", "_on_close", "_transport", "is_closing", "is_head")
 
-    def __init__(self, transport: asyncio.Transport, departures: WriteCoalescer, leave: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer, on_close: Callable[[], None]) -> None:
         self._transport = transport
-        self._departures = departures
-        self._leave = leave
+        self._coalescer = coalescer
+        self._on_close = on_close
         self._head = b""
         self._held: list[bytes] = []
         self.is_closing = transport.is_closing
@@ -90,7 +82,7 @@ class CoalescingTransport:
             return
         head, self._head = self._head, b""
         pieces = [head, data] if head else [data]
-        if self._held or (head and not self._departures.may_leave(self)):
+        if self._held or (head and not self._coalescer.may_send_now(self.send_held)):
             self._held += pieces
         else:
             self._transport.writelines(pieces)
@@ -100,9 +92,9 @@ class CoalescingTransport:
         if self._head:
             self._held.append(self._head)
             self._head = b""
-            self.depart()
+            self.send_held()
 
-    def depart(self) -> None:
+    def send_held(self) -> None:
         """Send what was held back, unless the connection is lost."""
         if not self._held:
             return
@@ -116,8 +108,8 @@ class CoalescingTransport:
 
     def close(self) -> None:
         self.flush()
-        self.depart()
-        self._leave()
+        self.send_held()
+        self._on_close()
 
 
 class Flow(FlowControl):
@@ -130,24 +122,54 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-class Owner(Protocol):
-    """The part of the connection that a cycle uses."""
+Fields = list[tuple[bytes, bytes]]
 
-    flow: FlowControl
-    logger: logging.Logger
-    access_logger: logging.Logger
-    access_log: bool
-    server_state: ServerState
 
-    def goes_on(self) -> bool:
-        """Return whether the connection can be reused after the response that begins now."""
+def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
+    """Return the part of the ASGI scope that all requests of a connection share."""
+    return {
+        "type": "http",
+        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
+        "scheme": connection.scheme,
+        "root_path": connection.root_path,
+        "server": connection.server,
+        "client": connection.client,
+    }
 
-    def on_response_complete(self) -> None: ...
+
+def request_scope(
+    common: dict[str, Any],
+    line: RequestLine,
+    fields: Fields,
+    named: HeaderFields,
+    state: dict[str, Any],
+    authority: bytes = b"",
+) -> dict[str, Any]:
+    """Return a request's ASGI scope. An `authority` replaces Host.
+
+    `fields` are copied, because an application may change its scope. Only this service reads `named`.
+    """
+    if authority:
+        fields = [*(field for field in fields if field[0] != b"host"), (b"host", authority)]
+        named = HeaderFields(fields)
+    return {
+        **common,
+        "http_version": line.version,
+        "method": line.method,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "headers": fields.copy(),
+        FIELDS: named,
+        "state": state.copy(),
+    }
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1, a
-    head that is sent with its body, and the interface of `api/request_body.py`.
+    """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1,
+    a head that is sent with its body, and the Client interface of `api/request_body.py`.
+
+    `may_be_reused` returns whether the connection takes another request after the response that begins now.
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
@@ -157,21 +179,29 @@ class Cycle(RequestResponseCycle):
     """Total time that the response has waited for the client to read; the last wait began at `paused_at`."""
     paused_at: float | None = None
 
-    def __init__(self, owner: Owner, transport: CoalescingTransport, scope: Any, *, keeps_alive: bool) -> None:
+    def __init__(
+        self,
+        connection: HttpToolsProtocol,
+        transport: CoalescingTransport,
+        scope: Any,
+        may_be_reused: Callable[[], bool],
+        *,
+        keeps_alive: bool,
+    ) -> None:
         super().__init__(
             scope=scope,
             transport=transport,  # type: ignore[arg-type]
-            flow=owner.flow,
-            logger=owner.logger,
-            access_logger=owner.access_logger,
-            access_log=owner.access_log,
-            default_headers=owner.server_state.default_headers,
+            flow=connection.flow,
+            logger=connection.logger,
+            access_logger=connection.access_logger,
+            access_log=connection.access_log,
+            default_headers=connection.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=False,
             keep_alive=keeps_alive,
-            on_response=owner.on_response_complete,
+            on_response=connection.on_response_complete,
         )
-        self._goes_on = owner.goes_on
+        self._may_be_reused = may_be_reused
         self._has_failed = False  # no more of the body is read
         self._failure: ServiceError | None = None  # the error, until `receive` raises it
         self._on_disconnect: Callable[[], object] | None = None
@@ -195,8 +225,8 @@ class Cycle(RequestResponseCycle):
         self.keep_alive = False
         self.message_event.set()
 
-    def leave(self) -> None:
-        """Report to the application that the connection is lost."""
+    def report_disconnect(self) -> None:
+        """Tell the application that the connection is lost."""
         if self._on_disconnect is not None:
             callback, self._on_disconnect = self._on_disconnect, None
             callback()
@@ -209,7 +239,7 @@ class Cycle(RequestResponseCycle):
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
         self._on_disconnect = callback
         if self.disconnected and not self.response_complete:
-            self.leave()
+            self.report_disconnect()
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
         """Store a piece of the body. Only a large amount or the end wakes the reader, so single bytes do not."""
@@ -277,7 +307,7 @@ class Cycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         if self.keep_alive and not self.response_started:
-            self.keep_alive = self._goes_on()
+            self.keep_alive = self._may_be_reused()
         if self._is_old:
             # The response ends with the connection (RFC 9112, section 6.3), but uvicorn counts down an expected length.
             self.expected_content_length = len(message.get("body", b""))

@@ -1,13 +1,11 @@
-"""Head: parses the request line and header fields strictly (RFC 9112); HeaderFields finds fields by name.
+"""Request parser: parses heads and body framing strictly (RFC 9112), so that no two parsers read them differently.
 
-Must not know: sockets, ASGI, time.
+Must not know: sockets, time, how large a body may be (`api/request_body.py`).
 Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as
-this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong.
-
-HeaderFields: header fields of one request by name, and a cache of what readers parse from them.
-Invariants: Names are lower-case bytes. Blanks around a value are removed (RFC 9110, section 5.5). No value is trusted.
-Clients repeat their heads, and `read_head` caches them. So a value that depends only on the fields is cached
-as well.
+this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong. Clients repeat their
+heads, so `read_head` caches them, and HeaderFields caches what is parsed from their fields. No value is trusted.
+A body ends at one byte; what follows belongs to the next request. Besides FREE_FRAMING_BYTES, chunk sizes, extensions and
+trailers together take at most half as many bytes as the data, so that a million tiny chunks cannot keep the loop busy.
 """
 
 from __future__ import annotations
@@ -15,10 +13,11 @@ from __future__ import annotations
 import functools
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
+from service.http.asgi import FIELDS
 from service.http.connection_limits import ConnectionLimits
 
 T = TypeVar("T")
@@ -28,7 +27,10 @@ BLANKS = b" \t"
 
 
 class HeaderFields(dict[bytes, tuple[bytes, ...]]):
-    """All values of a name, in order; an empty tuple for a missing name. Requests may share an instance: never change it."""
+    """The values of each lower-case name in order, without blanks around them; an empty tuple for a missing name.
+
+    Requests may share an instance: never change it.
+    """
 
     __slots__ = ("_made",)
 
@@ -42,7 +44,7 @@ class HeaderFields(dict[bytes, tuple[bytes, ...]]):
         return ()
 
     def make(self, reader: Callable[[HeaderFields, *Options], T], *options: *Options) -> T:
-        """Return the cached result of `reader`, which uses only these fields and `options`. Its errors are raised every time."""
+        """Return the result of `reader`, which uses only these fields and `options`; cache it unless it raises."""
         key = (reader, options)
         try:
             found: T = self._made[key]
@@ -51,11 +53,19 @@ class HeaderFields(dict[bytes, tuple[bytes, ...]]):
         return found
 
 
+def fields_of(scope: MutableMapping[str, Any]) -> HeaderFields:
+    """Return the header fields of a request's ASGI scope."""
+    found: HeaderFields | None = scope.get(FIELDS)
+    if found is None:  # another ASGI server's scope
+        found = scope[FIELDS] = HeaderFields(scope["headers"])
+    return found
+
+
 CRLF = b"\r\n"
 END = b"\r\n\r\n"
 # 19 digits hold every length up to 2^63; no machine holds a longer body.
 MAX_LENGTH_DIGITS = 19
-# Clients repeat most of their heads, and most lines of the others; parsing costs many times as much as a cache lookup.
+# Clients repeat most of their heads, and most lines of the others. Parsing costs many times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
@@ -254,3 +264,112 @@ def _too_long(max_target_bytes: int) -> TargetTooLong:
 
 def _too_large(max_header_bytes: int) -> HeadersTooLarge:
     return HeadersTooLarge(f"the header fields of a request may have at most {max_header_bytes:,} bytes together")
+
+
+# A body may have so many bytes of framing besides, which is about 3,000 chunks of one byte.
+FREE_FRAMING_BYTES = 16 * 1024
+MAX_LINE_BYTES = 1024
+# Lines parsed in one loop tick, which takes 0.25 ms; a chunk has one or two lines.
+LINES_A_TICK = 250
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+
+Bytes = bytes | memoryview
+
+
+class CountedBody:
+    """A body of `length` bytes, of which `left` are still to come."""
+
+    def __init__(self, length: int) -> None:
+        self.left = length
+        self.is_complete = length == 0
+
+    def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
+        """Return the body's part of `data`, and the rest: bytes of the next request."""
+        piece = data if len(data) <= self.left else data[: self.left]
+        self.left -= len(piece)
+        self.is_complete = not self.left
+        return piece, data[len(piece) :]
+
+
+class ChunkedBody:
+    """A body in chunks (RFC 9112, section 7.1), up to a chunk of size 0 and a trailer, which is parsed and discarded."""
+
+    left = None  # unknown
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._chunk_left = 0
+        self._has_line_end = True  # after the data of the last chunk
+        self._in_trailer = False
+        self._begun = b""
+        self._num_data_bytes = 0
+        self._num_framing_bytes = 0
+
+    def take(self, data: Bytes) -> tuple[bytes, bytes]:
+        """Return the body's part of `data`, and the rest: bytes of the next request, or work for another loop tick.
+
+        Raises BadRequest.
+        """
+        data, self._begun = self._begun + data, b""
+        pieces: list[bytes] = []
+        at = lines = 0
+        while at < len(data) and not self.is_complete and lines < LINES_A_TICK:
+            if self._chunk_left:
+                pieces.append(data[at : at + self._chunk_left])
+                at = self._end_of_data(data, at, len(pieces[-1]))
+                continue
+            end = self._line_end(data, at)
+            if end < 0:
+                self._begun, at = data[at:], len(data)
+                break
+            self._line(data[at:end])
+            self._count_framing(end + len(CRLF) - at)
+            at = end + len(CRLF)
+            lines += 1
+        return b"".join(pieces), data[at:]
+
+    def _end_of_data(self, data: bytes, at: int, num_bytes: int) -> int:
+        """Count chunk data and return the position after it, or after its line end if that has arrived."""
+        self._chunk_left -= num_bytes
+        self._num_data_bytes += num_bytes
+        at += num_bytes
+        self._has_line_end = not self._chunk_left and data.startswith(CRLF, at)
+        if not self._has_line_end:
+            return at
+        self._num_framing_bytes += len(CRLF)
+        return at + len(CRLF)
+
+    def _line_end(self, data: bytes, at: int) -> int:
+        """Return where the line that begins at `at` ends, or -1 if its end has not arrived."""
+        end = data.find(CRLF, at, at + MAX_LINE_BYTES)
+        if end < 0 and (len(data) - at >= MAX_LINE_BYTES or b"\n" in data[at:] or b"\r" in data[at:-1]):
+            raise BadRequest(
+                f"a line of a chunked body must end with CR LF and have fewer than {MAX_LINE_BYTES:,} bytes"
+            )
+        return end
+
+    def _line(self, line: bytes) -> None:
+        if not self._has_line_end:
+            if line:
+                raise BadRequest("a chunk must have as many bytes as its size states")
+            self._has_line_end = True
+        elif not self._in_trailer:
+            found = _SIZE.fullmatch(line)
+            if found is None:
+                raise BadRequest("a chunk must begin with its size in hexadecimal digits")
+            self._chunk_left = int(found[1], 16)
+            self._in_trailer = not self._chunk_left
+        elif line:
+            read_field(line)
+            if not is_clean(line):
+                raise BadRequest("a trailer field must not have control characters")
+        else:
+            self.is_complete = True
+
+    def _count_framing(self, num_bytes: int) -> None:
+        self._num_framing_bytes += num_bytes
+        if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
+            raise BadRequest(
+                "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
+            )

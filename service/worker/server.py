@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service.http.connection import Connection
 from service.http.connection_limits import ConnectionLimits
 from service.http.cycle import WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlot, ConnectionSlots, Listener
+from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, has_all
 
@@ -104,7 +105,6 @@ class Server(uvicorn.Server):
         self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
-        self._departures = WriteCoalescer()
         self._leaving = False
         self._leave = asyncio.Event()
         self._connections: _Watched[Connection] = _Watched()
@@ -179,9 +179,11 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        places = ConnectionSlots(self._limits.max_connections)
+        state, limits = self.lifespan.state, self._limits
+        connection = functools.partial(Connection, self.config, self.server_state, state, limits, WriteCoalescer())
+        slots = ConnectionSlots(limits.max_connections)
         self._listener = Listener(
-            self._bound, places, self._protocol, self.config.ssl, self._limits.header_timeout_s, self._resting
+            self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._resting
         )
         self._listener.open()
         self.started = True
@@ -228,9 +230,6 @@ class Server(uvicorn.Server):
 
     def _resting(self, error: OSError) -> None:
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
-
-    def _protocol(self, place: ConnectionSlot) -> asyncio.Protocol:
-        return Connection(self.config, self.server_state, self.lifespan.state, self._limits, place, self._departures)
 
     async def _parted(self, end: float) -> bool:
         """Like `_quiet`, until `end`. A TLS close waits for the peer's, but a peer that keeps idle connections sends none."""

@@ -27,8 +27,8 @@ from starlette.routing import compile_path
 from service.api.auth.key_ring import Key, KeyRing, Role
 from service.api.auth.rate_limit import Limiter
 from service.errors import BadRequest, Forbidden, NotReady, Unauthorized
-from service.http.asgi import CROWDED, KEY_DIGEST, Application, Receive, Scope, Send, fields_of
-from service.http.request_parser import HeaderFields
+from service.http.asgi import CROWDED, KEY_DIGEST, Application, Receive, Scope, Send
+from service.http.request_parser import HeaderFields, fields_of
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
 

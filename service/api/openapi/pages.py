@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from service.api.outer_middleware import record_of
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
-from service.http.asgi import fields_of
+from service.http.request_parser import fields_of
 
 K = TypeVar("K")
 

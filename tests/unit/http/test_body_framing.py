@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest
-from service.http.body_framing import FREE_FRAMING_BYTES, Bytes, ChunkedBody, CountedBody, WireBody
+from service.http.request_parser import FREE_FRAMING_BYTES, Bytes, ChunkedBody, CountedBody
 from tests.raw_inputs import CHUNKS
 
 
@@ -16,7 +16,7 @@ def chunks(*datas: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes
     return b"".join(framed) + b"0\r\n" + trailer + b"\r\n"
 
 
-def take_all(body: WireBody, data: Bytes) -> tuple[bytes, Bytes]:
+def take_all(body: CountedBody | ChunkedBody, data: Bytes) -> tuple[bytes, Bytes]:
     """Call `take` until the body is complete or the data is used up."""
     taken = b""
     while True:
@@ -26,7 +26,7 @@ def take_all(body: WireBody, data: Bytes) -> tuple[bytes, Bytes]:
             return taken, data
 
 
-def take_cut(body: WireBody, raw: bytes, step: int) -> None:
+def take_cut(body: CountedBody | ChunkedBody, raw: bytes, step: int) -> None:
     for start in range(0, len(raw), step):
         take_all(body, raw[start : start + step])
 

@@ -11,8 +11,8 @@ import pytest
 
 from service.api.request_body import caller_of
 from service.errors import QueueFull
-from service.http.body_framing import LINES_A_TICK
 from service.http.connection_limits import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S
+from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
 
@@ -966,9 +966,9 @@ async def test_an_overflow_connection_gets_one_answer_of_health_or_metrics(path)
 @on_the_loop
 async def test_a_slot_is_free_when_its_connection_is_lost(is_overflow):
     room = Room(is_overflow=is_overflow)
-    assert len(room.places) == 1
+    assert len(room.slots) == 1
     await room.lose()
-    assert len(room.places) == 0
+    assert len(room.slots) == 0
 
 
 @on_the_loop

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
-from service.http.asgi import fields_of, request_scope
 from service.http.connection_limits import ConnectionLimits
-from service.http.request_parser import END, check_begun, glimpse, read_head
+from service.http.cycle import request_scope
+from service.http.request_parser import END, check_begun, fields_of, glimpse, read_head
 
 LIMITS = ConnectionLimits(
     max_header_bytes=1000,

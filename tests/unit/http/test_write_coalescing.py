@@ -1,6 +1,7 @@
 """Write coalescing: the first answer of a loop tick is sent at once, the others together and in order at its end."""
 
 import asyncio
+import functools
 
 import pytest
 
@@ -11,31 +12,24 @@ from tests.unit.http.wire import Room, turns
 ASK = b"POST / HTTP/1.1\r\nhost: a\r\nx-request-id: same\r\ncontent-length: 2\r\n\r\n%s"
 
 
-class Answer:
-    def __init__(self, left: list["Answer"]) -> None:
-        self._left = left
-
-    def depart(self) -> None:
-        self._left.append(self)
-
-
 def test_the_first_answer_of_a_loop_tick_is_sent_at_once_and_the_others_in_order_at_its_end():
     async def main():
-        left: list[Answer] = []
-        departures, held = WriteCoalescer(), [Answer(left) for _ in range(4)]
+        sent: list[int] = []
+        coalescer = WriteCoalescer()
         for _ in range(2):
-            assert [departures.may_leave(each) for each in held] == [True, False, False, False]
-            assert left == []
+            now = [coalescer.may_send_now(functools.partial(sent.append, number)) for number in range(4)]
+            assert now == [True, False, False, False]
+            assert sent == []
             await asyncio.sleep(0)
-            assert left == held[1:]
-            left.clear()
+            assert sent == [1, 2, 3]
+            sent.clear()
 
     run(main)
 
 
 def rooms(count: int) -> list[Room]:
-    departures = WriteCoalescer()
-    return [Room(departures=departures) for _ in range(count)]
+    coalescer = WriteCoalescer()
+    return [Room(coalescer=coalescer) for _ in range(count)]
 
 
 async def ask_all(asked: list[Room], request: bytes = ASK % b"ab") -> list[int]:

@@ -162,7 +162,7 @@ class Room:
     """One connection to the outer middleware, with a manual clock."""
 
     def __init__(
-        self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, departures: WriteCoalescer | None = None
+        self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, coalescer: WriteCoalescer | None = None
     ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
         edge = OuterMiddleware(
@@ -176,9 +176,9 @@ class Room:
         loop: Any = ManualLoop(self.clock)
         self.taken = Taken()
         taken: Any = self.taken
-        self.places: dict[ConnectionSlot, None] = {}
-        place = ConnectionSlot(taken, self.places, is_overflow=is_overflow)
-        self.connection = Connection(config, self.state, {}, limits, place, departures or WriteCoalescer(), loop)
+        self.slots: dict[ConnectionSlot, None] = {}
+        slot = ConnectionSlot(taken, self.slots, is_overflow=is_overflow)
+        self.connection = Connection(config, self.state, {}, limits, coalescer or WriteCoalescer(), slot, loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 
