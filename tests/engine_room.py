@@ -207,7 +207,7 @@ class Allocations(TorchDispatchMode):
 
 @functools.cache
 def blas_keeps_rows() -> bool:
-    """Whether this machine's matrix products have the property that the rounding rules of `ragged.py` were measured for.
+    """Whether this machine's matrix products have the property that the rounding rules of `projection.py` were measured for.
 
     True where the rows of a product keep their bits in every taller one of 12, 16, 20, ... rows, for a grid of widths that
     are multiples of 4. Written with numbers of its own, so that it does not follow a change of those rules. Where it is

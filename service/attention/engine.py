@@ -82,7 +82,7 @@ class Engine:
         # Written by the thread that computes; readers on other threads see a slightly old value.
         self.busy_seconds = 0.0
         self.filler_rows = 0
-        """Filler rows computed so far (see `ragged.py`)."""
+        """Filler rows computed so far (see `projection.py`)."""
 
     def load(self, spec: LayerSpec | None, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
         """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.

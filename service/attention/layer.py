@@ -23,8 +23,18 @@ from service.attention.call import Answer, Call, TopK, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
-from service.attention.projection import Packed, Plain, Projection, packed, side_by_side
-from service.attention.ragged import fill, pack, padded_rows, padded_width, split
+from service.attention.projection import (
+    Packed,
+    Plain,
+    Projection,
+    fill,
+    pack,
+    packed,
+    padded_rows,
+    padded_width,
+    side_by_side,
+    split,
+)
 from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.call import Call
-from service.attention.ragged import pack, padded_rows, padded_width, split
+from service.attention.projection import pack, padded_rows, padded_width, split
 from tests.engine_room import DTYPES, make_layer, make_spec, randn, same_bits
 from tests.strategies import seeds
 
