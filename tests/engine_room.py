@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.attention import masks
 from service.attention.call import Answer, Call, TopK, Weights
-from service.attention.engine import Engine, EngineOptions
+from service.attention.engine import Engine, EngineOptions, LayerCall
 from service.attention.kernels import Heads
 from service.attention.layer import Layer
-from service.attention.loaded_layer import Work
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.spec import LayerSpec
 from tests import reference
@@ -83,7 +82,7 @@ class OneLayer:
         self.loaded = self.engine.load(spec, make_tensors(spec, seed)).result()
 
     def run(self, calls: Sequence[Call], *, is_inline: bool = False) -> Future[Any]:
-        return self.engine.run([Work(self.loaded, call) for call in calls], is_inline=is_inline)
+        return self.engine.run([LayerCall(self.loaded, call) for call in calls], is_inline=is_inline)
 
     def close(self) -> None:
         self.engine.close()

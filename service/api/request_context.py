@@ -23,7 +23,7 @@ from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Caller, CancelOnDisconnect, Part, caller_of, read_body
 from service.attention.call import AnyAnswer
-from service.attention.loaded_layer import Work
+from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost, Outcome
@@ -214,7 +214,7 @@ class RequestContext:
         self._take_answer(cost.weights_bytes + layer.output_bytes(call))
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
-        work = Work(layer.loaded, call)
+        work = LayerCall(layer.loaded, call)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         record.batch_requests, record.queue_s, record.compute_s = (
             outcome.batch.requests,
@@ -293,7 +293,7 @@ class LayerRequests:
     def __init__(
         self,
         catalog: Callable[[], Catalog],
-        batcher: Batcher[Work, AnyAnswer],
+        batcher: Batcher[LayerCall, AnyAnswer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],

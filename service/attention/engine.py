@@ -1,10 +1,13 @@
 """Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
 
+Lives here: the engine, the layers that it has loaded (`LoadedLayer`), and what the bits of their answers depend on.
+
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
 long batch stops after each step (`preemption.py`); while it is stopped, the engine's second thread computes other batches.
 Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
 self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
-After the device has failed, every batch fails with EngineDown. The module knows tensors, not asyncio or HTTP.
+After the device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or
+request that holds one goes, its memory is free. Only the thread that computes changes a loaded layer.
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import AnyAnswer
+from service.attention.call import AnyAnswer, AttentionCall, Call
 from service.attention.heap import trim
-from service.attention.loaded_layer import LoadedLayer, Variant, Work
+from service.attention.layer import Layer
 from service.attention.preemption import Steps, stopped_s
-from service.attention.self_check import checks, keeps_bits
+from service.attention.scaled_dot_product import ScaledDotProduct
+from service.attention.self_check import Variant, checks, keeps_bits
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -56,12 +60,62 @@ class EngineOptions:
     step_s: float = math.inf
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What an answer's bits depend on besides the layer and the request; equal bits are promised on one fingerprint only (P1).
+
+    `isa` is the widest instruction set that torch uses here, or the GPU's name.
+    """
+
+    isa: str
+    torch: str
+    threads: int
+    dtype: str
+    device: str
+
+
+def fingerprint(options: EngineOptions) -> Fingerprint:
+    device, dtype = options.device, str(options.dtype).removeprefix("torch.")
+    isa = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return Fingerprint(isa, str(torch.__version__), options.num_threads, dtype, device.type)
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device; `auto` is the GPU if there is one. Raise EngineDown if `cuda` is requested and there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise EngineDown('device "cuda" was requested, but torch finds no CUDA device on this machine')
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+@dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
+class LoadedLayer:
+    """A layer with its stored tensors and a variant for each dtype requested so far; without a spec attention without a layer."""
+
+    spec: LayerSpec | None
+    tensors: Mapping[str, torch.Tensor]
+    variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    """The compute thread's time to load it, self-check included."""
+    is_sequential: bool = False
+    """Whether calls cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that its variants' matrices take on the device; any thread may read it."""
+        return sum(layer.num_bytes for layer in list(self.variants.values()))
+
+    def new_variant(self, dtype: torch.dtype, device: torch.device) -> Variant:
+        if self.spec is None:
+            return ScaledDotProduct(dtype=dtype, device=device)
+        return Layer(self.spec, self.tensors, dtype=dtype, device=device)
+
+
+class LayerCall(NamedTuple):
+    """A call and the loaded layer that computes it."""
+
+    loaded: LoadedLayer
+    call: Call | AttentionCall
 
 
 class Engine:
@@ -97,7 +151,7 @@ class Engine:
         self._go_on(loaded, self._load_steps(loaded), done)
         return done
 
-    def run(self, batch: Sequence[Work], *, is_inline: bool = False) -> Future[Step]:
+    def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
         """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a stopped batch.
 
         With `is_inline` the future may be done on return: waking the thread and the caller can take as long as a small batch.
@@ -112,7 +166,7 @@ class Engine:
                 return done
         return self._run_in_steps(batch)
 
-    def _run_in_steps(self, batch: Sequence[Work]) -> Future[Step]:
+    def _run_in_steps(self, batch: Sequence[LayerCall]) -> Future[Step]:
         """Run the batch on a thread; without stops while another batch is stopped."""
         step_s = math.inf if self._is_stopped else self.options.step_s
         steps: Steps[Answers] = Steps(self._lock, step_s, self._stops)
@@ -160,7 +214,7 @@ class Engine:
         with self._lock:
             return work()
 
-    def _run_here(self, batch: Sequence[Work]) -> Answers | None:
+    def _run_here(self, batch: Sequence[LayerCall]) -> Answers | None:
         """Run the batch on the caller's thread; return None if it fails, and the compute thread retries and reports the error.
 
         An error raised here would hold its callers' frames, their jobs and so itself: the tensors would stay until a later
@@ -173,7 +227,7 @@ class Engine:
         finally:
             self._lock.release()
 
-    def _can_run_here(self, batch: Sequence[Work]) -> bool:
+    def _can_run_here(self, batch: Sequence[LayerCall]) -> bool:
         """Return whether the caller's thread may compute the batch: only on a CPU, as a GPU computes while the caller goes on;
         only with one torch thread, as each thread here would get as many; only if the layer exists in the batch's dtype.
         """
@@ -213,7 +267,7 @@ class Engine:
 
     def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
         dtype = torch.float32 if loaded.spec is None else self.options.dtype
-        layer, is_bitwise = loaded.variant(dtype, self.options.device), True
+        layer, is_bitwise = loaded.new_variant(dtype, self.options.device), True
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
@@ -230,7 +284,7 @@ class Engine:
         return layer
 
     @torch.inference_mode()
-    def _run(self, batch: Sequence[Work]) -> Answers:
+    def _run(self, batch: Sequence[LayerCall]) -> Answers:
         started = time.perf_counter()
         try:
             return self._forward(batch)
@@ -246,27 +300,31 @@ class Engine:
         self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
-    def _forward(self, batch: Sequence[Work]) -> Answers:
+    def _forward(self, batch: Sequence[LayerCall]) -> Answers:
         layer = self._layer(batch[0].loaded, self._dtype(batch))
         filled = layer.filler_rows
         try:
-            calls: list[Any] = [work.call for work in batch]  # the wire makes calls of the layer's own kind
+            calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
             answers = layer.forward(calls)
         finally:
             self.filler_rows += layer.filler_rows - filled
         rows = [answer.output.shape[:2] for answer in answers]
-        if rows != [work.call.query.shape[:2] for work in batch]:
+        if rows != [one.call.query.shape[:2] for one in batch]:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
 
-    def _dtype(self, batch: Sequence[Work]) -> torch.dtype:
-        return batch[0].loaded.compute_dtype(batch[0].call, self.options.dtype)
+    def _dtype(self, batch: Sequence[LayerCall]) -> torch.dtype:
+        """Return the dtype that computes the batch; without a layer the service's own dtype does not count."""
+        loaded, call = batch[0]
+        if call.is_float64:
+            return torch.float64
+        return torch.float32 if loaded.spec is None else self.options.dtype
 
     def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Variant:
         """Return the layer in `dtype`; the first request builds, warms up and checks it."""
         if found := loaded.variants.get(dtype):
             return found
-        layer = loaded.variant(dtype, self.options.device)
+        layer = loaded.new_variant(dtype, self.options.device)
         return self._take(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:

@@ -14,7 +14,6 @@ import torch
 
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import Layer
-from service.attention.loaded_layer import Variant
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import preemption_point
 from service.attention.scaled_dot_product import ScaledDotProduct
@@ -26,6 +25,8 @@ LARGE_BATCH = 12
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
+
+Variant = Layer | ScaledDotProduct
 
 
 def keeps_bits(layer: Variant) -> bool:

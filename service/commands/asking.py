@@ -22,8 +22,7 @@ from attention_client.answer import EXTRAS
 from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
-    from service.attention.engine import Engine
-    from service.attention.loaded_layer import LoadedLayer
+    from service.attention.engine import Engine, LoadedLayer
     from service.layers.stored_layer import StoredLayer
 
 TIMEOUT_S = 60.0
@@ -114,7 +113,7 @@ def _ask_engine(
     layer: str | None,
     body: dict[str, Any],
 ) -> Reply:
-    from service.attention.loaded_layer import Work
+    from service.attention.engine import LayerCall
     from service.batching.job import BatchInfo
     from service.layers.stored_layer import SDPA
     from service.wire.answer import AnswerFacts, write_json
@@ -130,7 +129,7 @@ def _ask_engine(
         request = check_attention(document, plenty).counted()
     else:
         request = check_request(document, stored.name, stored.spec, plenty).counted()
-    answers: Any = engine.run([Work(loaded_layer(layer), request.call)]).result()  # the engine stops no batch here
+    answers: Any = engine.run([LayerCall(loaded_layer(layer), request.call)]).result()  # the engine stops no batch here
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
     pieces = write_json(request.tensors(answers[0]), facts, request.form)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from service.attention.call import AttentionCall, Call
-from service.attention.loaded_layer import LoadedLayer
+from service.attention.engine import LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.store import Store

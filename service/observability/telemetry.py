@@ -17,9 +17,7 @@ from collections.abc import Callable, Hashable
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
 from service.api.outer_middleware import RequestRecord, milliseconds
-from service.attention.engine import Engine
-from service.attention.loaded_layer import LoadedLayer
-from service.attention.numerics import Fingerprint
+from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
 from service.events import Answered, Capacity, LayerTotals

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from service.attention.engine import Engine
-from service.attention.loaded_layer import LoadedLayer
+from service.attention.engine import Engine, LoadedLayer
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
 from service.layers.store import Store

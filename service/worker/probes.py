@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from service.attention.call import AnyAnswer, AttentionCall, Call
-from service.attention.loaded_layer import Work
+from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import ServiceError
@@ -33,7 +33,7 @@ class Ages(Protocol):
 class Probes:
     """Probes a layer that has answered nothing for `every_s`; a probe may take `patience_s`."""
 
-    def __init__(self, batcher: Batcher[Work, AnyAnswer], ages: Ages, every_s: float, patience_s: float) -> None:
+    def __init__(self, batcher: Batcher[LayerCall, AnyAnswer], ages: Ages, every_s: float, patience_s: float) -> None:
         self._batcher = batcher
         self._ages = ages
         self._every_s = every_s
@@ -56,7 +56,7 @@ class Probes:
         lane = (model.name, model.digest, PROBE)
         call, cost = _attention_probe() if isinstance(model, ServedAttention) else _layer_probe(model)
         until = time.monotonic() + self._patience_s
-        await self._batcher.submit(Work(model.loaded, call), lane, cost, until)
+        await self._batcher.submit(LayerCall(model.loaded, call), lane, cost, until)
 
 
 def _layer_probe(layer: ServedLayer) -> tuple[Call, Cost]:

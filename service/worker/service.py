@@ -25,10 +25,8 @@ from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
 from service.attention.call import AnyAnswer
-from service.attention.engine import Engine, EngineOptions, pick_device
+from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
 from service.attention.heap import Heap
-from service.attention.loaded_layer import Work
-from service.attention.numerics import fingerprint
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
@@ -83,13 +81,13 @@ class Service:
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         limits = queue_limits(settings, options.step_s)
         batching = batch_limits(settings)
-        self.batcher: Batcher[Work, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
+        self.batcher: Batcher[LayerCall, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self.layer_requests = LayerRequests(
             lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
-        self.numerics = fingerprint(options.device, options.dtype, settings.compute_threads)
+        self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         desired_file = DesiredStateFile(status.directory)

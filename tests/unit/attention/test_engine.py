@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from service.attention.call import AttentionCall, Call, WeightsWanted
-from service.attention.engine import Engine, EngineOptions, pick_device
+from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLayer, pick_device
 from service.attention.layer import Layer
-from service.attention.loaded_layer import LoadedLayer, Work
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import CostLimit, EngineDown
@@ -68,14 +67,14 @@ def test_each_version_of_a_layer_answers_its_holders_in_every_dtype(engine):
     for seed, loaded in ((1, newer), (0, engine.loaded)):
         for one, dtype in ((call(), torch.float32), (double, torch.float64)):
             expected = make_layer(SPEC, dtype, seed=seed).forward([one])[0]
-            assert same_answers(engine.engine.run([Work(loaded, one)]).result()[0], expected)
+            assert same_answers(engine.engine.run([LayerCall(loaded, one)]).result()[0], expected)
 
 
 def test_an_unreferenced_layer_frees_its_memory(engine):
     single, seen = engine.engine.device_bytes, None
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.device_bytes == 2 * single
-    engine.engine.run([Work(newer, Call("layer", randn(1, 4, 24, dtype=torch.float64)))]).result()
+    engine.engine.run([LayerCall(newer, Call("layer", randn(1, 4, 24, dtype=torch.float64)))]).result()
     assert engine.engine.device_bytes == 2 * single + 4 * 24 * 24 * 8, "four matrices in float64 on top"
     seen = weakref.ref(newer.variants[torch.float32])
     del newer
@@ -238,7 +237,7 @@ def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeyp
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
     loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)})
-    engine.run([Work(loaded, call())], is_inline=True).result(10)
+    engine.run([LayerCall(loaded, call())], is_inline=True).result(10)
     assert names == ["compute_0"]
     engine.close()
 
@@ -408,7 +407,7 @@ def test_attention_without_a_layer_computes_in_float32_or_float64_whatever_the_s
     ):
         x = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
         call = AttentionCall(x, x, x, 0.5)
-        answers: Any = engine.run([Work(loaded, call)]).result()
+        answers: Any = engine.run([LayerCall(loaded, call)]).result()
         (expected,) = ScaledDotProduct(dtype=computed, device=CPU).forward([call])
         assert same_bits(answers[0].output, expected.output)
     engine.close()

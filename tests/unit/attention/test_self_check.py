@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.attention import engine as engine_module
 from service.attention import kernels, projection
-from service.attention import loaded_layer as loaded_layer_module
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
@@ -71,7 +71,7 @@ def test_a_difference_in_the_last_place_is_detected(double, dtype):
 
 @pytest.mark.parametrize("double", DOUBLES[:2])
 def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypatch, double):
-    monkeypatch.setattr(loaded_layer_module, "Layer", double)
+    monkeypatch.setattr(engine_module, "Layer", double)
     spec = make_spec(24, 3)
     engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
     try:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from service.attention.loaded_layer import LoadedLayer
+from service.attention.engine import LoadedLayer
 from service.errors import LayerError, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, Found, ServedLayer, load_all
 from service.layers.store import Store
