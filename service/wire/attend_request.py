@@ -32,7 +32,7 @@ from service.wire.checked_request import (
 )
 from service.wire.mask_kinds import MAX_MASKS, MaskField
 from service.wire.schemas import StrictModel, Tensor
-from service.wire.tensor_values import TensorField, TensorKind
+from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import check_fields, decode_tensor, rank_of
 from service.wire.weights_selection import WeightsField, WeightsSelection, weights_bytes
 

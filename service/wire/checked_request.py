@@ -23,7 +23,7 @@ from service.wire.layouts import Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import StrictModel, translated, unknown_field
-from service.wire.tensor_values import TensorField
+from service.wire.tensor_fields import TensorField
 from service.wire.tensors import TensorForm
 
 M = TypeVar("M", bound=StrictModel)

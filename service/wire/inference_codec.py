@@ -35,7 +35,7 @@ from service.wire.inference_schemas import (
 )
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated
-from service.wire.tensor_values import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
+from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}

@@ -19,7 +19,7 @@ from service.attention.masks import Mask, Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
 from service.wire.number_list import NumberList
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
-from service.wire.tensor_values import words_of
+from service.wire.tensor_fields import words_of
 from service.wire.tensors import MAX_RANK, TensorKind, decode_tensor, rank_of
 
 MAX_MASKS = 16

@@ -29,7 +29,7 @@ from service.wire.answer import AnswerFacts
 from service.wire.attend_request import check_request
 from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.tensor_values import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind, bytes_to_tensor
+from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind, bytes_to_tensor
 from service.wire.tensors import RawTensor, bytes_of
 
 MAX_HEADER_BYTES = 256 * 1024

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.tensor_values import DTYPES, words_of
+from service.wire.tensor_fields import DTYPES, words_of
 
 TENSOR_OBJECT: dict[str, Any] = {
     "type": "object",

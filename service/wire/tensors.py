@@ -21,7 +21,7 @@ import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.tensor_values import (
+from service.wire.tensor_fields import (
     FLOATS,
     FLOATS_ARE_A_BIAS,
     WHOLES,
