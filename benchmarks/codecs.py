@@ -28,7 +28,8 @@ from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.inference_codec import WantedAnswer, WantedOutput, read_inference, split_inference, write_inference
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.safetensors_codec import RequestTemplates, write_safetensors
-from service.wire.tensors import TensorForm, TensorKind, decode_tensor
+from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensors import TensorForm, decode_tensor
 
 MAX_DEPTH = 32
 RNG = np.random.default_rng(0)
@@ -60,8 +61,7 @@ def dumps(array: np.ndarray) -> bytes:
 
 
 def decode(body: bytes) -> torch.Tensor:
-    document = parse(body, max_depth=MAX_DEPTH)
-    return decode_tensor(document["query"], param="/query", kind=TensorKind.FLOAT).tensor
+    return decode_tensor(parse(body, max_depth=MAX_DEPTH)["query"], TensorField("/query", TensorKind.FLOAT))
 
 
 def write(tensor: torch.Tensor, form: TensorForm) -> bytes:

@@ -24,7 +24,6 @@ from service.wire.checked_request import (
     check_axes,
     check_cost,
     combined_mask,
-    form_of_answer,
     read_model,
     values_of,
     values_params,
@@ -33,7 +32,7 @@ from service.wire.checked_request import (
 from service.wire.mask_kinds import MAX_MASKS, MaskField
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensor_fields import TensorField, TensorKind
-from service.wire.tensors import check_fields, decode_tensor, rank_of
+from service.wire.tensors import answer_form, check_fields, decode_tensor, rank_of
 from service.wire.weights_selection import WeightsField, WeightsSelection, weights_bytes
 
 BATCH_RANK = 3
@@ -65,9 +64,9 @@ def check_request(
     check_fields(_fields(body, params))
     if rank_of(body.query) == BATCH_RANK:
         check_axes(body.masks, params)
-    decoded = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
-    is_batch = decoded.tensor.dim() == BATCH_RANK
-    query = _checked_rows(decoded.tensor, "query", spec.query_width, name)
+    tensor = decode_tensor(body.query, TensorField("/query", TensorKind.FLOAT))
+    is_batch = tensor.dim() == BATCH_RANK
+    query = _checked_rows(tensor, "query", spec.query_width, name)
     key = value = None
     if body.key is not None:
         key = _decode_rows(body.key, "key", spec.key_width, name, is_batch)
@@ -83,7 +82,7 @@ def check_request(
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
     check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
     call = Call(name, query, key, value, combined, wanted)
-    request = CheckedRequest(call, cost, 0, is_batch, form_of_answer(body.encoding, decoded.form))
+    request = CheckedRequest(call, cost, 0, is_batch, answer_form(body.query, body.encoding))
     if spec.extra_keys:  # every row may attend to the appended columns
         return request
     return with_masked_rows(request, combined, is_error=body.masked_rows == "error")
@@ -97,7 +96,7 @@ def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[objec
 
 
 def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
-    tensor = decode_tensor(value, param=f"/{field}", kind=TensorKind.FLOAT).tensor
+    tensor = decode_tensor(value, TensorField(f"/{field}", TensorKind.FLOAT))
     if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
         layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
         raise BadShape(f"{field} must be {layout} like query, got {list(tensor.shape)}", param=f"/{field}")

@@ -26,7 +26,6 @@ from service.wire.checked_request import (
     check_axes,
     check_cost,
     combined_mask,
-    form_of_answer,
     read_model,
     values_of,
     values_params,
@@ -36,7 +35,7 @@ from service.wire.layouts import Layout, LayoutName, layout_of
 from service.wire.mask_kinds import MAX_MASKS, MaskField
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensor_fields import TensorField, TensorKind
-from service.wire.tensors import check_fields, decode_tensor
+from service.wire.tensors import answer_form, check_fields, decode_tensor
 from service.wire.weights_selection import ScoresField, WeightsField, WeightsSelection, weights_bytes
 
 REQUIRED = ("query", "key", "value")
@@ -94,13 +93,13 @@ def check_attention(
         (value, _field(name)) for name in TENSORS if (value := getattr(body, name)) is not None or name in REQUIRED
     ]
     check_fields(given + values_of(body.masks, params))
-    query = decode_tensor(body.query, param="/query", kind=TensorKind.FLOAT)
-    layout = layout_of(body.layout, query.tensor.dim(), body.num_heads, body.num_kv_heads)
+    query = decode_tensor(body.query, _field("query"))
+    layout = layout_of(body.layout, query.dim(), body.num_heads, body.num_kv_heads)
     if layout.has_batch:
         check_axes(body.masks, params)
-    tensors = {"query": query.tensor}
+    tensors = {"query": query}
     for value, field in given[1:]:
-        tensors[field.param[1:]] = decode_tensor(value, param=field.param, kind=field.kind).tensor
+        tensors[field.param[1:]] = decode_tensor(value, field)
     call = _call(body, layout, tensors)
     sizes = _sizes(call)
     call = call._replace(
@@ -110,8 +109,8 @@ def check_attention(
     )
     cost = _cost(call, sizes, list(tensors.values()))
     check_cost(cost, attention_table_bytes(call, sizes), limits)
-    encoded = form_of_answer(body.encoding, query.form)
-    request = CheckedRequest(call, cost, 0, layout.has_batch, encoded, layout=layout)
+    form = answer_form(body.query, body.encoding)
+    request = CheckedRequest(call, cost, 0, layout.has_batch, form, layout=layout)
     return with_masked_rows(request, call.mask, is_error=body.masked_rows == "error")
 
 

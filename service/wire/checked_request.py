@@ -173,12 +173,3 @@ def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
             )
         count, seen = count + found, seen + len(rows)
     return count
-
-
-def form_of_answer(encoding: str | None, came: TensorForm) -> TensorForm:
-    """Return the form of the tensors of a JSON answer: that of `query` unless the request sets `encoding`."""
-    if encoding == "base64" or (came is TensorForm.BINARY and encoding is None):
-        return TensorForm.BASE64
-    if encoding is None:
-        return came
-    return TensorForm.NESTED if came is TensorForm.NESTED else TensorForm.LIST

@@ -19,8 +19,8 @@ from service.attention.masks import Mask, Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
 from service.wire.number_list import NumberList
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
-from service.wire.tensor_fields import words_of
-from service.wire.tensors import MAX_RANK, TensorKind, decode_tensor, rank_of
+from service.wire.tensor_fields import TensorField, TensorKind, words_of
+from service.wire.tensors import MAX_RANK, decode_tensor, rank_of
 
 MAX_MASKS = 16
 Lengths = Annotated[
@@ -100,7 +100,7 @@ class TableMask(ValuedMask):
             raise BadMask(
                 f"{words_of(param)} must be one of {known}, because query is one sequence [L, d]", param=param
             )
-        tensor = decode_tensor(self.values, param=place.values_param, kind=self.VALUES).tensor
+        tensor = decode_tensor(self.values, TensorField(place.values_param, self.VALUES))
         axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
         have, want = dict(zip(axes, tensor.shape, strict=False)), place.full_sizes
         if not axes or len(axes) != tensor.dim() or any(size not in (want[name], 1) for name, size in have.items()):
@@ -164,7 +164,7 @@ class LengthsMask(ValuedMask):
             # Clamp the value so that it fits into int64; one out of range stays out of range for the check below.
             tensor = torch.tensor(max(-1, min(self.values, keys + 1)))
         else:
-            tensor = decode_tensor(self.values, param=param, kind=self.VALUES).tensor.to(torch.int64)
+            tensor = decode_tensor(self.values, TensorField(param, self.VALUES)).to(torch.int64)
         shapes = ((b,), (b, queries)) if place.is_batch else ((), (queries,))
         if tuple(tensor.shape) not in shapes:
             layout = f"[{b}] or [{b}, {queries}]" if place.is_batch else f"a number or [{queries}]"

@@ -68,7 +68,7 @@ def nested_numbers(nested: Sequence[object]) -> NumberList:
     for axis, size in enumerate(shape):
         for position, item in enumerate(level):
             if not isinstance(item, list) or len(item) != size:
-                return _faulty(_index(position, tuple(shape[:axis])), OTHER_SHAPE)
+                return _faulty(index_of(position, tuple(shape[:axis])), OTHER_SHAPE)
         level = list(itertools.chain.from_iterable(level))  # type: ignore[arg-type]  # all are lists
     return _flat_numbers(level, tuple(shape))
 
@@ -76,14 +76,14 @@ def nested_numbers(nested: Sequence[object]) -> NumberList:
 def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList:
     kinds = set(map(type, items))
     if list in kinds:  # all lists of this depth are empty, or some items are not lists
-        return _faulty(_index(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
+        return _faulty(index_of(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
     first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None
     values = _floats(items) if kinds <= {int, float, bool, str} else None
     if values is not None:
         return NumberList(values, shape, float not in kinds, first_boolean, first_minus_inf)
     position = next(i for i, item in enumerate(items) if not _is_number(item))
-    fault = Fault(_index(position, shape), _described(items[position]))
+    fault = Fault(index_of(position, shape), _described(items[position]))
     return NumberList(
         np.empty(0), shape, True, _before(first_boolean, position), _before(first_minus_inf, position), fault
     )
@@ -109,7 +109,8 @@ def _faulty(index: tuple[int, ...], what: str) -> NumberList:
     return NumberList(np.empty(0), (), fault=Fault(index, what))
 
 
-def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of a flat position, one number per axis."""
     return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()
 
 

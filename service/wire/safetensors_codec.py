@@ -29,8 +29,8 @@ from service.wire.answer import AnswerFacts
 from service.wire.attend_request import check_request
 from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
-from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind, bytes_to_tensor
-from service.wire.tensors import RawTensor, bytes_of
+from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField, TensorKind
+from service.wire.tensors import RawTensor, bytes_of, bytes_to_tensor
 
 MAX_HEADER_BYTES = 256 * 1024
 # Callers send the same few shapes repeatedly, and reading a header costs ten times as much as a cache lookup.

@@ -1,9 +1,11 @@
-"""Tensor decoding: converts the tensors of a request body to torch tensors.
+"""Tensors: decodes the tensors of a request to torch tensors and checks every value.
 
 A tensor is nested lists of numbers, an object with dtype, shape and data (a flat list, or base64 of little-endian C-order
-bytes), or bytes of a binary body. This module does not know which fields exist or which sizes they need. Invariants: Sizes are
-Python integers and are checked before memory is allocated. Only ServiceErrors are raised, whatever the value is. Large tensors
-are decoded in short steps.
+bytes), or bytes of a binary body. This module does not know which fields exist or which sizes they need.
+Invariants: Sizes are Python integers and are checked before memory is allocated. Only ServiceErrors are raised, whatever the
+value is. Only finite values pass, and -inf if the field is a bias. A finite number that does not fit its dtype is rejected,
+never turned into infinity. Rounding is to nearest, ties to even, from float64 directly to the dtype. (A decimal of more than 17
+digits is thus rounded twice: to float64, then to the dtype.) A tensor shares the memory of the decoded data if its dtype allows.
 """
 
 from __future__ import annotations
@@ -13,34 +15,19 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pybase64
 import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.number_list import NumberList, nested_numbers
-from service.wire.tensor_fields import (
-    FLOATS,
-    FLOATS_ARE_A_BIAS,
-    WHOLES,
-    TensorField,
-    TensorKind,
-    bytes_to_tensor,
-    numbers_to_tensor,
-)
+from service.wire.number_list import Float64s, NumberList, index_of, nested_numbers
+from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, TensorField, TensorKind, at
 
-__all__ = [
-    "DecodedTensor",
-    "RawTensor",
-    "TensorForm",
-    "TensorKind",
-    "bytes_of",
-    "check_fields",
-    "decode_tensor",
-    "rank_of",
-]
+Values: TypeAlias = npt.NDArray[np.generic]
+Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
@@ -60,15 +47,20 @@ _LIST_DTYPES = {
     TensorKind.BOOL: torch.bool,
     TensorKind.INT: torch.int64,
 }
+_STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
+_INFINITIES = {dtype.torch: dtype.infinity for dtype in FLOATS}
+_UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}
+_SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
+_MAX_EXACT = 2**53 - 1  # above it, a float64 may stand for more than one whole number
 
 
 class TensorForm(enum.Enum):
-    """How a request writes a tensor; the answer follows the form of the query."""
+    """How JSON writes a tensor."""
 
     NESTED = "nested lists"
     LIST = "an object with a flat list"
     BASE64 = "an object with base64"
-    BINARY = "bytes of a binary body"
 
 
 class RawTensor(NamedTuple):
@@ -79,32 +71,29 @@ class RawTensor(NamedTuple):
     data: memoryview
 
 
-class DecodedTensor(NamedTuple):
-    tensor: torch.Tensor
-    form: TensorForm
-
-
-def decode_tensor(value: object, *, param: str, kind: TensorKind) -> DecodedTensor:
-    """Return the tensor of `value`, which is part of a parsed body; `param` is the JSON pointer of its field.
+def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
+    """Return the tensor of `value`, which is part of a parsed body.
 
     FLOAT and BIAS give floats, BOOL gives torch.bool, INT gives integers. Nested lists give float32, bool and int64. The rank
     is at most 4, and axes may be empty. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, CostLimit and
     InvalidInput. A value of another kind raises BadMask for BOOL and BadDtype otherwise.
     """
-    field = TensorField(param, kind)
     if isinstance(value, RawTensor):
-        return _decode_raw(value, field)
+        dtype, shape = _dtype(value.dtype, field), _checked_shape(value.shape, field)
+        _check_count(len(value.data), shape, field, what="bytes", each=dtype.itemsize)
+        return bytes_to_tensor(value.data, field, dtype, shape)
     if isinstance(value, dict):
-        return _decode_object(value, field)
+        _check_members(value, field)
+        dtype, shape = _dtype(value["dtype"], field), _shape(value["shape"], field)
+        return _decode_data(value["data"], field, dtype, shape)
     numbers = _numbers(value)
     if numbers is None:
         raise InvalidInput(
-            f"{field.words} must be nested lists of numbers, or an object with dtype, shape and data", param=param
+            f"{field.words} must be nested lists of numbers, or an object with dtype, shape and data", param=field.param
         )
     if len(numbers.shape) > MAX_RANK:
         raise _rank_error(field, len(numbers.shape))
-    tensor = numbers_to_tensor(numbers, field, _LIST_DTYPES[kind], numbers.shape)
-    return DecodedTensor(tensor, TensorForm.NESTED)
+    return _numbers_to_tensor(numbers, field, _LIST_DTYPES[field.kind], numbers.shape)
 
 
 def rank_of(value: object) -> int | None:
@@ -126,70 +115,31 @@ def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
     """Check the members of all values, then the dtypes of all, before any value is decoded.
     So a request with two errors reports the one that the contract puts first.
     """
-    pairs = [(value, field) for value, field in fields if isinstance(value, dict | RawTensor)]
-    for value, field in pairs:
+    for value, field in fields:
         if isinstance(value, dict):
             _check_members(value, field)
-    for value, field in pairs:
-        _dtype(value["dtype"] if isinstance(value, dict) else value.dtype, field)
+    for value, field in fields:
+        if isinstance(value, dict):
+            _dtype(value["dtype"], field)
+        elif isinstance(value, RawTensor):
+            _dtype(value.dtype, field)
+
+
+def answer_form(query: object, encoding: str | None) -> TensorForm:
+    """Return how a JSON answer writes its tensors: as the request wrote its valid `query`, unless `encoding` says otherwise."""
+    if isinstance(query, dict):
+        came = TensorForm.BASE64 if isinstance(query["data"], str) else TensorForm.LIST
+    else:
+        came = TensorForm.BASE64 if isinstance(query, RawTensor) else TensorForm.NESTED
+    if encoding == "base64":
+        return TensorForm.BASE64
+    return TensorForm.LIST if encoding == "list" and came is TensorForm.BASE64 else came
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the little-endian C-order bytes of a CPU tensor; a contiguous tensor is not copied."""
     array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array.ravel().view(np.uint8).data
-
-
-def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> DecodedTensor:
-    """Return the tensor of a flat list or a base64 string, whose dtype and shape are known."""
-    if isinstance(data, str):
-        content = _decode_base64(data, field)
-        _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
-        tensor = bytes_to_tensor(content, field, dtype, shape)
-        return DecodedTensor(tensor, TensorForm.BASE64)
-    numbers = _numbers(data) if isinstance(data, list | NumberList) else None
-    if numbers is None:
-        raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
-    if numbers.fault is None:
-        if len(numbers.shape) != 1:
-            raise BadShape(
-                f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
-            )
-        _check_count(math.prod(numbers.shape), shape, field, what="values")
-    return DecodedTensor(numbers_to_tensor(numbers, field, dtype, shape), TensorForm.LIST)
-
-
-def _decode_base64(text: str, field: TensorField) -> bytearray:
-    """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
-    if len(text) % _QUAD:
-        raise BadEncoding(
-            f"{field.words} has {len(text)} base64 characters, expected a multiple of 4", param=field.param
-        )
-    try:
-        data = pybase64.b64decode_as_bytearray(text, validate=True)
-    except (binascii.Error, ValueError):  # ValueError: not ASCII
-        raise BadEncoding(
-            f"{field.words} must be base64 (standard alphabet, no white space)", param=field.param
-        ) from None
-    # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
-    tail = len(data) % 3
-    if tail and pybase64.b64encode(data[-tail:]) != text[-_QUAD:].encode("ascii"):
-        raise BadEncoding(f"{field.words} must be base64: the bits after the last byte must be zero", param=field.param)
-    return data
-
-
-def _decode_object(value: Mapping[str, object], field: TensorField) -> DecodedTensor:
-    _check_members(value, field)
-    dtype = _dtype(value["dtype"], field)
-    shape = _shape(value["shape"], field)
-    return _decode_data(value["data"], field, dtype, shape)
-
-
-def _decode_raw(raw: RawTensor, field: TensorField) -> DecodedTensor:
-    dtype = _dtype(raw.dtype, field)
-    shape = _checked_shape(raw.shape, field)
-    _check_count(len(raw.data), shape, field, what="bytes", each=dtype.itemsize)
-    return DecodedTensor(bytes_to_tensor(raw.data, field, dtype, shape), TensorForm.BINARY)
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
@@ -211,22 +161,6 @@ def _dtype(name: object, field: TensorField) -> torch.dtype:
     return found
 
 
-def _rank_error(field: TensorField, rank: int) -> BadShape:
-    return BadShape(f"{field.words} has {rank} axes, expected at most {MAX_RANK}", param=field.param)
-
-
-def _numbers(value: object) -> NumberList | None:
-    if isinstance(value, NumberList):
-        return value
-    if isinstance(value, list):
-        return nested_numbers(value)
-    if not isinstance(value, int | float):
-        return None
-    scalar = nested_numbers([value])
-    fault = scalar.fault and dataclasses.replace(scalar.fault, index=())
-    return dataclasses.replace(scalar, shape=(), fault=fault)
-
-
 def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     param = f"{field.param}/shape"
     if isinstance(value, NumberList):  # a nested list, or one of more than 64 entries
@@ -245,7 +179,202 @@ def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...
     return shape
 
 
+def _rank_error(field: TensorField, rank: int) -> BadShape:
+    return BadShape(f"{field.words} has {rank} axes, expected at most {MAX_RANK}", param=field.param)
+
+
 def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: str, each: int = 1) -> None:
     expected = math.prod(shape) * each
     if got != expected:
         raise BadShape(f"{field.words} has {got} {what}, its shape needs {expected}", param=field.param)
+
+
+def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor of a flat list or a base64 string, whose dtype and shape are known."""
+    if isinstance(data, str):
+        content = _decode_base64(data, field)
+        _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
+        return bytes_to_tensor(content, field, dtype, shape)
+    numbers = _numbers(data) if isinstance(data, list | NumberList) else None
+    if numbers is None:
+        raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
+    if numbers.fault is None:
+        if len(numbers.shape) != 1:
+            raise BadShape(
+                f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
+            )
+        _check_count(numbers.shape[0], shape, field, what="values")
+    return _numbers_to_tensor(numbers, field, dtype, shape)
+
+
+def _decode_base64(text: str, field: TensorField) -> bytearray:
+    """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
+    if len(text) % _QUAD:
+        raise BadEncoding(
+            f"{field.words} has {len(text)} base64 characters, expected a multiple of 4", param=field.param
+        )
+    try:
+        data = pybase64.b64decode_as_bytearray(text, validate=True)
+    except (binascii.Error, ValueError):  # ValueError: not ASCII
+        raise BadEncoding(
+            f"{field.words} must be base64 (standard alphabet, no white space)", param=field.param
+        ) from None
+    # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
+    tail = len(data) % 3
+    if tail and pybase64.b64encode(data[-tail:]) != text[-_QUAD:].encode("ascii"):
+        raise BadEncoding(f"{field.words} must be base64: the bits after the last byte must be zero", param=field.param)
+    return data
+
+
+def _numbers(value: object) -> NumberList | None:
+    """Return the numbers of lists, or of one number, which has no axes; None for anything else."""
+    if isinstance(value, NumberList):
+        return value
+    if isinstance(value, list):
+        return nested_numbers(value)
+    if not isinstance(value, int | float):
+        return None
+    scalar = nested_numbers([value])
+    fault = scalar.fault and dataclasses.replace(scalar.fault, index=())
+    return dataclasses.replace(scalar, shape=(), fault=fault)
+
+
+def _numbers_to_tensor(
+    numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the tensor of `numbers`, whose count must match `shape`; raises the errors of `field`."""
+    _check_kind(numbers, field)
+    if field.kind is TensorKind.BOOL:
+        stored = _to_flags(numbers, field)
+    elif field.kind is TensorKind.INT:
+        stored = _to_whole(numbers, field, dtype)
+    else:
+        stored = _to_floats(numbers, field, dtype)
+    tensor = torch.from_numpy(stored)
+    return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
+
+
+def _check_kind(numbers: NumberList, field: TensorField) -> None:
+    """Raise an error for the first item, in text order, that is not of the field's kind."""
+    fault, kind = numbers.fault, field.kind
+    if fault is not None and fault.is_shape:
+        raise BadShape(f"{field.words} has {fault.what}{at(fault.index)}", param=field.param)
+    odd: list[tuple[tuple[int, ...], str]] = [] if fault is None else [(fault.index, fault.what)]
+    if numbers.first_boolean is not None and kind is not TensorKind.BOOL:
+        odd.append((index_of(numbers.first_boolean, numbers.shape), "a boolean"))
+    if numbers.first_minus_inf is not None and kind is not TensorKind.BIAS:
+        odd.append((index_of(numbers.first_minus_inf, numbers.shape), "a string"))
+    if odd:
+        index, what = min(odd)
+        raise field.wrong(what, index)
+
+
+def _to_flags(numbers: NumberList, field: TensorField) -> Values:
+    values = numbers.values
+    _check_none(numbers, field, (values != 0) & (values != 1), "a number other than 0 and 1")
+    _check_written_whole(numbers, field)
+    return values.astype(np.bool_)
+
+
+def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
+    values, limit = numbers.values, min(torch.iinfo(dtype).max, _MAX_EXACT)
+    _check_none(numbers, field, np.trunc(values) != values, "a fraction")
+    _check_none(numbers, field, np.abs(values) > limit, f"a number beyond {limit}")
+    _check_written_whole(numbers, field)
+    return values.astype(_STORED[dtype])
+
+
+def _check_none(numbers: NumberList, field: TensorField, wrong: npt.NDArray[np.bool_], what: str) -> None:
+    """Raise an error for the first number that is wrong."""
+    if wrong.any():
+        raise field.wrong(what, index_of(int(wrong.argmax()), numbers.shape))
+
+
+def _check_written_whole(numbers: NumberList, field: TensorField) -> None:
+    if not numbers.is_whole:
+        raise field.wrong("a number written with a fraction or an exponent", ())
+
+
+def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
+    """Return the numbers rounded to the dtype; raises NonFinite for one beyond its range."""
+    values = numbers.values
+    if dtype == torch.float64:
+        # simdjson's arrays are read-only, and torch has no read-only tensors.
+        return values if values.flags.writeable else values.copy()
+    with np.errstate(over="ignore", under="ignore"):
+        stored = _bfloat16_bits(values) if dtype == torch.bfloat16 else values.astype(_STORED[dtype])
+    bits, infinity = stored.view(_UNSIGNED[dtype.itemsize]), _INFINITIES[dtype]
+    if len(values) and not _is_finite(bits, infinity):
+        lost = ((bits == infinity) | (bits == _negative(infinity))) != np.isinf(values)
+        if lost.any():
+            what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
+            raise field.not_finite(what, index_of(int(lost.argmax()), numbers.shape))
+    return stored
+
+
+def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
+    """Round once, to nearest, ties to even: to float32 towards zero with a sticky last bit, then to 16 bits."""
+    singles = values.astype(np.float32)
+    back = singles.astype(np.float64)
+    bits = singles.view(np.uint32)
+    bits -= np.abs(back) > np.abs(values)
+    bits |= back != values
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def bytes_to_tensor(
+    data: bytearray | memoryview,
+    field: TensorField,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    as_shape: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Return the tensor of little-endian C-order bytes, whose count must match `shape`; raises the errors of `field`.
+
+    Numbers take the shape `as_shape` if it is given; errors name the index in `shape`.
+    The tensor shares the memory of `data` if that is aligned; booleans share it only with one byte per value.
+    """
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    bits: Bits = np.frombuffer(data, dtype=_UNSIGNED[dtype.itemsize])
+    if not bits.flags.aligned:
+        bits = bits.copy()
+    if field.kind is TensorKind.BOOL:
+        if np.maximum.reduce(bits) > 1:
+            raise field.wrong("a byte other than 0 and 1", index_of(int((bits > 1).argmax()), shape))
+        flags = bits.view(np.bool_) if bits.itemsize == 1 else bits.astype(np.bool_)
+        return torch.from_numpy(flags.reshape(shape))
+    if field.kind is not TensorKind.INT:
+        _check_finite(bits, _INFINITIES[dtype], field, shape)
+    # An array until the end, because calls on tensors cost more than calls on arrays.
+    stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
+    return stored.view(dtype) if dtype == torch.bfloat16 else stored
+
+
+def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
+    """Raise NonFinite for the first value that is not finite; -inf is allowed in a bias."""
+    is_bias = field.kind is TensorKind.BIAS
+    for start in range(0, len(bits), _SLICE_VALUES):
+        part = bits[start : start + _SLICE_VALUES]
+        if not _is_finite(part, infinity, but_minus_inf=is_bias):
+            bad = (part & infinity) == infinity
+            if is_bias:
+                bad &= part != _negative(infinity)
+            raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
+
+
+def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> bool:
+    """Return whether no value is infinite or NaN (`but_minus_inf` allows -inf); `infinity` is the bits of +inf.
+
+    As signed integers, the bits of positive values grow with the value. As unsigned integers, the bits of negative values grow
+    with the magnitude and exceed all positive ones. So two maxima decide in every dtype, and no sum can overflow.
+    """
+    return bool(
+        np.maximum.reduce(bits.view(_SIGNED[bits.itemsize])) < infinity
+        and np.maximum.reduce(bits) < _negative(infinity) + but_minus_inf
+    )
+
+
+def _negative(infinity: int) -> int:
+    """Return the bits of -inf: +inf has no bit above its exponent, so the sign is the next power of two."""
+    return infinity + (1 << infinity.bit_length())

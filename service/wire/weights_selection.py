@@ -11,7 +11,8 @@ from service.attention.call import ScoresWanted, WeightsWanted
 from service.attention.masks import Sizes
 from service.errors import InvalidInput
 from service.wire.schemas import StrictModel
-from service.wire.tensors import TensorKind, decode_tensor
+from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensors import decode_tensor
 
 Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
 
@@ -72,7 +73,7 @@ def _indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
     """Return a selection in the caller's order; raises InvalidInput unless it is non-empty, unique and in range."""
     if value is None:
         return None
-    tensor = decode_tensor(value, param=param, kind=TensorKind.INT).tensor
+    tensor = decode_tensor(value, TensorField(param, TensorKind.INT))
     # Check the length first, so that a list of millions of entries is not converted.
     chosen = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= count:

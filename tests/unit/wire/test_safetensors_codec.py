@@ -15,7 +15,8 @@ from service.batching.job import BatchInfo
 from service.errors import BadBinary, BadEncoding, BadJson, JsonTooDeep, ServiceError, UnknownField
 from service.wire.answer import AnswerFacts, named_tensors
 from service.wire.safetensors_codec import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
-from service.wire.tensors import RawTensor, TensorForm, TensorKind, decode_tensor
+from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensors import TensorForm, answer_form, decode_tensor
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 
@@ -34,8 +35,8 @@ def entry(dtype: str = "F32", shape: tuple = (2, 3), begin: int = 0, end: int = 
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
-def tensor_of(raw: RawTensor, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
-    return decode_tensor(raw, param="/query", kind=kind).tensor
+def tensor_of(raw: object, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
+    return decode_tensor(raw, TensorField("/query", kind))
 
 
 def test_a_body_of_the_library_gives_the_document_of_the_same_fields():
@@ -64,11 +65,12 @@ def test_a_tensor_is_a_view_of_the_body_where_it_is_aligned_and_equal_where_it_i
         data = whole.view(torch.uint8).numpy().tobytes()
         body = bytearray(file(header, data, pad=pad))
         document = parse_safetensors(body, max_depth=32)
-        found = decode_tensor(document["query"], param="/query", kind=TensorKind.FLOAT)
-        assert torch.equal(found.tensor, whole)
-        assert found.form is TensorForm.BINARY
+        query = document["query"]
+        found = tensor_of(query)
+        assert torch.equal(found, whole)
+        assert answer_form(query, None) is TensorForm.BASE64
         start = torch.frombuffer(body, dtype=torch.uint8).data_ptr()
-        is_view = start <= found.tensor.data_ptr() < start + len(body)
+        is_view = start <= found.data_ptr() < start + len(body)
         assert is_view == ((len(body) - size) % dtype.itemsize == 0)
 
 

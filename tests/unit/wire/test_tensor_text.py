@@ -11,7 +11,8 @@ import torch
 
 from service.wire.answer import write_tensor
 from service.wire.json_document import parse
-from service.wire.tensors import TensorForm, TensorKind, decode_tensor
+from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensors import TensorForm, decode_tensor
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [
@@ -50,7 +51,7 @@ def test_written_tensors_read_back_to_the_same_bits(form, dtype):
 
         def read_back(text: bytes) -> torch.Tensor:
             document = parse(b'{"query":' + text + b"}", max_depth=32)
-            return (decode_tensor(document["query"], param="/query", kind=TensorKind.FLOAT)).tensor
+            return decode_tensor(document["query"], TensorField("/query", TensorKind.FLOAT))
 
         found = read_back(written(tensor, form))
         if form is not TensorForm.NESTED:

@@ -9,7 +9,7 @@ import json
 import math
 import random
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ from service.errors import (
     UnknownField,
 )
 from service.wire.json_document import parse
-from service.wire.tensors import DecodedTensor, TensorForm, TensorKind, decode_tensor
+from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensors import TensorForm, answer_form, decode_tensor
 from tests.unit.wire.strict_reference import Documents, regular, strict
 
 FLOAT, BIAS, BOOL, INT = TensorKind.FLOAT, TensorKind.BIAS, TensorKind.BOOL, TensorKind.INT
@@ -38,17 +39,19 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
-def decoded(text: str, kind: TensorKind = FLOAT, **options: Any) -> DecodedTensor:
-    def scenario() -> DecodedTensor:
-        document = parse(f'{{"query":{text}}}'.encode(), max_depth=64)
-        return decode_tensor(document["query"], param="/query", kind=kind, **options)
-
-    return scenario()
+class Decoded(NamedTuple):
+    tensor: torch.Tensor
+    form: TensorForm
 
 
-def refused(text: str, kind: TensorKind = FLOAT, **options: Any) -> ServiceError:
+def decoded(text: str, kind: TensorKind = FLOAT) -> Decoded:
+    query = parse(f'{{"query":{text}}}'.encode(), max_depth=64)["query"]
+    return Decoded(decode_tensor(query, TensorField("/query", kind)), answer_form(query, None))
+
+
+def refused(text: str, kind: TensorKind = FLOAT) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        decoded(text, kind, **options)
+        decoded(text, kind)
     if not isinstance(caught.value, BadJson):
         assert caught.value.param is not None
         assert caught.value.param.startswith("/query")
@@ -460,7 +463,7 @@ class TestAnyValue:
     def test_only_service_errors_leave(self, value, kind):
         """Whatever Python value comes in."""
         with contextlib.suppress(ServiceError):
-            decode_tensor(value, param="/query", kind=kind)
+            decode_tensor(value, TensorField("/query", kind))
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nested_lists_are_read_as_by_python_and_numpy(self, seed):
