@@ -1,4 +1,4 @@
-"""Command line: `attention-service serve | health | layers | attend | attention | show | compare | keys`.
+"""Command line: `attention-service serve | health | layers | attend | attention | show | compare | golden | keys`.
 
 Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. Help is quick, so heavy imports
 wait until a command needs them.
@@ -13,6 +13,7 @@ import typer
 
 from service.commands.attend import attend, attention, show
 from service.commands.compare import compare
+from service.commands.golden import golden
 from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
@@ -36,6 +37,7 @@ app.command()(attend)
 app.command()(attention)
 app.command()(show)
 app.command()(compare)
+app.command()(golden)
 
 app.command(hidden=True)(worker)
 

@@ -1,12 +1,12 @@
-"""Reference implementation of a layer in float64 NumPy, written for clarity, not for speed.
+"""Reference implementation of a layer and of attention without one in float64 NumPy, written for clarity, not for speed.
 
-Legend: L query rows, S key rows, N heads, G key/value heads. Invariant: It shares no code with the fast path; `layers check`
-compares a stored layer with it.
+Legend: B sequences, L query rows, S key rows, N heads, G key/value heads, H and V head widths. Invariant: It shares no code with
+the fast path; `layers check`, `compare` and `golden` compare with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,38 @@ def attend(
     weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
     context = (weights @ v).transpose(1, 0, 2).reshape(len(query), -1)
     return (_linear(tensors, "output", context) if spec.has_output else context), weights
+
+
+def scaled_dot_product(
+    inputs: Sequence[np.ndarray],
+    added: np.ndarray,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+    is_capped_last: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attend from query [B, N, L, H] to key [B, G, S, H] and value [B, G, S, V]: output [B, N, L, V] and log-sum-exp [B, N, L].
+
+    `added` broadcasts to [B, N, L, S] and joins the scores, -inf = may not attend. The softcap comes before it, or after it with
+    `is_capped_last`. `sinks` [N] only count in the denominator. A row that may attend to nothing gives zeros.
+    """
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    scores = q @ k.swapaxes(2, 3) * scale
+    scores = _capped(scores + added, softcap) if is_capped_last else _capped(scores, softcap) + added
+    sink = np.full((len(q[0]), 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64).reshape(-1, 1, 1)
+    top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    top = np.where(np.isneginf(top), 0.0, top)
+    exponentials = np.exp(scores - top)
+    total = exponentials.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+    return exponentials / np.where(total > 0, total, 1.0) @ v, lse
+
+
+def _capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:
+    return scores if softcap is None else softcap * np.tanh(scores / softcap)
 
 
 def _linear(tensors: Arrays, name: str, x: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Readings: the combinations of conventions with which a kernel may have computed the output of a case.
 
 Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows. Invariants: The service computes every
-reading in float64, so that only the other kernel rounds. A softcap after the masks is computed here, because the service has no
-such order. Readings with the same numbers are asked once.
+reading in float64, so that only the other kernel rounds. A softcap after the masks is computed by the reference, because the
+service has no such order. Readings with the same numbers are asked once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from service.attention.reference import scaled_dot_product
 from service.commands.asking import Ask, tensor_field
 from service.commands.case_file import CaseFile, errors, rounded, widened
 from service.errors import InvalidInput
@@ -79,7 +80,7 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
     options: dict[str, Any] = {"scale": reading.scale, "softcap": reading.softcap}
     is_masked = np.isneginf(added).all(axis=-1, keepdims=True) & (not reading.is_capped_last)
     if reading.is_capped_last:
-        answer = _capped_last(inputs, reading)
+        answer, _ = scaled_dot_product(inputs, added, **options, is_capped_last=True)
     else:
         body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
         answer = ask(None, body | options | {"layout": "bhld", "masks": reading.mask.masks}).output
@@ -88,15 +89,6 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
     for rows, filled in fills.items() if is_masked.any() else [("", answer)]:
         words = ", ".join(word for word in (*reading.words, rows) if word)
         yield Found(*errors(reading.arrays["output"], np.where(is_masked, filled, answer), dtype), words)
-
-
-def _capped_last(inputs: list[np.ndarray], reading: Reading) -> np.ndarray:
-    """Return [B, H, L, V]: the softcap c turns a score s with its masks into c·tanh(s/c), so a blocked key counts as -c."""
-    query, (key, value) = inputs[0], (x.repeat(inputs[0].shape[1] // x.shape[1], axis=1) for x in inputs[1:])
-    scores, cap = query @ key.swapaxes(2, 3) * reading.scale + reading.mask.added, reading.softcap or 0.0
-    scores = cap * np.tanh(scores / cap)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ value)
 
 
 def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:

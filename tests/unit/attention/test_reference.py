@@ -1,4 +1,4 @@
-"""The service's own reference and the tests' one, written apart, agree about every make of layer."""
+"""The service's own reference and the tests' one, written apart, agree about every make of layer, and without a layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.reference import attend
+from service.attention.reference import attend, scaled_dot_product
 from tests import reference
 from tests.engine_room import as_arrays, make_tensors
 from tests.strategies import seeds, specs
@@ -22,3 +22,23 @@ def test_two_references_give_the_same_output_and_weights(spec, queries, keys, se
     found, found_weights = attend(spec, tensors, query[0], key[0], value[0])
     np.testing.assert_allclose(found, expected[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found_weights, weights[0], rtol=1e-12, atol=1e-14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (4, 2), (3, 3)]), st.integers(1, 5), st.integers(1, 6), seeds, st.booleans(), st.booleans()
+)
+def test_two_references_of_attention_without_a_layer_agree(heads, queries, keys, seed, is_capped, has_sinks):
+    rng = np.random.default_rng(seed)
+    inputs = (
+        rng.normal(size=(2, heads[0], queries, 8)),
+        rng.normal(size=(2, heads[1], keys, 8)),
+        rng.normal(size=(2, heads[1], keys, 3)),
+    )
+    bias = np.where(rng.random((2, 1, queries, keys)) < 0.4, -np.inf, rng.normal(size=(2, 1, queries, keys)))
+    sinks = rng.normal(size=heads[0]) if has_sinks else None
+    softcap = 1.5 if is_capped else None
+    expected = reference.scaled_dot_product(inputs, [reference.Bias(bias)], scale=0.7, softcap=softcap, sinks=sinks)
+    output, lse = scaled_dot_product(inputs, bias, scale=0.7, softcap=softcap, sinks=sinks)
+    np.testing.assert_allclose(output, expected.output, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(lse, expected.lse, rtol=1e-12, atol=1e-12)

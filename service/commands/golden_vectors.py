@@ -1,0 +1,166 @@
+"""Golden vectors: seeded inputs of attention calls, with float64 references of output and log-sum-exp.
+
+Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows with P past ones, d and V head widths.
+Invariants: The reference is computed from the inputs as the file holds them. A key that no row may attend to is poisoned: a
+kernel that reads it gives it weight in every row, and its value is large. The same seed gives the same bytes on one machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_client.arrays import Raw
+from service.attention.reference import scaled_dot_product
+from service.commands.asking import tensor_field
+from service.commands.case_file import rounded, widened
+
+QUERIES, KEYS, WIDTH, VALUE_WIDTH = 5, 7, 8, 6
+LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the share of keys that a table of booleans blocks
+# Finite in the dtype times a query row, so that a blocked score is never infinite or NaN before it is blocked.
+POISON = {"float16": 1e3, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
+
+
+class Vector(NamedTuple):
+    """What one vector has; `masks` are names that `_mask` knows."""
+
+    name: str
+    layout: str = "bhld"
+    dtype: str = "float32"
+    masks: tuple[str, ...] = ()
+    scale: float | None = None
+    softcap: float | None = None
+    past: int = 0
+    has_sinks: bool = False
+
+
+class Mask(NamedTuple):
+    """A mask of the request, its values, and what it adds to the scores, which broadcasts to [B, H, L, S]."""
+
+    fields: dict[str, Any]
+    values: Raw | None
+    added: np.ndarray
+
+
+class Golden(NamedTuple):
+    """Inputs by the names of their fields, the request's other fields, and the references in the request's layout."""
+
+    inputs: dict[str, Raw]
+    request: dict[str, Any]
+    output: np.ndarray
+    lse: np.ndarray
+    description: str
+
+    def body(self) -> dict[str, Any]:
+        """Return the request body in JSON, its tensors in base64."""
+        fields = {name: tensor_field(raw.bits) | {"dtype": raw.dtype} for name, raw in self.inputs.items()}
+        masks = []
+        for place, mask in enumerate(self.request["masks"]):
+            values = fields.pop(f"masks.{place}.values", None)
+            masks.append(mask if values is None else mask | {"values": values})
+        return self.request | fields | {"masks": masks}
+
+
+_LAYOUTS = ("ld", "bld", "hld", "lhd", "bhld", "blhd", "packed")
+VECTORS = (
+    *(Vector(f"layout_{name}", name, masks=("top_left",)) for name in _LAYOUTS),
+    *(Vector(name, dtype=name, masks=("ignore", "bottom_right")) for name in ("float16", "bfloat16", "float64")),
+    Vector("no_mask"),
+    Vector("causal_bottom_right", masks=("bottom_right",)),
+    Vector("window", masks=("window", "lengths")),
+    Vector("attend", masks=("attend",)),
+    Vector("ignore", masks=("ignore",)),
+    Vector("lengths", masks=("lengths",)),
+    Vector("bias", masks=("bias",)),
+    Vector("masked_rows", masks=("masked_rows",)),
+    Vector("scale", masks=("top_left",), scale=1.0),
+    Vector("softcap", masks=("top_left",), softcap=1.5),
+    Vector("sinks", masks=("attend",), has_sinks=True),
+    Vector("sinks_masked_rows", masks=("masked_rows",), has_sinks=True),
+    Vector("past", masks=("ignore", "bottom_right"), past=3),
+    Vector("past_float16", "blhd", "float16", ("lengths",), past=3),
+    Vector("all_bfloat16", "packed", "bfloat16", ("lengths", "window", "bias"), 0.5, 2.0, 3, has_sinks=True),
+)
+
+
+def golden_of(vector: Vector, seed: int) -> Golden:
+    """Return inputs and references; the name of a vector gives it random numbers of its own."""
+    random = np.random.default_rng([seed, *vector.name.encode()])
+    axes = "blhd" if vector.layout == "packed" else vector.layout
+    b, h, g = 2 if "b" in axes else 1, *((4, 2) if "h" in axes else (1, 1))
+    masks = [_mask(name, random, b, h) for name in vector.masks]
+    added = np.zeros((b, h, QUERIES, KEYS)) + sum(mask.added for mask in masks)
+    query = random.standard_normal((b, h, QUERIES, WIDTH))
+    key, value = (random.standard_normal((b, g, KEYS, width)) for width in (WIDTH, VALUE_WIDTH))
+    # The first number of a query row is positive, so a large one makes the score of a poisoned key the row's largest.
+    query[..., 0] = 0.5 + np.abs(query[..., 0])
+    unread = np.isneginf(added).reshape(b, g, -1, KEYS).all(axis=2)
+    key[unread, 0] = value[unread] = POISON[vector.dtype]
+    arrays = [widened(rounded(array, vector.dtype)) for array in (query, key, value)]
+    inputs = dict(zip(("query", "key", "value"), arrays, strict=True))
+    if vector.past:
+        for name in ("key", "value"):
+            past, inputs[name] = np.split(inputs[name], [vector.past], axis=2)
+            inputs[f"past_{name}"] = past if "b" in axes else past[0]
+    for name in ("query", "key", "value"):
+        inputs[name] = _laid_out(inputs[name], vector.layout, axes)
+    sinks = None
+    if vector.has_sinks:
+        inputs["sinks"] = sinks = widened(rounded(random.standard_normal(h), vector.dtype))
+    raws = {name: rounded(array, vector.dtype) for name, array in inputs.items()}
+    raws |= {f"masks.{place}.values": mask.values for place, mask in enumerate(masks) if mask.values is not None}
+    scale = WIDTH**-0.5 if vector.scale is None else vector.scale
+    output, lse = scaled_dot_product(arrays, added, scale=scale, softcap=vector.softcap, sinks=sinks)
+    lse = lse[tuple(slice(None) if axis in axes else 0 for axis in "bh")]
+    about = (
+        f"masks {', '.join(vector.masks) or 'none'}; {unread.sum()} of {unread.size} keys hold {POISON[vector.dtype]:g}"
+    )
+    return Golden(raws, _request(vector, masks, (h, g)), _laid_out(output, vector.layout, axes), lse, about)
+
+
+def _request(vector: Vector, masks: list[Mask], heads: tuple[int, int]) -> dict[str, Any]:
+    request = {"layout": vector.layout, "masks": [mask.fields for mask in masks], "lse": True}
+    if vector.layout == "packed":
+        request |= dict(zip(("num_heads", "num_kv_heads"), heads, strict=True))
+    options = {"scale": vector.scale, "softcap": vector.softcap}
+    return request | {name: option for name, option in options.items() if option is not None}
+
+
+def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
+    """Return [B, H, L, d] in a layout."""
+    kept = "".join(axis for axis in "bhld" if axis in axes)
+    array = array[tuple(slice(None) if axis in axes else 0 for axis in "bhld")]
+    array = array.transpose([kept.index(axis) for axis in axes])
+    return array.reshape(*array.shape[:-2], -1) if layout == "packed" else array
+
+
+def _mask(name: str, random: np.random.Generator, b: int, h: int) -> Mask:
+    """Return a mask of these names: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
+    # How many keys a key lies before the last one that its query may see.
+    before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
+    if name in ("top_left", "bottom_right"):
+        blocked = before < (KEYS - QUERIES) * (name == "top_left")
+        return Mask({"kind": "causal", "align": name}, None, _blocked(blocked))
+    if name == "window":
+        fields = {"kind": "window", "left": LEFT, "right": 0, "align": "bottom_right"}
+        return Mask(fields, None, _blocked((before < 0) | (before > LEFT)))
+    if name == "lengths":
+        lengths = np.arange(KEYS - 1, KEYS - 1 - b, -1)
+        return Mask(
+            {"kind": "lengths"}, rounded(lengths, "int64"), _blocked(np.arange(KEYS) >= lengths[:, None, None, None])
+        )
+    if name == "bias":
+        values = random.standard_normal((h, QUERIES, KEYS))
+        values[:, :, 1] = -np.inf
+        return Mask({"kind": "bias", "axes": "hls"}, rounded(values, "float32"), widened(rounded(values, "float32")))
+    # Booleans: key 1 is blocked for all rows, and in "masked_rows" row 2 may attend to nothing.
+    blocked = random.random((QUERIES, KEYS)) < BLOCKED
+    blocked[:, 0], blocked[:, 1] = False, True
+    blocked[2] |= name == "masked_rows"
+    kind = "ignore" if name == "ignore" else "attend"
+    return Mask({"kind": kind, "axes": "ls"}, rounded(blocked == (kind == "ignore"), "bool"), _blocked(blocked))
+
+
+def _blocked(blocked: np.ndarray) -> np.ndarray:
+    return np.where(blocked, -np.inf, 0.0)
