@@ -19,12 +19,10 @@ import simdjson
 import torch
 from safetensors.torch import load, save
 
-from service.attention.call import Answer
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.wire.answer import AnswerFacts, write_tensor
-from service.wire.attend_request import check_request
-from service.wire.checked_request import CheckedRequest, RequestLimits
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.inference_codec import WantedAnswer, WantedOutput, read_inference, split_inference, write_inference
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.safetensors_codec import RequestTemplates, write_safetensors
@@ -111,11 +109,11 @@ def binary_rows() -> Iterator[Row]:
     """Ours from bytes to a checked request with its cost, and from an answer to its parts; the bare library copies both ways."""
     for rows in (16, 2048):
         array = floats(rows, 512)
-        body, answer = save({"query": torch.from_numpy(array)}), Answer(torch.from_numpy(array)[None])
+        body, answer = save({"query": torch.from_numpy(array)}), {"output": torch.from_numpy(array)}
         inference, name = inference_body(array), f"{rows} x 512"
-        bare_read, bare_write = partial(load, body), partial(save, {"output": answer.output})
+        bare_read, bare_write = partial(load, body), partial(save, answer)
         yield Row(f"read safetensors, {name}", len(body), partial(read_safetensors, body), bare_read)
-        ours = partial(write_safetensors, {"output": answer.output[0]}, FACTS)
+        ours = partial(write_safetensors, answer, FACTS)
         yield Row(f"write safetensors, {name}", array.nbytes, ours, bare_write)
         yield Row(f"read inference, {name}", len(inference[0]), partial(read_binary_inference, *inference), bare_read)
         yield Row(f"write inference, {name}", array.nbytes, partial(write_inference, answer, FACTS, WANTED), bare_write)

@@ -17,7 +17,7 @@ from service.batching.policy import BatchLimits
 from service.http.connection_limits import ConnectionLimits
 from service.settings import Settings, is_loopback
 from service.supervisor.descriptors import kept_connections
-from service.wire.checked_request import RequestLimits
+from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
 # Longest inline batch. A health check waits for two or three of them (docs/decisions.md).

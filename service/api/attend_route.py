@@ -21,9 +21,8 @@ from service.http.request_parser import HeaderFields
 from service.layers.catalog import Served, ServedAttention
 from service.layers.stored_layer import SDPA
 from service.wire.answer import AnswerFacts, write_json
-from service.wire.attend_request import check_request
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.attention_request import check_attention
-from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.inference_codec import (
     ATTENTION,
     LAYER,
@@ -169,7 +168,7 @@ async def _infer(context: RequestContext, scope: Scope, send: Send) -> None:
         wanted, request = await context.decoded(decode)
         context.shorten(wanted.timeout_s)
         outcome = await context.ask(model, request)
-    length, pieces = write_inference(outcome.result, context.facts(model, request, outcome), wanted)
+    length, pieces = write_inference(request.tensors(outcome.result), context.facts(model, request, outcome), wanted)
     await context.send(send, _content(length), pieces, coding)
 
 

@@ -33,7 +33,7 @@ from service.http.asgi import KEY_DIGEST, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served, ServedLayer
 from service.wire.answer import AnswerFacts
-from service.wire.checked_request import CheckedRequest, RequestLimits
+from service.wire.attend_request import CheckedRequest, RequestLimits
 from service.wire.inference_schemas import VERSION
 from service.wire.json_document import parse, parse_s
 

@@ -117,9 +117,8 @@ def _ask_engine(
     from service.batching.job import BatchInfo
     from service.layers.stored_layer import SDPA
     from service.wire.answer import AnswerFacts, write_json
-    from service.wire.attend_request import check_request
+    from service.wire.attend_request import RequestLimits, check_request
     from service.wire.attention_request import check_attention
-    from service.wire.checked_request import RequestLimits
     from service.wire.json_document import parse
 
     stored = None if layer is None else stored_layer(layer)

@@ -19,7 +19,7 @@ import pybase64
 import torch
 from pydantic import BaseModel
 
-from service.attention.call import Answer, AttentionAnswer, TopK
+from service.attention.call import AnyAnswer, AttentionAnswer, TopK
 from service.batching.job import BatchInfo
 from service.wire.layouts import Layout
 from service.wire.schemas import Tensor
@@ -173,10 +173,10 @@ class AnswerFacts(NamedTuple):
         }
 
 
-def named_tensors(answer: Answer | AttentionAnswer, layout: Layout | None = None) -> dict[str, torch.Tensor]:
+def named_tensors(answer: AnyAnswer, layout: Layout) -> dict[str, torch.Tensor]:
     """Return `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and what else was requested.
 
-    Axis B is first, or the axes are those of the `layout`.
+    Their axes are those of the request's `layout`.
     """
     found = {"output": answer.output}
     if isinstance(answer.weights, TopK):
@@ -185,7 +185,8 @@ def named_tensors(answer: Answer | AttentionAnswer, layout: Layout | None = None
         found["weights"] = answer.weights
     if isinstance(answer, AttentionAnswer):
         found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
-    return found if layout is None else {name: _laid_out(tensor, name, layout) for name, tensor in found.items()}
+        return {name: _laid_out(tensor, name, layout) for name, tensor in found.items()}
+    return found if layout.has_batch else {name: tensor[0] for name, tensor in found.items()}
 
 
 def _laid_out(tensor: torch.Tensor, name: str, layout: Layout) -> torch.Tensor:

@@ -1,41 +1,100 @@
-"""Attend request: its JSON form, and the check of a decoded body against its layer, which gives a `Call` with its exact cost.
+"""Attend request: its JSON form, and its check against a layer and the limits, which gives a call with its exact cost.
 
+Attention without a layer (`attention_request.py`) has the same weights, limits and last steps.
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
-contract: unknown field, dtype, shape, mask, cost. Sizes are Python integers, which do not overflow.
+contract: unknown field, dtype, shape, mask, cost. Counting masked rows may be left to the caller, because it is slow for many
+scores. Sizes are Python integers, which do not overflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from service.attention.call import Call, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes
+from service.attention.call import AnyAnswer, AttentionCall, Call, WeightsWanted
+from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
 from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
-from service.errors import BadShape, InvalidInput
-from service.wire.checked_request import (
-    CheckedRequest,
-    RequestLimits,
-    check_axes,
-    check_cost,
-    combined_mask,
-    read_model,
-    values_of,
-    values_params,
-    with_masked_rows,
-)
-from service.wire.mask_kinds import MAX_MASKS, MaskField
-from service.wire.schemas import StrictModel, Tensor
+from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
+from service.wire.answer import named_tensors
+from service.wire.layouts import Layout
+from service.wire.mask_kinds import MAX_MASKS, MaskField, RequestMasks, kind_of
+from service.wire.number_list import NumberList
+from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind
-from service.wire.tensors import answer_form, check_fields, decode_tensor, rank_of
-from service.wire.weights_selection import WeightsField, WeightsSelection, weights_bytes
+from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
+
+M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
+# Counting the masked rows of this many attention scores takes about a millisecond.
+MAX_COUNTED_CELLS = 2**21
+
+Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
+
+
+class WeightsField(StrictModel):
+    """Which attention weights to return: all heads, their mean, or the k largest of each row."""
+
+    form: Literal["heads", "mean", "top_k"]
+    k: Annotated[int, Field(ge=1)] | None = None
+    heads: Indices | None = None
+    queries: Indices | None = None
+    dtype: Literal["float32", "float16"] = "float32"
+
+    def wanted(self, sizes: Sizes) -> WeightsWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range.
+
+        The keys of `sizes` include the columns that a layer appends.
+        """
+        if (self.form == "top_k") != (self.k is not None):
+            raise InvalidInput(
+                'weights.k is required with form "top_k" and allowed with no other form', param="/weights/k"
+            )
+        if self.k is not None and self.k > sizes.keys:
+            raise InvalidInput(f"weights.k must be from 1 to {sizes.keys}, the number of keys", param="/weights/k")
+        heads = chosen(self.heads, sizes.heads, "/weights/heads")
+        queries = chosen(self.queries, sizes.queries, "/weights/queries")
+        return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
+
+
+def _in_full(value: object) -> object:
+    """Return the object for a short form; any other value is returned as it is."""
+    return {"form": value} if isinstance(value, str) and value in ("heads", "mean") else value
+
+
+WeightsSelection = Annotated[
+    WeightsField, BeforeValidator(_in_full, json_schema_input_type=WeightsField | Literal["heads", "mean"])
+]
+
+
+def chosen(value: object, count: int, param: str) -> tuple[int, ...] | None:
+    """Return the indices in the caller's order, None for all; raises InvalidInput unless they are unique and in range."""
+    if value is None:
+        return None
+    tensor = decode_tensor(value, TensorField(param, TensorKind.INT))
+    # Check the length first, so that a list of millions of entries is not converted.
+    found = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
+    if not found or len(set(found)) != len(found) or min(found) < 0 or max(found) >= count:
+        words = param[1:].replace("/", ".")
+        raise InvalidInput(f"{words} must be a non-empty list of different numbers from 0 to {count - 1}", param=param)
+    return found
+
+
+def weights_bytes(wanted: WeightsWanted, heads: int, queries: int, keys: int) -> int:
+    """Return the bytes of one sequence's returned weights, including the indices and rest of top_k."""
+    heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
+    rows = heads * (queries if wanted.queries is None else len(wanted.queries))
+    size = wanted.dtype.itemsize
+    if wanted.k is not None:
+        return rows * (wanted.k * (size + torch.int32.itemsize) + size)
+    return rows * keys * size
 
 
 class AttendRequest(StrictModel):
@@ -51,6 +110,54 @@ class AttendRequest(StrictModel):
     encoding: Literal["list", "base64"] | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits of one request; `max_cells` counts attention scores: sequences x heads x L x S.
+
+    `max_table_bytes` limits the tables of one sequence, because sequences are computed one at a time.
+    """
+
+    max_sequences: int
+    max_tokens: int
+    max_cells: int
+    max_weights_bytes: int
+    max_table_bytes: int
+
+    def check(self, cost: Cost, tables: int) -> None:
+        """Raise CostLimit for the first need above its limit; `tables` are the bytes of the tables of one sequence."""
+        for what, need, limit in (
+            ("sequences", cost.sequences, self.max_sequences),
+            ("query and key rows", cost.tokens, self.max_tokens),
+            ("attention scores (sequences x heads x L x S)", cost.cells, self.max_cells),
+            ("bytes of returned weights", cost.weights_bytes, self.max_weights_bytes),
+            ("bytes of tables for its masks and weights", tables, self.max_table_bytes),
+        ):
+            if need > limit:
+                raise CostLimit(f"the request needs {need:,} {what}; a request may have at most {limit:,}")
+
+
+class CheckedRequest(NamedTuple):
+    """A call that can run, its cost, and the axes and the form of its answer."""
+
+    call: Call | AttentionCall
+    cost: Cost
+    layout: Layout
+    form: TensorForm
+    masked_rows: int = 0
+    count_masked_rows: Callable[[], int] | None = None
+    """The last check, left to the caller where it is slow: it returns `masked_rows` or raises MaskedRow."""
+
+    def tensors(self, answer: AnyAnswer) -> dict[str, torch.Tensor]:
+        """Return the named tensors of the answer with the axes of the request."""
+        return named_tensors(answer, self.layout)
+
+    def counted(self) -> CheckedRequest:
+        """Return the request with its masked rows counted; raises MaskedRow."""
+        if self.count_masked_rows is None:
+            return self
+        return self._replace(masked_rows=self.count_masked_rows(), count_masked_rows=None)
+
+
 def check_request(
     document: Mapping[str, object], name: str, spec: LayerSpec, limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
@@ -60,58 +167,43 @@ def check_request(
     `mask_params` are the JSON pointers to the values of the first masks; the default is `/masks/<i>/values`.
     """
     body = read_model(AttendRequest, document, {"weights": WeightsField})
-    params = values_params(body.masks, mask_params)
-    check_fields(_fields(body, params))
-    if rank_of(body.query) == BATCH_RANK:
-        check_axes(body.masks, params)
-    tensor = decode_tensor(body.query, TensorField("/query", TensorKind.FLOAT))
-    is_batch = tensor.dim() == BATCH_RANK
-    query = _checked_rows(tensor, "query", spec.query_width, name)
-    key = value = None
-    if body.key is not None:
-        key = _decode_rows(body.key, "key", spec.key_width, name, is_batch)
-    if body.value is not None:
-        value = _decode_rows(body.value, "value", spec.value_width, name, is_batch)
+    masks = RequestMasks(body.masks, mask_params)
+    check_fields([(getattr(body, field), float_field(field)) for field in ("query", "key", "value")] + masks.fields())
+    if is_batch := rank_of(body.query) == BATCH_RANK:
+        masks.check_axes()
+    query = _rows(body.query, "query", spec.query_width, name, is_batch)
+    key = None if body.key is None else _rows(body.key, "key", spec.key_width, name, is_batch)
+    value = None if body.value is None else _rows(body.value, "value", spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     wanted = None if body.weights is None else body.weights.wanted(sizes._replace(keys=sizes.keys + spec.extra_keys))
-    combined = combined_mask(body.masks, sizes, params, is_batch=is_batch)
-    cost = _cost(spec, sizes, [x for x in (query, key, value) if x is not None], combined, wanted)
+    call = Call(name, query, key, value, masks.combined(sizes, is_batch=is_batch), wanted)
+    cost = _cost(spec, call, sizes)
     # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
-    check_cost(cost, table_bytes(spec, sizes, combined, wanted, itemsize), limits)
-    call = Call(name, query, key, value, combined, wanted)
-    request = CheckedRequest(call, cost, 0, is_batch, answer_form(body.query, body.encoding))
+    limits.check(cost, table_bytes(spec, sizes, call.mask, wanted, itemsize))
+    layout = Layout("bld" if is_batch else "ld")
+    request = CheckedRequest(call, cost, layout, answer_form(body.query, body.encoding))
     if spec.extra_keys:  # every row may attend to the appended columns
         return request
-    return with_masked_rows(request, combined, is_error=body.masked_rows == "error")
+    return with_masked_rows(request, is_error=body.masked_rows == "error")
 
 
-def _fields(body: AttendRequest, mask_params: Sequence[str]) -> list[tuple[object, TensorField]]:
-    """Return every tensor of a request before decoding, with its field."""
-    inputs = (("/query", body.query), ("/key", body.key), ("/value", body.value))
-    found: list[tuple[object, TensorField]] = [(value, TensorField(param, TensorKind.FLOAT)) for param, value in inputs]
-    return found + values_of(body.masks, mask_params)
-
-
-def _decode_rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
-    tensor = decode_tensor(value, TensorField(f"/{field}", TensorKind.FLOAT))
-    if (tensor.dim() == BATCH_RANK) != is_batch and tensor.dim() in (BATCH_RANK, BATCH_RANK - 1):
-        layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
-        raise BadShape(f"{field} must be {layout} like query, got {list(tensor.shape)}", param=f"/{field}")
-    return _checked_rows(tensor, field, width, name)
-
-
-def _checked_rows(tensor: torch.Tensor, field: str, width: int, name: str) -> torch.Tensor:
+def _rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
     """Return the rows as [B, L, d]; raises BadShape for a wrong rank, an empty axis, or a d other than `width`."""
+    param = f"/{field}"
+    tensor = decode_tensor(value, float_field(field))
     if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
-        raise BadShape(f"{field} must be [L, d] or [B, L, d], got {tensor.dim()} axes", param=f"/{field}")
+        raise BadShape(f"{field} must be [L, d] or [B, L, d], got {tensor.dim()} axes", param=param)
+    if (tensor.dim() == BATCH_RANK) != is_batch:
+        layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
+        raise BadShape(f"{field} must be {layout} like query, got {list(tensor.shape)}", param=param)
     if 0 in tensor.shape:
-        raise BadShape(f"{field} must not be empty, got {list(tensor.shape)}", param=f"/{field}")
+        raise BadShape(f"{field} must not be empty, got {list(tensor.shape)}", param=param)
     if tensor.shape[-1] != width:
-        raise BadShape(f'{field} has {tensor.shape[-1]} features, layer "{name}" takes {width}', param=f"/{field}")
-    return tensor if tensor.dim() == BATCH_RANK else tensor.unsqueeze(0)
+        raise BadShape(f'{field} has {tensor.shape[-1]} features, layer "{name}" takes {width}', param=param)
+    return tensor if is_batch else tensor.unsqueeze(0)
 
 
 def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, spec: LayerSpec) -> None:
@@ -134,22 +226,80 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         raise BadShape(f"value has {value.shape[1]} rows, key has {rows}", param="/value")
 
 
-def _cost(
-    spec: LayerSpec,
-    sizes: Sizes,
-    tensors: list[torch.Tensor],
-    mask: CombinedMask | None,
-    wanted: WeightsWanted | None,
-) -> Cost:
+def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
     b, n, queries, keys = sizes
     columns = keys + spec.extra_keys
-    is_cross = len(tensors) > 1
-    masks = () if mask is None else mask.masks
     return Cost(
         sequences=b,
-        tokens=b * (queries + (keys if is_cross else 0)),
+        tokens=b * (queries if call.is_self_attention else queries + keys),
         cells=b * n * queries * columns,
-        weights_bytes=0 if wanted is None else b * weights_bytes(wanted, n, queries, columns),
-        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
-        flops=flops(spec, sizes, mask, wanted),
+        weights_bytes=0 if call.weights is None else b * weights_bytes(call.weights, n, queries, columns),
+        input_bytes=input_bytes((call.query, call.key, call.value), call.mask),
+        flops=flops(spec, sizes, call.mask, call.weights),
     )
+
+
+def read_model(model: type[M], document: Mapping[str, object], parts: Mapping[str, type[BaseModel]]) -> M:
+    """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others.
+
+    `parts` are the models of its fields that are objects; masks have the models of their kinds.
+    """
+    _check_names(document, model, "")
+    for name, part in parts.items():
+        if isinstance(value := document.get(name), dict):
+            _check_names(value, part, f"/{name}")
+    masks = document.get("masks")
+    if isinstance(masks, NumberList) or (isinstance(masks, dict) and "data" in masks):  # a bare array
+        kind_of(None, "/masks/0")
+    for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
+        _check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+
+
+def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
+    """Raise UnknownField for a name that the model lacks; pydantic would describe each of a hundred thousand wrong fields."""
+    if not value.keys() <= (known := _names(model)).keys():
+        raise unknown_field(value, known, where)
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> dict[str, None]:
+    """Return the names of the model's fields; pydantic builds them at each access, and every request needs them."""
+    return dict.fromkeys(model.model_fields)
+
+
+@functools.cache
+def float_field(name: str) -> TensorField:
+    return TensorField(f"/{name}", TensorKind.FLOAT)
+
+
+def input_bytes(tensors: Iterable[torch.Tensor | None], mask: CombinedMask | None) -> int:
+    """Return the bytes of the tensors and masks of a request."""
+    parts = [part for one in mask.masks for part in one.parts] if mask is not None else []
+    return sum(tensor.nbytes for tensor in (*tensors, *parts) if tensor is not None)
+
+
+def with_masked_rows(request: CheckedRequest, *, is_error: bool) -> CheckedRequest:
+    """Return the request with its masked rows counted, or with the counting left to the caller; raises MaskedRow."""
+    if request.call.mask is None:
+        return request
+    count = functools.partial(_count_masked_rows, request.call.mask, is_error=is_error)
+    request = request._replace(count_masked_rows=count)
+    return request if request.cost.cells > MAX_COUNTED_CELLS else request.counted()
+
+
+def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
+    """Count (sequence, query row) pairs with no allowed key in at least one head; `is_error` raises MaskedRow at the first."""
+    count = seen = 0
+    for rows in masked_rows(mask):
+        found = int(rows.sum())
+        if found and is_error:
+            sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
+            raise MaskedRow(
+                f"query row {row} of sequence {sequence} may attend to no key in at least one head", param="/masks"
+            )
+        count, seen = count + found, seen + len(rows)
+    return count

@@ -14,33 +14,48 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from service.attention.call import AttentionCall
+from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
 from service.attention.masks import Sizes
 from service.attention.spec import MAX_HEADS
 from service.attention.work import attention_flops, attention_table_bytes
 from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
-from service.wire.checked_request import (
+from service.wire.attend_request import (
     CheckedRequest,
+    Indices,
     RequestLimits,
-    check_axes,
-    check_cost,
-    combined_mask,
+    WeightsField,
+    WeightsSelection,
+    chosen,
+    float_field,
+    input_bytes,
     read_model,
-    values_of,
-    values_params,
+    weights_bytes,
     with_masked_rows,
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
-from service.wire.mask_kinds import MAX_MASKS, MaskField
+from service.wire.mask_kinds import MAX_MASKS, MaskField, RequestMasks
 from service.wire.schemas import StrictModel, Tensor
-from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import answer_form, check_fields, decode_tensor
-from service.wire.weights_selection import ScoresField, WeightsField, WeightsSelection, weights_bytes
 
 REQUIRED = ("query", "key", "value")
 TENSORS = (*REQUIRED, "past_key", "past_value", "sinks")
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
+
+
+class ScoresField(StrictModel):
+    """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
+
+    stage: Literal["scaled", "capped", "masked"]
+    heads: Indices | None = None
+    queries: Indices | None = None
+    dtype: Literal["float32", "float16"] = "float32"
+
+    def wanted(self, sizes: Sizes) -> ScoresWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
+        heads = chosen(self.heads, sizes.heads, "/scores/heads")
+        queries = chosen(self.queries, sizes.queries, "/scores/queries")
+        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
 
 
 class AttentionRequest(StrictModel):
@@ -88,34 +103,25 @@ def check_attention(
     JSON pointers to the values of the first masks.
     """
     body = read_model(AttentionRequest, document, {"weights": WeightsField, "scores": ScoresField})
-    params = values_params(body.masks, mask_params)
-    given = [
-        (value, _field(name)) for name in TENSORS if (value := getattr(body, name)) is not None or name in REQUIRED
-    ]
-    check_fields(given + values_of(body.masks, params))
-    query = decode_tensor(body.query, _field("query"))
+    masks = RequestMasks(body.masks, mask_params)
+    given = {name: found for name in TENSORS if (found := getattr(body, name)) is not None or name in REQUIRED}
+    check_fields([(found, float_field(name)) for name, found in given.items()] + masks.fields())
+    query = decode_tensor(body.query, float_field("query"))
     layout = layout_of(body.layout, query.dim(), body.num_heads, body.num_kv_heads)
     if layout.has_batch:
-        check_axes(body.masks, params)
-    tensors = {"query": query}
-    for value, field in given[1:]:
-        tensors[field.param[1:]] = decode_tensor(value, field)
-    call = _call(body, layout, tensors)
+        masks.check_axes()
+    tensors = {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
+    call = _call(body, layout, {"query": query, **tensors})
     sizes = _sizes(call)
     call = call._replace(
-        mask=combined_mask(body.masks, sizes, params, is_batch=layout.has_batch, past=sizes.keys - call.key.shape[2]),
+        mask=masks.combined(sizes, is_batch=layout.has_batch, past=sizes.keys - call.key.shape[2]),
         weights=None if body.weights is None else body.weights.wanted(sizes),
         scores=None if body.scores is None else body.scores.wanted(sizes),
     )
-    cost = _cost(call, sizes, list(tensors.values()))
-    check_cost(cost, attention_table_bytes(call, sizes), limits)
-    form = answer_form(body.query, body.encoding)
-    request = CheckedRequest(call, cost, 0, layout.has_batch, form, layout=layout)
-    return with_masked_rows(request, call.mask, is_error=body.masked_rows == "error")
-
-
-def _field(name: str) -> TensorField:
-    return TensorField(f"/{name}", TensorKind.FLOAT)
+    cost = _cost(call, sizes, (query, *tensors.values()))
+    limits.check(cost, attention_table_bytes(call, sizes))
+    request = CheckedRequest(call, cost, layout, answer_form(body.query, body.encoding))
+    return with_masked_rows(request, is_error=body.masked_rows == "error")
 
 
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
@@ -198,7 +204,6 @@ def _sizes(call: AttentionCall) -> Sizes:
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
     b, n, queries, keys = sizes
-    masks = () if call.mask is None else call.mask.masks
     selections = [call.weights, call.scores and call.scores.selected]
     returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
     itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
@@ -210,6 +215,6 @@ def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) ->
         tokens=b * (queries + keys),
         cells=math.prod(sizes),
         weights_bytes=b * returned,
-        input_bytes=sum(x.nbytes for x in tensors) + sum(part.nbytes for one in masks for part in one.parts),
+        input_bytes=input_bytes(tensors, call.mask),
         flops=attention_flops(call, sizes),
     )

@@ -20,9 +20,8 @@ import orjson
 import torch
 from pydantic import ValidationError
 
-from service.attention.call import AnyAnswer
 from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.answer import EXTRAS, AnswerFacts, named_tensors, write_tensor
+from service.wire.answer import EXTRAS, AnswerFacts, write_tensor
 from service.wire.inference_schemas import (
     VERSION,
     WITHOUT_MEANING,
@@ -295,13 +294,12 @@ def _attention_fields(parameters: InferParameters, outputs: set[str]) -> dict[st
 
 
 def write_inference(
-    answer: AnyAnswer, facts: AnswerFacts, wanted: WantedAnswer
+    tensors: dict[str, torch.Tensor], facts: AnswerFacts, wanted: WantedAnswer
 ) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
     """Return the length of the JSON (None if no bytes follow it) and the pieces of the body.
 
     The length is sent before the JSON, so JSON that bytes follow is built completely first.
     """
-    tensors = named_tensors(answer)
     pieces = _json(facts, wanted, tensors)
     blobs = [bytes_of(tensors[output.name]) for output in wanted.outputs if output.is_binary]
     if not blobs:

@@ -48,7 +48,8 @@ _LIST_DTYPES = {
     TensorKind.INT: torch.int64,
 }
 _STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
-_INFINITIES = {dtype.torch: dtype.infinity for dtype in FLOATS}
+# The bits of +inf, and of -inf, which has the sign bit too.
+_INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}
 _SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
@@ -303,9 +304,9 @@ def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> V
         return values if values.flags.writeable else values.copy()
     with np.errstate(over="ignore", under="ignore"):
         stored = _bfloat16_bits(values) if dtype == torch.bfloat16 else values.astype(_STORED[dtype])
-    bits, infinity = stored.view(_UNSIGNED[dtype.itemsize]), _INFINITIES[dtype]
-    if len(values) and not _is_finite(bits, infinity):
-        lost = ((bits == infinity) | (bits == _negative(infinity))) != np.isinf(values)
+    bits, (infinity, minus_infinity) = stored.view(_UNSIGNED[dtype.itemsize]), _INFINITIES[dtype]
+    if len(values) and not _is_finite(bits, infinity, minus_infinity):
+        lost = ((bits == infinity) | (bits == minus_infinity)) != np.isinf(values)
         if lost.any():
             what = f"a number beyond the range of {str(dtype).removeprefix('torch.')}"
             raise field.not_finite(what, index_of(int(lost.argmax()), numbers.shape))
@@ -351,30 +352,25 @@ def bytes_to_tensor(
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
-def _check_finite(bits: Bits, infinity: int, field: TensorField, shape: tuple[int, ...]) -> None:
+def _check_finite(bits: Bits, infinities: tuple[int, int], field: TensorField, shape: tuple[int, ...]) -> None:
     """Raise NonFinite for the first value that is not finite; -inf is allowed in a bias."""
+    infinity, minus_infinity = infinities
     is_bias = field.kind is TensorKind.BIAS
     for start in range(0, len(bits), _SLICE_VALUES):
-        part = bits[start : start + _SLICE_VALUES]
-        if not _is_finite(part, infinity, but_minus_inf=is_bias):
+        part = bits if len(bits) <= _SLICE_VALUES else bits[start : start + _SLICE_VALUES]
+        if not _is_finite(part, infinity, minus_infinity + is_bias):
             bad = (part & infinity) == infinity
             if is_bias:
-                bad &= part != _negative(infinity)
+                bad &= part != minus_infinity
             raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
 
 
-def _is_finite(bits: Bits, infinity: int, *, but_minus_inf: bool = False) -> bool:
-    """Return whether no value is infinite or NaN (`but_minus_inf` allows -inf); `infinity` is the bits of +inf.
+def _is_finite(bits: Bits, infinity: int, minus_infinity: int) -> bool:
+    """Return whether no value is infinite or NaN; `minus_infinity` + 1 allows -inf.
 
     As signed integers, the bits of positive values grow with the value. As unsigned integers, the bits of negative values grow
     with the magnitude and exceed all positive ones. So two maxima decide in every dtype, and no sum can overflow.
     """
     return bool(
-        np.maximum.reduce(bits.view(_SIGNED[bits.itemsize])) < infinity
-        and np.maximum.reduce(bits) < _negative(infinity) + but_minus_inf
+        np.maximum.reduce(bits.view(_SIGNED[bits.itemsize])) < infinity and np.maximum.reduce(bits) < minus_infinity
     )
-
-
-def _negative(infinity: int) -> int:
-    """Return the bits of -inf: +inf has no bit above its exponent, so the sign is the next power of two."""
-    return infinity + (1 << infinity.bit_length())

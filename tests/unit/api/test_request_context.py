@@ -21,7 +21,8 @@ from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, Inval
 from service.http.asgi import ClientGone
 from service.limits import context_limits
 from service.settings import load_settings
-from service.wire.checked_request import CheckedRequest
+from service.wire.attend_request import CheckedRequest
+from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
 
@@ -215,7 +216,7 @@ def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
         layer: Any = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
         call = Call("wide", torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
-            await context.ask(layer, CheckedRequest(call, NOTHING, 0, is_batch=False, form=TensorForm.BASE64))
+            await context.ask(layer, CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
         assert house.layer_requests.answers.num_bytes == 0
 
     story(told)

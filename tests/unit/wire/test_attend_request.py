@@ -8,8 +8,7 @@ import pytest
 
 from service.attention import masks
 from service.errors import CostLimit
-from service.wire.attend_request import check_request
-from service.wire.checked_request import CheckedRequest, RequestLimits
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from tests.engine_room import make_spec
 
 SPEC = make_spec(8, 4)

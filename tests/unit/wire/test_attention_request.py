@@ -10,8 +10,8 @@ import torch
 from service.attention.call import AttentionCall
 from service.attention.masks import Run
 from service.errors import BadDtype, BadMask, BadShape, CostLimit, InvalidInput, LayoutRequired, NonFinite, UnknownField
+from service.wire.attend_request import CheckedRequest, RequestLimits
 from service.wire.attention_request import check_attention
-from service.wire.checked_request import CheckedRequest, RequestLimits
 from service.wire.tensors import RawTensor
 
 PLENTY = RequestLimits(*(2**62,) * 5)

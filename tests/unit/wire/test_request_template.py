@@ -16,8 +16,7 @@ from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadShape, CostLimit, NonFinite, UnknownField
 from service.wire import safetensors_codec
-from service.wire.attend_request import check_request
-from service.wire.checked_request import CheckedRequest, RequestLimits
+from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.safetensors_codec import (
     MAX_REMEMBERED_BYTES,
     NUM_REMEMBERED,

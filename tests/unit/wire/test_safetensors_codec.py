@@ -14,6 +14,7 @@ from service.attention.call import Answer, TopK
 from service.batching.job import BatchInfo
 from service.errors import BadBinary, BadEncoding, BadJson, JsonTooDeep, ServiceError, UnknownField
 from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.layouts import Layout
 from service.wire.safetensors_codec import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, decode_tensor
@@ -151,7 +152,7 @@ def test_random_bytes_are_refused_without_another_error(body):
 
 
 def without_batch(answer: Answer) -> dict[str, torch.Tensor]:
-    return {name: tensor[0] for name, tensor in named_tensors(answer).items()}
+    return named_tensors(answer, Layout("ld"))
 
 
 FACTS = AnswerFacts(2, "small", "sha256:0", BatchInfo(3, 4, 5), lambda: {"total": 1.5})
@@ -185,7 +186,7 @@ def test_the_library_reads_an_answer_and_every_tensor_of_it_is_aligned(tmp_path)
 
 def test_an_answer_is_encoded_without_a_copy():
     output = torch.rand(2, 3, 5)
-    _, piece = write_safetensors(named_tensors(Answer(output)), FACTS)
+    _, piece = write_safetensors(named_tensors(Answer(output), Layout("bld")), FACTS)
     assert np.frombuffer(piece, np.float32).ctypes.data == output.data_ptr()
 
 
