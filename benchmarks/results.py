@@ -1,7 +1,7 @@
-"""Results: the file of what was measured, part by part, as raw samples and as their summary.
+"""Results: the file of what was measured, part by part, as raw samples.
 
 Invariants: a part is replaced as a whole, so one file may hold parts of several days; each part names its own date, commit and
-machine. The summary is computed from the samples whenever the file is written, never by hand.
+machine.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from benchmarks.summary import ratios, rows
-from benchmarks.targets import judged
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 VERSION = 1
@@ -55,17 +52,11 @@ def save(path: Path, parts: Mapping[str, Part]) -> None:
 
 def as_text(parts: Mapping[str, Part]) -> str:
     """Return the file's text, one sample a line, so that a diff of two runs is readable."""
-    samples = {name: part.samples for name, part in parts.items()}
     fields = {name: dataclasses.asdict(part) | {"samples": f"@{name}"} for name, part in parts.items()}
-    document = {
-        "version": VERSION,
-        "parts": {name: {key: x for key, x in found.items() if key != "name"} for name, found in fields.items()},
-        "summary": {name: rows(found) for name, found in samples.items()},
-        "ratios": ratios(samples),
-        "targets": judged(samples),
-    }
-    text = json.dumps(document, indent=1, ensure_ascii=False)
-    for name, found in samples.items():
+    without_names = {name: {key: x for key, x in found.items() if key != "name"} for name, found in fields.items()}
+    text = json.dumps({"version": VERSION, "parts": without_names}, indent=1, ensure_ascii=False)
+    for name, part in parts.items():
+        found = part.samples
         lines = ",\n".join("    " + json.dumps(sample, ensure_ascii=False) for sample in found)
         text = text.replace(f'"@{name}"', f"[\n{lines}\n   ]" if found else "[]")
     return text + "\n"

@@ -53,14 +53,3 @@ def ratio(samples: Samples, figure: str, one: str, other: str, **wanted: object)
     )
     both = [number for number in ours if theirs.get(number)]
     return spread(ours[number] / theirs[number] for number in both) if both else None
-
-
-def ratios(parts: Mapping[str, Samples]) -> list[dict[str, Any]]:
-    """Return the service's figures over those of each other subject, of the parts without points."""
-    return [
-        {"part": name, "figure": figure, "of": "service", "over": other, "ratio": value}
-        for name, samples in parts.items()
-        for other in sorted({x["subject"] for x in samples if x.get("point") is None} - {"service"})
-        for figure in ("tok_s", "p50_ms", "p99_ms")
-        if (value := ratio(samples, figure, "service", other)) is not None
-    ]

@@ -7,15 +7,11 @@ lengths; refused requests are reported beside the throughput, which counts answe
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from benchmarks.bench import Bench
-from benchmarks.load_generators import closed_loop, open_loop
+from benchmarks.load_generators import open_loop
 from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import BOUND, SERVICE, Subject, service
@@ -28,8 +24,6 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BATCHES = (1, 2, 4, 8, 16, 32)
 # Shares of the requests/s that a closed loop of 32 callers reaches.
 OFFERED = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2)
-EVENNESS = (4, 8, 32, 128)
-EVENNESS_TRIES = 3
 # Most rows in flight: more would be refused for a long queue, and refusals are not the cost of length.
 _MAX_ROWS = 2**12
 
@@ -97,33 +91,4 @@ def offered(bench: Bench, _: str) -> Iterator[Sample]:
                 yield {**sample, "capacity_rps": capacity}
 
 
-def evenness(bench: Bench, _: str) -> Iterator[Sample]:
-    """The least and the greatest share of the requests that a process got, of connections opened together."""
-    shared = Path("/dev/shm")  # where the service keeps these files by default
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=shared if shared.is_dir() else None) as directory,
-        bench.start(service(run_dir=directory)) as server,
-    ):
-        for callers in EVENNESS * EVENNESS_TRIES:
-            figures = partial(_shares, bench, server, callers, Path(directory))
-            yield bench.sample(SERVICE, W2.name, figures, callers)
-
-
-def _shares(bench: Bench, server: Server, callers: int, directory: Path) -> Sample:
-    before = _received(directory)
-    rps = closed_loop(server.port, bench.requests(server.subject, W2), callers, 1)["rps"]
-    got = sorted(num - before.get(slot, 0) for slot, num in _received(directory).items())
-    return {"least_share": got[0] / sum(got), "greatest_share": got[-1] / sum(got), "rps": rps}
-
-
-def _received(directory: Path) -> dict[str, float]:
-    """Return the requests so far by the slot of the process, from the files behind `/metrics`."""
-    found = {}
-    for path in directory.glob("*/metrics/counter_*.db"):
-        series = MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
-        samples = (sample for one in series for sample in one.samples)
-        found[path.stem] = float(sum(sample.value for sample in samples if sample.name == "attention_received_total"))
-    return found
-
-
-SWEEPS = {sweep.__name__: sweep for sweep in (concurrency, processes, length, batch, offered, evenness)}
+SWEEPS = {sweep.__name__: sweep for sweep in (concurrency, processes, length, batch, offered)}

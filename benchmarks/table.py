@@ -1,4 +1,4 @@
-"""Table: the workloads that have targets, every subject on every one of them; float32 beside bfloat16; and memory.
+"""Table: the workloads that have targets, every subject on every one of them; ours beside ours; and memory.
 
 Invariant: servers stay up, and in each round every subject is timed once on each workload, in a newly drawn order. So what a
 ratio compares is seconds apart: on these machines speed changes by more than a tenth within a minute.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from benchmarks.load_generators import closed_loop
 from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import BOUND, SERVICE, Subject, service
-from benchmarks.workloads import W1, W2, W2_LISTS, W3, Workload
+from benchmarks.workloads import W1, W2, W2_LISTS, W2_SDPA, W2_THREE, W3, Workload
 
 CONCURRENCY = 32
 REST_S = 2
@@ -27,13 +27,18 @@ PSS_EVERY_S = 0.25
 
 
 class Cell(NamedTuple):
-    """One part of the results; `bound_batch` is how many sequences the upper bound runs at once, None without a bound."""
+    """One part of the results; `bound_batch` is how many sequences the upper bound runs at once, None without a bound.
+
+    `own` names what is timed instead of all subjects: a service with settings of its own, or another route of one service.
+    """
 
     work: Workload
     concurrency: int = CONCURRENCY
     bound_batch: int | None = CONCURRENCY
+    own: Mapping[str, tuple[Subject, Workload]] | None = None
 
 
+BFLOAT16 = service(f"{SERVICE} bfloat16", tolerance=5e-2, dtype="bfloat16")
 CELLS = {
     "w1": Cell(W1),
     "w2": Cell(W2),
@@ -41,17 +46,17 @@ CELLS = {
     "w2json": Cell(W2_LISTS, bound_batch=None),
     "w1c1": Cell(W1, 1, 1),
     "w2c1": Cell(W2, 1, 1),
-    "bfloat16": Cell(W1, bound_batch=None),
+    "bfloat16": Cell(W1, CONCURRENCY, None, {SERVICE: (service(), W1), BFLOAT16.name: (BFLOAT16, W1)}),
+    "attention": Cell(W2_SDPA, CONCURRENCY, None, {SERVICE: (service(), W2_SDPA), "attend": (service(), W2_THREE)}),
 }
-BFLOAT16 = service(f"{SERVICE} bfloat16", tolerance=5e-2, dtype="bfloat16")
 
 
 def measure(bench: Bench, part: str) -> Iterator[Sample]:
     """Measure one round of a cell."""
     cell = CELLS[part]
-    subjects = [service(), BFLOAT16] if part == "bfloat16" else bench.subjects()
+    all_of_it = {x.name: (x, cell.work) for x in bench.subjects() if cell.work.form in x.wires}
     timings: dict[str, Callable[[], Sample]] = {
-        subject.name: partial(_figures, bench, cell, subject) for subject in subjects if cell.work.form in subject.wires
+        name: partial(_figures, bench, *pair, cell.concurrency) for name, pair in (cell.own or all_of_it).items()
     }
     if cell.bound_batch:
         timings[BOUND] = partial(bench.bound_figures, cell.work, cell.bound_batch, bench.seconds)
@@ -59,9 +64,9 @@ def measure(bench: Bench, part: str) -> Iterator[Sample]:
         yield bench.sample(name, cell.work.name, timings[name])
 
 
-def _figures(bench: Bench, cell: Cell, subject: Subject) -> Sample:
-    with bench.resumed(subject, cell.work.form) as server:
-        return bench.figures(server, cell.work, cell.concurrency)
+def _figures(bench: Bench, subject: Subject, work: Workload, concurrency: int) -> Sample:
+    with bench.resumed(subject, work.form) as server:
+        return bench.figures(server, work, concurrency)
 
 
 def measure_memory(bench: Bench, _: str) -> Iterator[Sample]:

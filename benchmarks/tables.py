@@ -23,6 +23,7 @@ HEADLINE = {
     "w1c1": "W1, one caller",
     "w2c1": "W2, one caller",
     "bfloat16": "W1 in bfloat16, 32 callers",
+    "attention": "Attention without a layer beside a layer's for the same bytes, 16 tokens as query, key and value, 32 callers",
 }
 _OF_BOUND, _GROWTH = "of the bound", "cost over that of half the length"
 _FIGURES = ("rps", "tok_s", _OF_BOUND, "p50_ms", "p99_ms", "server_cores")
@@ -45,7 +46,6 @@ _SWEEPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "share of capacity",
         ("offered_rps", "rps", "p50_ms", "p99_ms", "refused", "late_p99_ms", "generator_cores"),
     ),
-    "evenness": ("Evenness over processes", "callers", ("least_share", "greatest_share")),
 }
 # Headings of figures whose name is not one.
 _HEADINGS = {
@@ -56,7 +56,7 @@ _HEADINGS = {
     "late_p99_ms": "generator late p99 ms",
     "generator_cores": "generator's cores",
 }
-_WITH_RANGE = ("rps", "greatest_share", _OF_BOUND)
+_WITH_RANGE = ("rps", _OF_BOUND)
 _FORMATS = {"callers": ".0f", "server_cores": ".2f"}
 _VERDICTS = {True: "yes", False: "**no**", None: "not measured"}
 

@@ -55,6 +55,7 @@ TARGETS = (
     Target("w2c1", _P50, "≤", 0.3, "mosec", "p50_ms"),
     Target("w2c1", _P50, "≤", 0.3, "triton", "p50_ms"),
     Target("bfloat16", "W1 in bfloat16", "≥", 1.4, "service", of="service bfloat16"),
+    Target("attention", "attention without a layer, 16 tokens", "≥", 1.0, "attend", "rps"),
     Target("memory", f"{_RESIDENT} (MiB)", "≤", 350, None, "peak_rss_mib", "service x1"),
     Target("memory", f"{_PSS} (MiB)", "≤", 650, None, "peak_pss_mib", "service x2"),
     Target("memory", _PSS, "≤", 1, "mosec", "peak_pss_mib", "service x2"),

@@ -35,9 +35,13 @@ class Wire:
 
 
 def service_wires(layer: str) -> dict[str, Wire]:
-    """Return the wires of this service: safetensors, without and with weights, and nested lists."""
+    """Return the wires of this service: safetensors, nested lists, and the bytes that both routes take."""
     path, kind = f"/v1/layers/{layer}/attend", {"Content-Type": "application/vnd.safetensors"}
     weights = {"request": json.dumps({"weights": {"form": "heads"}})}
+    packed = {"request": json.dumps({"layout": "packed", "num_heads": HEADS})}
+
+    def three(x: Array) -> dict[str, Array]:
+        return dict.fromkeys(("query", "key", "value"), x)
 
     def read(body: bytes, _: Headers) -> Array:
         found = load(body)
@@ -47,6 +51,8 @@ def service_wires(layer: str) -> dict[str, Wire]:
         "binary": Wire(path, lambda x: (kind, save({"query": x})), read),
         "weights": Wire(path, lambda x: (kind, save({"query": x}, weights)), read),
         "lists": _lists(path, "query", "output"),
+        "three": Wire(path, lambda x: (kind, save(three(x))), read),
+        "sdpa": Wire("/v1/attention", lambda x: (kind, save(three(x), packed)), read),
     }
 
 
@@ -60,7 +66,7 @@ def _lists(path: str, request_name: str, answer_name: str) -> Wire:
 
 def echo_wires(layer: str) -> dict[str, Wire]:
     """Return the service's wires for the echo, which is asked for as many bytes as the numbers of an answer take."""
-    return {form: _echo(wire, form) for form, wire in service_wires(layer).items()}
+    return {form: _echo(wire, form) for form, wire in service_wires(layer).items() if form in _NUMBER_BYTES}
 
 
 def _echo(wire: Wire, form: str) -> Wire:

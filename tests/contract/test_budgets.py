@@ -12,7 +12,7 @@ MAX_SERVICE_LINES = 18_085 + 1_200 + 170 + 30 + 350 + 290
 # 286 of the client are for the conventions of other systems.
 MAX_CLIENT_LINES = 1_460 + 40 + 130 + 286
 # The aim is 2,000.
-MAX_BENCHMARK_LINES = 2_315
+MAX_BENCHMARK_LINES = 2_279
 MAX_FUNCTION_LINES = 40
 
 

@@ -18,7 +18,7 @@ def test_the_pages_match_the_results():
     assert [str(page.relative_to(ROOT)) for page in stale(PARTS)] == []
 
 
-def test_the_summaries_match_their_samples():
+def test_the_file_of_results_is_as_the_benchmark_writes_it():
     assert LATEST.read_text(encoding="utf-8") == as_text(PARTS)
 
 

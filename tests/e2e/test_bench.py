@@ -15,6 +15,7 @@ from benchmarks.bench import Bench
 from benchmarks.load_generators import closed_loop, open_loop
 from benchmarks.server import Server
 from benchmarks.subjects import ROOT, SubjectFailed, echo
+from benchmarks.tables import number
 from benchmarks.wires import RequestFiles, write_requests
 from benchmarks.workloads import Workload
 
@@ -62,9 +63,9 @@ def test_a_quick_run_measures_service_bound_and_echo_and_prints_their_ratio(tmp_
     )
     assert samples["service"]["refused"] == samples["service"]["broken"] == 0
     assert 0 < samples["service"]["max_abs_error"] < 1e-5
-    ratio = next(x["ratio"][0] for x in found["ratios"] if (x["over"], x["figure"]) == ("bound", "tok_s"))
-    assert ratio == pytest.approx(samples["service"]["tok_s"] / samples["bound"]["tok_s"], rel=1e-4)
+    over = number(samples["service"]["tok_s"] / samples["bound"]["tok_s"])
     assert "### W2, 32 callers" in done.stdout
+    assert f"| W2, 16 tokens | ≥ 0.75 × bound | {over} |" in done.stdout
 
 
 @pytest.mark.long

@@ -1,10 +1,8 @@
-"""The file of results holds samples and their summary, and each part is replaced as a whole."""
-
-import json
+"""The file of results holds samples, and each part is replaced as a whole."""
 
 from benchmarks.__main__ import Group, run
 from benchmarks.bench import Bench
-from benchmarks.results import as_text, load, save
+from benchmarks.results import load, save
 from benchmarks.subjects import SubjectFailed
 from tests.unit.benchmarks.doubles import part, sample
 
@@ -53,12 +51,3 @@ def test_an_unexpected_failure_ends_its_round_and_not_the_run(tmp_path):
     run_rounds(path, tmp_path, group("w1", failing_round=0), rounds=2)
     found = load(path)["w1"].samples
     assert [x.get("failed", x.get("tok_s")) for x in found] == [10, "SubjectFailed('no answer')", 20]
-
-
-def test_the_file_sums_up_its_samples():
-    samples = [sample(0, "service", 80), sample(0, "bound", 100)]
-    found = json.loads(as_text({"w1": part("w1", samples)}))
-    assert [row["tok_s"] for row in found["summary"]["w1"]] == [[100, 100, 100], [80, 80, 80]]
-    assert found["ratios"][0] == {"part": "w1", "figure": "tok_s", "of": "service", "over": "bound", "ratio": [0.8] * 3}
-    assert found["targets"][0]["is_met"] is False
-    assert found["parts"]["w1"]["samples"] == samples

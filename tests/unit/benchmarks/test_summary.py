@@ -1,6 +1,6 @@
 """Samples become medians and ratios within a round."""
 
-from benchmarks.summary import ratio, ratios, rows, spread
+from benchmarks.summary import ratio, rows, spread
 from tests.unit.benchmarks.doubles import sample
 
 
@@ -25,8 +25,6 @@ def test_subjects_are_sorted_by_name_and_points_keep_the_order_of_measurement():
         [sample(0, "service", 10, point=8), sample(0, "service", 10, point=1), sample(0, "bound", 10, point=8)]
     )
     assert [(row["subject"], row["point"]) for row in found] == [("bound", 8), ("service", 8), ("service", 1)]
-    parts = {"w1": [sample(0, "service", 10), sample(0, "mosec", 10), sample(0, "bound", 10)]}
-    assert [one["over"] for one in ratios(parts) if one["figure"] == "tok_s"] == ["bound", "mosec"]
 
 
 def test_a_failed_sample_is_counted_and_left_out():
@@ -54,11 +52,3 @@ def test_a_ratio_can_be_of_one_point():
     samples = [sample(0, name, tok_s, point=point) for name, tok_s, point in [("service", 8, 1), ("bound", 10, 1)]]
     samples += [sample(0, "service", 3, point=2), sample(0, "bound", 10, point=2)]
     assert ratio(samples, "tok_s", "service", "bound", point=2) == [0.3, 0.3, 0.3]
-
-
-def test_ratios_divide_our_figure_by_each_other_subjects():
-    samples = [sample(0, "service", 80), sample(0, "bound", 100), sample(0, "mosec", 40)]
-    found = {(x["over"], x["figure"]): x["ratio"][0] for x in ratios({"w1": samples})}
-    assert found[("bound", "tok_s")] == 0.8
-    assert found[("mosec", "tok_s")] == 2
-    assert found[("mosec", "p99_ms")] == 1

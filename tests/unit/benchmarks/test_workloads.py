@@ -37,7 +37,7 @@ def test_long_requests_are_fewer(length, num):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("form", ["binary", "weights"])
+@pytest.mark.parametrize("form", ["binary", "weights", "three"])
 def test_the_correct_answer_is_that_of_torch_s_own_module(form):
     work, module = Workload("small", SMALL.lengths, form), torch_module()
     for x, correct in zip(work.inputs(), correct_answers(work), strict=True):
@@ -64,6 +64,24 @@ def test_the_wires_of_the_service_build_its_requests():
     assert np.array_equal(wires["weights"].read(answer, {}), np.concatenate([X.ravel(), X[0]]))
     assert json.loads(wires["lists"].write(X)[1])["query"] == X.tolist()
     assert np.array_equal(wires["lists"].read(json.dumps({"output": X.tolist()}).encode(), {}), X.ravel())
+
+
+def test_both_routes_take_the_same_tensors():
+    wires = service_wires("bench")
+    for form, path in (("three", "/v1/layers/bench/attend"), ("sdpa", "/v1/attention")):
+        sent = load(wires[form].write(X)[1])
+        assert wires[form].path == path
+        assert {name: array.tolist() for name, array in sent.items()} == dict.fromkeys(
+            ("query", "key", "value"), X.tolist()
+        )
+
+
+def test_attention_without_a_layer_is_of_the_rows_themselves():
+    x, (correct, *_) = SMALL.inputs()[0].astype(np.float64), correct_answers(Workload("small", SMALL.lengths, "sdpa"))
+    heads = x.reshape(3, HEADS, -1).swapaxes(0, 1)
+    powers = np.exp(heads @ heads.swapaxes(1, 2) / np.sqrt(heads.shape[2]))
+    expected = powers / powers.sum(-1, keepdims=True) @ heads
+    np.testing.assert_allclose(correct, expected.swapaxes(0, 1).ravel(), atol=1e-12)
 
 
 def test_the_plain_wires_are_bytes_and_lists():
