@@ -1,38 +1,44 @@
-"""Attention weights: the selection that a call requests, computed for one sequence beside its output.
+"""Attention weights: the scores and weights of one sequence, block by block, and the selection that a call requests.
 
-Legend: N heads, L query rows, S key rows, R rows of a block, H head width.
+Legend: N heads, G key/value heads, L query rows, S key rows, R rows of a block, H head width, V value head width.
 
-Invariants: Requesting weights does not change the output (P2). Small sequences compute weights anyway; for others a second
-pass computes them, per head and in whole blocks of query rows. So any selection of heads and rows equals the same slice of
-the full answer, bit for bit.
+Invariants: Requesting weights or scores does not change the output (P2). Small sequences compute weights anyway; for others a
+second pass computes them. A block is always whole: its rows and its heads' products do not depend on the request. So any
+selection of heads and rows equals the same slice of the full answer, bit for bit. Memory grows with a few blocks, not with their
+number. Scores are float32, or float64 for float64.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from service.attention import top_k
-from service.attention.call import TopK, Weights, WeightsWanted
+from service.attention.call import Stage, TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, small_weights
-from service.attention.scores import Scores, ScoresAt, blocks
+from service.attention.preemption import preemption_point
+
+# Query rows whose scores are computed together. A row's bits depend on its block, so blocks are fixed.
+BLOCK_ROWS = 128
+# Scores computed together, in whole heads: 4 MiB of float32 unless one head is larger. Heads do not depend on each other.
+MAX_CELLS = 2**20
 
 # A selection of rows, by index or as a slice.
 Places = torch.Tensor | slice
 
 
-def explain(
+def attend_with_weights(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
-    """Attend with weights: return the result of `attend` for one sequence and its `attention_weights`."""
+    """Return the result of `attend` for one sequence and its `attention_weights`."""
     if not is_small(heads, mask, len(heads.q)):
         return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
     w_NLS = small_weights(heads, scale)
     o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-    return o_NLV, selected(_Known(w_NLS), wanted)
+    return o_NLV, selected(_SmallWeights(w_NLS), wanted)
 
 
 def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
@@ -41,42 +47,114 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
     They are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
     if is_small(heads, mask, len(heads.q)):
-        return selected(_Known(small_weights(heads, scale)), wanted)
+        return selected(_SmallWeights(small_weights(heads, scale)), wanted)
     wide = torch.promote_types(heads.q.dtype, torch.float32)
     return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
 
-def selected(source: Rows, wanted: WeightsWanted) -> Weights:
-    """Return the selected rows of one sequence's weights or scores, without the B axis."""
-    num_heads, queries, keys = source.shape
-    chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
-    if wanted.form == "mean":
-        chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
-    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
-        return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
-    num_rows = queries if wanted.queries is None else len(wanted.queries)
-    out = _Collected(wanted, len(chosen), num_rows, keys)
-    for block, places, rows in _blocks(queries, wanted.queries):
-        out.put(places, source.rows(chosen, block), rows)
-    return out.weights()
+class Scores(NamedTuple):
+    """The scores of one sequence: q_NLH and k_GSH in the dtype of the scores; query head n uses key head n // (N / G).
 
-
-def _blocks(num_rows: int, asked: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
-    """Yield each block with a requested row: the block, the rows' places in the answer, and their indices in the block.
-
-    If all rows are requested, places and indices are slices, which copy nothing.
+    `softcap` c turns a score s into c·tanh(s/c). `sinks` [N] are logits that only count in the softmax's denominator.
     """
-    rows = None if asked is None else torch.tensor(asked)
-    for block in blocks(num_rows):
-        if rows is None:
-            yield block, block, slice(None)
-            continue
-        places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
-        if len(places):
-            yield block, places, rows[places] - block.start
+
+    q: torch.Tensor
+    k: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    stage: Stage | None = None
+    """What `rows` yields: the scores at this stage; None: their softmax, the weights."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.q.shape[0], self.q.shape[1], self.k.shape[1]
+
+    def at(self, stage: Stage) -> Scores:
+        """Return the same scores, of which `rows` yields those at a stage."""
+        return self._replace(stage=stage, softcap=None if stage == "scaled" else self.softcap)
+
+    def fit_at_once(self, num_heads: int) -> bool:
+        """Return whether all rows of `num_heads` heads are one block, computed together."""
+        _, num_rows, keys = self.shape
+        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
+
+    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+        """Yield the weights w_NRS, or scores, of a block of rows, for a few chosen heads at a time."""
+        for some, scores in self._chunks(chosen, block):
+            mask = self._block_mask(some, block)
+            if self.stage is None:
+                yield self._softmax(scores, mask, some)
+            else:
+                yield _masked(scores, mask) if self.stage == "masked" else scores
+
+    def log_sums(self) -> torch.Tensor:
+        """Return the natural log-sum-exp of the masked scores, and of the sink, for every row: [N, L]."""
+        num_heads, queries, _ = self.shape
+        found = self.q.new_empty(num_heads, queries)
+        for block in blocks(queries):
+            for some, scores in self._chunks(range(num_heads), block):
+                masked = _masked(scores, self._block_mask(some, block))
+                found[list(some), block] = torch.logsumexp(self._with_sinks(masked, some), -1)
+        return found
+
+    def attended(self, v: torch.Tensor) -> torch.Tensor:
+        """Return softmax(scores)·v as o_NLV for v_GSV, by the definition."""
+        num_heads, queries, _ = self.shape
+        shared = num_heads // len(v)
+        found = self.q.new_empty(num_heads, queries, v.shape[2])
+        for block in blocks(queries):
+            for head, w_RS in enumerate(itertools.chain.from_iterable(self.rows(range(num_heads), block))):
+                torch.mm(w_RS, v[head // shared], out=found[head, block])
+        return found
+
+    def _chunks(self, chosen: Sequence[int], block: slice) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
+        """Yield a few of the chosen heads with their capped scores; memory does not grow with the number of heads."""
+        q, k = self.q, self.k
+        num_rows, keys, shared = block.stop - block.start, k.shape[1], len(q) // len(k)
+        num_heads = max(1, MAX_CELLS // (num_rows * keys))
+        for first in range(0, len(chosen), num_heads):
+            some = chosen[first : first + num_heads]
+            scores = q.new_empty(len(some), num_rows, keys)
+            for i, head in enumerate(some):
+                torch.mm(q[head, block], k[head // shared].T, out=scores[i])
+            preemption_point()
+            scores.mul_(self.scale)
+            yield some, scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def _block_mask(self, heads: Sequence[int], block: slice) -> torch.Tensor | None:
+        if self.mask is None:
+            return None
+        part = self.mask if self.mask.shape[1] == 1 else self.mask[:, block]
+        return part if part.shape[0] == 1 else part[list(heads)]
+
+    def _softmax(self, scores: torch.Tensor, mask: torch.Tensor | None, heads: Sequence[int]) -> torch.Tensor:
+        """Return the softmax over the last axis; a row without an allowed key is zero, not NaN."""
+        weights = self._with_sinks(_masked(scores, mask), heads).softmax(-1)[..., : scores.shape[-1]]
+        if mask is None:
+            return weights
+        # As bytes, because `all` of booleans over an axis takes ten times as long. Most blocks have no such row.
+        is_dead = (mask == -torch.inf).view(torch.uint8).amin(-1, keepdim=True).bool()
+        return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
+
+    def _with_sinks(self, scores: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        """Return the scores with the sink of each head as one column more."""
+        if self.sinks is None:
+            return scores
+        sinks = self.sinks[list(heads)].view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        return torch.cat([scores, sinks], dim=-1)
 
 
-class _Known(NamedTuple):
+def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Add the mask; -inf also replaces a score that overflowed, which would give NaN."""
+    if mask is None:
+        return scores
+    scores += mask
+    return torch.where(mask == -torch.inf, -torch.inf, scores)
+
+
+class _SmallWeights(NamedTuple):
     """The weights of one small sequence, w_NLS; a consumer may overwrite them."""
 
     w: torch.Tensor
@@ -92,10 +170,43 @@ class _Known(NamedTuple):
     def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows of the chosen heads."""
         rows = self.w[:, block]
-        yield rows if len(chosen) == len(rows) and list(chosen) == list(range(len(rows))) else rows[list(chosen)]
+        yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
 
 
-Rows = _Known | Scores | ScoresAt
+def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
+    """Return the selected rows of one sequence's weights or scores, without the B axis."""
+    num_heads, queries, keys = source.shape
+    chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
+    if wanted.form == "mean":
+        chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
+    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
+        return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+    num_rows = queries if wanted.queries is None else len(wanted.queries)
+    out = _Collected(wanted, len(chosen), num_rows, keys)
+    for block, places, rows in _requested_blocks(queries, wanted.queries):
+        out.put(places, source.rows(chosen, block), rows)
+    return out.weights()
+
+
+def blocks(num_rows: int) -> Iterator[slice]:
+    """Yield the blocks of consecutive rows."""
+    for start in range(0, num_rows, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, num_rows))
+
+
+def _requested_blocks(num_rows: int, requested: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
+    """Yield each block with a requested row: the block, the rows' places in the answer, and their indices in the block.
+
+    If all rows are requested, places and indices are slices, which copy nothing.
+    """
+    rows = None if requested is None else torch.tensor(requested)
+    for block in blocks(num_rows):
+        if rows is None:
+            yield block, block, slice(None)
+            continue
+        places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
+        if len(places):
+            yield block, places, rows[places] - block.start
 
 
 class _Collected:
@@ -139,8 +250,7 @@ class _Collected:
 def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the mean over all heads of all parts, added one by one: its bits do not depend on how heads are grouped."""
     heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
-    total = next(heads).clone()
-    count = 1
+    total, count = next(heads).clone(), 1
     for weights in heads:
         total += weights
         count += 1
@@ -148,10 +258,14 @@ def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def stacked(parts: Sequence[Weights]) -> Weights:
-    """Stack the weights of single sequences along a new B axis in front."""
+    """Stack the weights of single sequences along a new B axis in front; those of one sequence are not copied."""
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
         return parts[0].unsqueeze(0)
+    return joined(parts, torch.stack)
+
+
+def joined(parts: Sequence[Weights], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Weights:
+    """Join weights along their first axis, or with torch.stack along a new one."""
     if isinstance(parts[0], TopK):
-        tops = [part for part in parts if isinstance(part, TopK)]
-        return TopK(*(torch.stack([getattr(top, name) for top in tops]) for name in ("values", "indices", "rest")))
-    return torch.stack([part for part in parts if isinstance(part, torch.Tensor)])
+        return TopK(*(join([getattr(part, name) for part in parts]) for name in ("values", "indices", "rest")))
+    return join([part for part in parts if isinstance(part, torch.Tensor)])

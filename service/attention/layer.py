@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import explain, stacked
-from service.attention.call import Answer, Call, TopK, Weights
+from service.attention.attention_weights import attend_with_weights, joined, stacked
+from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
@@ -214,7 +214,7 @@ class Layer:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
                 preemption_point()
                 continue
-            context, weights = explain(heads, mask, self.spec.scale, call.weights)
+            context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
             output.copy_(context)
             found.append(weights)
             preemption_point()
@@ -289,10 +289,4 @@ def _joined(answers: Sequence[Answer]) -> Answer:
     """Join answers of single sequences into one; the inverse of `Call.sequences`."""
     output = torch.cat([answer.output for answer in answers])
     weights = [answer.weights for answer in answers if answer.weights is not None]
-    if not weights:
-        return Answer(output)
-    if isinstance(weights[0], TopK):
-        tops = [part for part in weights if isinstance(part, TopK)]
-        names = ("values", "indices", "rest")
-        return Answer(output, TopK(*(torch.cat([getattr(top, name) for top in tops]) for name in names)))
-    return Answer(output, torch.cat([part for part in weights if isinstance(part, torch.Tensor)]))
+    return Answer(output, joined(weights) if weights else None)

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import selected, stacked
+from service.attention.attention_weights import Scores, selected, stacked
 from service.attention.call import AttentionAnswer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
-from service.attention.scores import Scores
 
 
 class ScaledDotProduct:

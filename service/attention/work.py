@@ -13,10 +13,10 @@ import math
 
 import torch
 
+from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS
 from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes
 from service.attention.scaled_dot_product import is_explicit
-from service.attention.scores import BLOCK_ROWS, MAX_CELLS
 from service.attention.spec import LayerSpec
 
 # Per element of a sequence's mask table: for the table itself, and for each mask in it.

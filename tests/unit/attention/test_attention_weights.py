@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import attention_weights, explain
+from service.attention.attention_weights import BLOCK_ROWS, attend_with_weights, attention_weights
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from service.attention.scores import BLOCK_ROWS
 from tests import reference
 from tests.engine_room import (
     DTYPES,
@@ -108,7 +107,7 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
             patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
             patch.setattr(kernels, "_scratches", threading.local())
             alone = kernels.attend(heads, mask, 0.3).clone()
-            output, weights = explain(heads, mask, 0.3, wanted)
+            output, weights = attend_with_weights(heads, mask, 0.3, wanted)
             assert same_bits(output, alone)
             assert same_weights(weights, attention_weights(heads, mask, 0.3, wanted))
 
@@ -237,7 +236,7 @@ def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
     sizes = Sizes(1, 64, BLOCK_ROWS, 512)
     heads, wanted = random_heads(sizes, torch.float32, width=4), WeightsWanted(form, k=2 if form == "top_k" else None)
     with pytest.MonkeyPatch.context() as patch, Allocations() as made:
-        patch.setattr("service.attention.scores.MAX_CELLS", 2 * BLOCK_ROWS * 512)
+        patch.setattr("service.attention.attention_weights.MAX_CELLS", 2 * BLOCK_ROWS * 512)
         attention_weights(heads, None, 1.0, wanted)
     assert max(made.sizes) <= 2 * BLOCK_ROWS * 512
     assert all(keys <= 2 for keys in made.sorted_keys)
@@ -252,7 +251,7 @@ def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_he
     heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
     together = attention_weights(heads, mask, 0.3, wanted)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.attention.scores.MAX_CELLS", 1)
+        patch.setattr("service.attention.attention_weights.MAX_CELLS", 1)
         assert same_weights(attention_weights(heads, mask, 0.3, wanted), together)
 
 

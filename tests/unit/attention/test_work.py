@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.attention.attention_weights import BLOCK_ROWS
 from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, bias, causal
-from service.attention.scores import BLOCK_ROWS
 from service.attention.work import (
     PRODUCT_FLOPS,
     WORKSPACE_TABLES,
