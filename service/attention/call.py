@@ -99,6 +99,14 @@ class AttentionCall(NamedTuple):
         """A float64 query computes in float64, any other in float32."""
         return self.query.dtype == torch.float64
 
+    @property
+    def is_explicit(self) -> bool:
+        """Whether a sequence is computed by the definition, block by block.
+
+        torch's fused kernel knows neither softcap nor sinks, and at unequal head widths it copies each key for each query head.
+        """
+        return self.softcap is not None or self.sinks is not None or self.query.shape[3] != self.value.shape[3]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TopK:

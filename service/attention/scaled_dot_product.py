@@ -45,7 +45,7 @@ class ScaledDotProduct:
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
             source = self._scores(call, heads, sequence)
-            output.copy_(_attended(heads, source))
+            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, source.mask, call.scale))
             if call.weights is not None:
                 weights.append(selected(source, call.weights))
             if call.scores is not None:
@@ -82,23 +82,13 @@ class ScaledDotProduct:
         return Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
 
 
-def is_explicit(softcap: float | None, sinks: torch.Tensor | None, head_width: int, value_head_width: int) -> bool:
-    """Return whether a sequence is computed by the definition, block by block.
-
-    torch's fused kernel knows neither softcap nor sinks, and at unequal head widths it copies each key for each query head.
-    """
-    return softcap is not None or sinks is not None or head_width != value_head_width
-
-
-def _attended(heads: Heads, scores: Scores) -> torch.Tensor:
-    """Return the output o_NLV of one sequence."""
-    if is_explicit(scores.softcap, scores.sinks, heads.q.shape[2], heads.v.shape[2]):
-        return scores.attended(heads.v)
+def _fused(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Return the output o_NLV of one sequence, one kernel call for the query heads that share a key/value head."""
     groups = _groups(heads)
-    masks = [scores.mask] * len(groups)
-    if scores.mask is not None and scores.mask.shape[0] > 1:
-        masks = list(scores.mask.split(len(heads.q) // len(groups)))
-    found = [kernels.attend(group, mask, scores.scale) for group, mask in zip(groups, masks, strict=True)]
+    masks = [mask] * len(groups)
+    if mask is not None and mask.shape[0] > 1:
+        masks = list(mask.split(len(heads.q) // len(groups)))
+    found = [kernels.attend(group, part, scale) for group, part in zip(groups, masks, strict=True)]
     return found[0] if len(found) == 1 else torch.cat(found)
 
 

@@ -16,7 +16,6 @@ import torch
 from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS
 from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes
-from service.attention.scaled_dot_product import is_explicit
 from service.attention.spec import LayerSpec
 
 # Per element of a sequence's mask table: for the table itself, and for each mask in it.
@@ -48,14 +47,14 @@ def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     of_a_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
     if call.scores is not None:
         of_a_sequence += _weights_flops(width, sizes, call.scores.selected)
-    passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(_is_explicit(call)) * SOFTMAX_FLOPS
+    passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(call.is_explicit) * SOFTMAX_FLOPS
     of_a_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
     return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * of_a_sequence
 
 
 def _num_products(call: AttentionCall, sizes: Sizes) -> int:
     """Return the number of products of one sequence that are made one by one: of each head and block, or of each shared key."""
-    groups, explicit = call.key.shape[1], _is_explicit(call)
+    groups, explicit = call.key.shape[1], call.is_explicit
     by_head = 2 * explicit + call.has_lse + (call.weights is not None) + (call.scores is not None)
     shared = groups if 1 < groups < sizes.heads and not explicit else 0
     return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
@@ -75,13 +74,9 @@ def table_bytes(
 def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
     """Return the same for attention without a layer, which may need the scores of all heads."""
     cells = _mask_cells(call.mask, sizes)
-    if call.weights is not None or call.scores is not None or call.has_lse or _is_explicit(call):
+    if call.weights is not None or call.scores is not None or call.has_lse or call.is_explicit:
         cells += _workspace_cells(sizes, sizes.heads)
     return cells * torch.promote_types(call.query.dtype, torch.float32).itemsize
-
-
-def _is_explicit(call: AttentionCall) -> bool:
-    return is_explicit(call.softcap, call.sinks, call.query.shape[3], call.value.shape[3])
 
 
 def _mask_cells(mask: CombinedMask | None, sizes: Sizes) -> int:
