@@ -1,21 +1,8 @@
 """Admission: refuses what cannot run or would be late; Speed forecasts answers, Congestion detects sustained overload.
 
-The checks are pure; each raises the error that its caller receives. Independent of asyncio, the engine, clocks and the settings.
+Independent of asyncio, the engine, clocks and the settings.
 Invariants: A request that could never run is not admitted. A refusal for cost or for a full queue names the value and the limit.
 Every QueueFull carries a retry time.
-
-Congestion: detects lanes whose queue outlives every burst.
-Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst makes a long queue and drains it again. If much
-stays behind every batch for a while and never gets less, more arrives than is done. Then a longer queue adds latency, not
-throughput.
-Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long by the batches and by the time
-it takes, so one rule fits any layer and machine. Overload ends when the queue falls to half its limit.
-
-Speed: forecasts when a job will be answered.
-Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows the
-median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones badly, and
-the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is no forecast
-either, so a request that only a guess calls late is tried.
 """
 
 from __future__ import annotations
@@ -32,7 +19,7 @@ from service.batching.job import Cost
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
-STANDING_S = 0.1
+BURST_S = 0.1
 """Seconds after which a long queue is not a burst."""
 MAX_BATCHES = 2
 """Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within
@@ -45,57 +32,60 @@ class _Long(NamedTuple):
     most: float
     since: float
     left_flops: int
-    stands: bool
+    is_overloaded: bool
 
 
 class Congestion:
-    """Tracks lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work. With
-    a `wait_s` of 0 no lane is overloaded.
-    """
+    """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
-    __slots__ = ("_long", "_wait_s")
+    With a `wait_s` of 0 no lane is overloaded. Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst
+    makes a long queue and drains it again. If much stays behind every batch for a while and never gets less, more arrives than
+    is done. Then a longer queue adds latency, not throughput.
+    Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long by the batches and by the
+    time it takes, so one rule fits any layer and machine. Overload ends when the queue falls to half its limit.
+    """
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._long: dict[Hashable, _Long] = {}
 
     @property
-    def is_any(self) -> bool:
-        """Whether any lane holds too much."""
+    def has_long_queue(self) -> bool:
+        """Whether any lane holds too much now, overloaded or not."""
         return bool(self._long)
 
     @property
-    def num_standing(self) -> int:
+    def num_overloaded(self) -> int:
         """Number of lanes in sustained overload: they refuse requests while too much waits."""
-        return sum(found.stands for found in self._long.values())
+        return sum(lane.is_overloaded for lane in self._long.values())
 
     def dispatched(self, lane: Hashable, batch_flops: int, left_flops: int, rate: float, now: float) -> None:
         """Record that a batch of `lane` was taken and `left_flops` stay; `rate` is recent flops per second, 0 if unknown."""
         most = max(MAX_BATCHES * batch_flops, self._wait_s * rate)
         before = self._long.get(lane)
-        stood = before is not None and before.stands
-        if self._wait_s == 0 or left_flops <= (most / 2 if stood else most):
+        was_overloaded = before is not None and before.is_overloaded
+        if self._wait_s == 0 or left_flops <= (most / 2 if was_overloaded else most):
             self._long.pop(lane, None)
-        elif before is None or (left_flops < before.left_flops and not stood):
+        elif before is None or (left_flops < before.left_flops and not was_overloaded):
             # The queue shrinks, as it does after a stall under a sustainable load: measure again from here.
-            self._long[lane] = _Long(most, now, left_flops, stands=False)
+            self._long[lane] = _Long(most, now, left_flops, is_overloaded=False)
         else:
-            stands = stood or now - before.since >= STANDING_S
-            self._long[lane] = before._replace(most=most, stands=stands)
+            is_overloaded = was_overloaded or now - before.since >= BURST_S
+            self._long[lane] = before._replace(most=most, is_overloaded=is_overloaded)
 
-    def withdrew(self, lane: Hashable, left_flops: int) -> None:
+    def withdrawn(self, lane: Hashable, left_flops: int) -> None:
         """Record that a job left the lane unanswered and `left_flops` stay; an empty lane is not overloaded."""
         if not left_flops:
             self._long.pop(lane, None)
 
-    def rest(self) -> None:
+    def clear(self) -> None:
         """Forget all lanes: nothing waits anywhere."""
         self._long.clear()
 
-    def standing_s(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
+    def overloaded_s(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""
         found = self._long.get(lane)
-        return now - found.since if found is not None and found.stands and queued_flops > found.most else None
+        return now - found.since if found is not None and found.is_overloaded and queued_flops > found.most else None
 
 
 WINDOW = 16  # batches: enough for a mixture of sizes, few enough to follow a change of load
@@ -111,26 +101,27 @@ class Work(NamedTuple):
 
 
 class Speed:
-    """The rates of the last batches, and the batch that runs."""
+    """The rates of the last batches, and the batch that runs: forecasts when a job will be answered.
 
-    __slots__ = ("_batch_s", "_batches", "_began", "_charge_rate", "_rate", "_running", "_s_a_job")
+    Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows
+    the median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones
+    badly, and the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is
+    no forecast either, so a request that only a guess calls late is tried.
+    """
 
     def __init__(self) -> None:
+        self.rate = 0.0
+        """Flops per second of the median batch; 0 before the first."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
-        self._rate = self._charge_rate = self._s_a_job = self._batch_s = 0.0
+        self._charge_rate = self._s_a_job = self._batch_s = 0.0
         self._running = Work(0, 0)
         self._began = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Flops per second of the median batch; 0 before the first."""
-        return self._rate
 
     def begin(self, work: Work, now: float) -> None:
         """Record that a batch begins."""
         self._running, self._began = work, now
 
-    def rest(self) -> None:
+    def end(self) -> None:
         """Record that nothing runs."""
         self._running = Work(0, 0)
 
@@ -138,7 +129,7 @@ class Speed:
         """Record how long a batch took."""
         self._batches.append((Work(max(work.flops, 1), max(work.num_jobs, 1)), max(seconds, SHORTEST_S)))
         # Lists, not generators: those would cost a call for each item, after every batch.
-        self._rate = statistics.median_low([work.flops / took for work, took in self._batches])
+        self.rate = statistics.median_low([work.flops / took for work, took in self._batches])
         charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
         self._charge_rate = statistics.median_low(charges)
         self._s_a_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
@@ -150,7 +141,7 @@ class Speed:
 
     def less(self, work: Work, seconds: float) -> Work:
         """Return what is left of a batch after that time."""
-        return Work(max(0, work.flops - int(self._rate * seconds)), work.num_jobs)
+        return Work(max(0, work.flops - int(self.rate * seconds)), work.num_jobs)
 
     def retry_after_s(self, flops: int) -> int:
         """Return whole seconds until that much queued work is likely done, at least 1 and at most 60."""
@@ -161,7 +152,7 @@ class Speed:
 
     def is_sure_in(self, left_s: float, flops: int) -> bool:
         """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
-        return self._batch_s + (self._running.flops + flops) / (self._rate or math.inf) < left_s
+        return self._batch_s + (self._running.flops + flops) / (self.rate or math.inf) < left_s
 
     def finish_s(self, flops: int, ahead: Work, beside: Work, now: float, most_left_s: float = math.inf) -> float:
         """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
@@ -171,7 +162,7 @@ class Speed:
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
-        passed_s, rate, s_a_job = now - self._began, self._rate, self._s_a_job
+        passed_s, rate, s_a_job = now - self._began, self.rate, self._s_a_job
         left_s = min(self._running.flops / rate - passed_s, most_left_s)
         by_work = self._finish_s(left_s, ahead.flops / rate, flops / rate, beside.flops / rate)
         left_s = min(self._running.num_jobs * s_a_job - passed_s, most_left_s)
@@ -211,95 +202,97 @@ class QueueLimits:
     compute: ComputeLimits
 
 
-def check_cost(cost: Cost, limits: QueueLimits) -> None:
-    """Raise CostLimit for a request that could never run, even with an empty queue."""
-    ceilings = limits.max_cost
-    for field, value, ceiling in (
-        ("tokens", cost.tokens, ceilings.max_tokens),
-        ("cells", cost.cells, ceilings.max_cells),
-        ("weights_bytes", cost.weights_bytes, ceilings.max_weights_bytes),
-        ("input_bytes", cost.input_bytes, limits.max_bytes),
-    ):
-        if value > ceiling:
-            raise CostLimit(f"this request's cost in {field} is {value}; one request may have at most {ceiling}")
+class Admission:
+    """Checks what may join the queue of `lanes`, and says what a refused request may expect."""
 
+    def __init__(self, limits: QueueLimits, lanes: Lanes[Any]) -> None:
+        self.speed = Speed()
+        self.congestion = Congestion(limits.standing_wait_s)
+        self._limits = limits
+        self._lanes = lanes
 
-class Queue(NamedTuple):
-    """The limits of the queue and its mutable parts; made once, because the parts change in place."""
+    def check(self, lane: Hashable, cost: Cost, left_s: float, now: float, caller: Hashable) -> None:
+        """Check a job with a deadline in `left_s`; raise CostLimit, QueueFull or DeadlineExceeded."""
+        self._check_cost(cost)
+        self.check_room(cost, caller)
+        self.check_congestion(lane, now, caller)
+        self._check_time(lane, cost.flops, left_s, now, caller)
 
-    limits: QueueLimits
-    lanes: Lanes[Any]
-    speed: Speed
-    congestion: Congestion
+    def _check_cost(self, cost: Cost) -> None:
+        """Raise CostLimit for a request that could never run, even with an empty queue."""
+        ceilings = self._limits.max_cost
+        for field, value, ceiling in (
+            ("tokens", cost.tokens, ceilings.max_tokens),
+            ("cells", cost.cells, ceilings.max_cells),
+            ("weights_bytes", cost.weights_bytes, ceilings.max_weights_bytes),
+            ("input_bytes", cost.input_bytes, self._limits.max_bytes),
+        ):
+            if value > ceiling:
+                raise CostLimit(f"this request's cost in {field} is {value}; one request may have at most {ceiling}")
 
+    def check_room(self, cost: Cost, caller: Hashable) -> None:
+        """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
+        lanes, limits = self._lanes, self._limits
+        if lanes.num_jobs >= limits.capacity:
+            reason = f"{lanes.num_jobs} requests wait; the queue holds at most {limits.capacity}"
+        elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
+            reason = (
+                f"{lanes.num_cells} attention scores wait and this request has {cost.cells}; "
+                f"the queue holds at most {limits.max_cells}"
+            )
+        elif lanes.num_bytes + cost.input_bytes > limits.max_bytes:
+            reason = (
+                f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
+                f"the queue holds at most {limits.max_bytes}"
+            )
+        elif caller is not None and self._exceeds_its_share(cost, caller):
+            reason = "this key's waiting requests fill the part of the queue that one key may use"
+        else:
+            return
+        raise QueueFull(reason, retry_after_s=self.speed.retry_after_s(lanes.num_flops))
 
-def check_room(cost: Cost, queue: Queue, caller: Hashable = None) -> None:
-    """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
-    lanes, limits = queue.lanes, queue.limits
-    if lanes.num_jobs >= limits.capacity:
-        reason = f"{lanes.num_jobs} requests wait; the queue holds at most {limits.capacity}"
-    elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
-        reason = (
-            f"{lanes.num_cells} attention scores wait and this request has {cost.cells}; "
-            f"the queue holds at most {limits.max_cells}"
-        )
-    elif lanes.num_bytes + cost.input_bytes > limits.max_bytes:
-        reason = (
-            f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
-            f"the queue holds at most {limits.max_bytes}"
-        )
-    elif caller is not None and _has_its_share(cost, queue, caller):
-        reason = "this key's waiting requests fill the part of the queue that one key may use"
-    else:
-        return
-    raise QueueFull(reason, retry_after_s=queue.speed.retry_after_s(lanes.num_flops))
+    def _exceeds_its_share(self, cost: Cost, caller: Hashable) -> bool:
+        """Return whether a caller with waiting jobs would hold more than SHARE times the room left for others.
 
-
-def _has_its_share(cost: Cost, queue: Queue, caller: Hashable) -> bool:
-    """Return whether a caller with waiting jobs would hold more than SHARE times the room left for others (dynamic thresholds:
-    Choudhury and Hahne 1998).
-    """
-    lanes, limits, held = queue.lanes, queue.limits, queue.lanes.held(caller)
-    return held.num_jobs > 0 and (
-        held.num_jobs >= SHARE * (limits.capacity - lanes.num_jobs)
-        or held.num_bytes + cost.input_bytes > SHARE * (limits.max_bytes - lanes.num_bytes - cost.input_bytes)
-        or held.num_cells + cost.cells > SHARE * (limits.max_cells - lanes.num_cells - cost.cells)
-    )
-
-
-def check_standing(lane: Hashable, queue: Queue, now: float, caller: Hashable = None) -> None:
-    """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency. With several callers, only those
-    above their fair share are refused.
-    """
-    own_flops = queue.lanes.fair_flops(lane, caller)
-    stood_s = queue.congestion.standing_s(lane, own_flops, now)
-    if stood_s is not None:
-        raise QueueFull(
-            f"for {stood_s:.1f} s requests of this kind have arrived faster than they can be computed",
-            retry_after_s=queue.speed.retry_after_s(queue.lanes.flops_ahead(lane, caller)),
+        Source: dynamic thresholds (Choudhury and Hahne 1998).
+        """
+        lanes, limits, held = self._lanes, self._limits, self._lanes.held(caller)
+        return held.num_jobs > 0 and (
+            held.num_jobs >= SHARE * (limits.capacity - lanes.num_jobs)
+            or held.num_bytes + cost.input_bytes > SHARE * (limits.max_bytes - lanes.num_bytes - cost.input_bytes)
+            or held.num_cells + cost.cells > SHARE * (limits.max_cells - lanes.num_cells - cost.cells)
         )
 
+    def check_congestion(self, lane: Hashable, now: float, caller: Hashable) -> None:
+        """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-def _most_left_s(lane: Hashable, flops: int, queue: Queue) -> float:
-    """Return the longest wait for the running batch: one step if the job may run between two steps, else infinity."""
-    may_run_between = lane != queue.lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
-    return queue.limits.compute.step_s if may_run_between else math.inf
+        With several callers, only those above their fair share are refused.
+        """
+        own_flops = self._lanes.fair_flops(lane, caller)
+        overloaded_s = self.congestion.overloaded_s(lane, own_flops, now)
+        if overloaded_s is not None:
+            raise QueueFull(
+                f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",
+                retry_after_s=self.speed.retry_after_s(self._lanes.flops_ahead(lane, caller)),
+            )
 
+    def _check_time(self, lane: Hashable, flops: int, left_s: float, now: float, caller: Hashable) -> None:
+        """Raise DeadlineExceeded if the deadline has passed or the answer would likely come after it.
 
-def check_time(lane: Hashable, flops: int, left_s: float, queue: Queue, now: float, caller: Hashable = None) -> None:
-    """Raise DeadlineExceeded if the deadline has passed or the answer would likely come after it.
-
-    An overloaded service that admits such requests spends its time on answers that come too late.
-    """
-    if left_s <= 0:
-        raise DeadlineExceeded("the deadline passed before the request was queued")
-    lanes = queue.lanes
-    if queue.speed.is_sure_in(left_s, lanes.num_flops + flops):
-        return
-    ahead = Work(lanes.flops_ahead(lane, caller), lanes.jobs_ahead(lane, caller))
-    beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
-    likely_s = queue.speed.finish_s(flops, ahead, beside, now, _most_left_s(lane, flops, queue))
-    if likely_s > left_s:
-        raise DeadlineExceeded(
-            f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"
-        )
+        An overloaded service that admits such requests spends its time on answers that come too late.
+        """
+        if left_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was queued")
+        lanes = self._lanes
+        if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
+            return
+        ahead = Work(lanes.flops_ahead(lane, caller), lanes.jobs_ahead(lane, caller))
+        beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
+        # A job that may run between two steps of the running batch waits for one step of it at most.
+        may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
+        most_left_s = self._limits.compute.step_s if may_run_between else math.inf
+        likely_s = self.speed.finish_s(flops, ahead, beside, now, most_left_s)
+        if likely_s > left_s:
+            raise DeadlineExceeded(
+                f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"
+            )

@@ -15,20 +15,11 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Generic
 
-from service.batching.admission import (
-    Congestion,
-    Queue,
-    QueueLimits,
-    Speed,
-    check_cost,
-    check_room,
-    check_standing,
-    check_time,
-)
+from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
-from service.batching.runner import Runner, let_come_in
+from service.batching.runner import Runner, take_in_arrivals
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
 
@@ -51,16 +42,15 @@ class Batcher(Generic[P, R]):
         self._clock = clock
         self._observer = observer
         self._lanes: Lanes[Job[P, R]] = Lanes()
+        self._admission = Admission(queue_limits, self._lanes)
+        self._speed, self._congestion = self._admission.speed, self._admission.congestion
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
-        self._speed = Speed()
         self._stopped: list[Job[P, R]] = []  # the long batch that has stopped between two steps, likewise
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
-        self._congestion = Congestion(queue_limits.standing_wait_s)
-        self._queue = Queue(queue_limits, self._lanes, self._speed, self._congestion)
         self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
         self._left = asyncio.Event()  # a job finished or left: wakes `drain`
         self._task: asyncio.Task[None] | None = None
-        self._is_draining = False
+        self.is_draining = False
         self._is_stopping = False
 
     @property
@@ -72,10 +62,6 @@ class Batcher(Generic[P, R]):
         assert self._task is not None, "the batcher was not started. This is a bug."
         await asyncio.wait([self._task], timeout=seconds)
         return self._task.done()
-
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
 
     @property
     def num_queued(self) -> int:
@@ -117,11 +103,8 @@ class Batcher(Generic[P, R]):
     def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
         """Check a job and append it in one synchronous step."""
         self._check_open()
-        check_cost(cost, self._queue_limits)
-        queue, now = self._queue, self._clock.now()
-        check_room(cost, queue, caller)
-        check_standing(lane, queue, now, caller)
-        check_time(lane, cost.flops, deadline - now, queue, now, caller)
+        now = self._clock.now()
+        self._admission.check(lane, cost, deadline - now, now, caller)
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
@@ -133,25 +116,25 @@ class Batcher(Generic[P, R]):
         """Raise the error that even the smallest job of any lane would get now; call it before a job is made."""
         self._check_open()
         if self._lanes.num_jobs:
-            check_room(NOTHING, self._queue, caller)
+            self._admission.check_room(NOTHING, caller)
 
     @property
     def is_congested(self) -> bool:
         """Whether any lane has a long queue, so that `check_lane` may raise."""
-        return self._congestion.is_any
+        return self._congestion.has_long_queue
 
     @property
-    def num_standing(self) -> int:
+    def num_overloaded(self) -> int:
         """Number of lanes in sustained overload."""
-        return self._congestion.num_standing
+        return self._congestion.num_overloaded
 
     def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
         """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons."""
-        check_standing(lane, self._queue, self._clock.now(), caller)
+        self._admission.check_congestion(lane, self._clock.now(), caller)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
-        self._is_draining = True
+        self.is_draining = True
         self._arrived.set()
 
     async def drain(self, timeout_s: float) -> int:
@@ -183,19 +166,19 @@ class Batcher(Generic[P, R]):
     async def _gather(self) -> None:
         """Return when a batch is due; the engine is idle meanwhile."""
         if not self._lanes.num_jobs:
-            self._lanes.rest()
-            self._congestion.rest()
-            self._speed.rest()
+            self._lanes.reset_shares()
+            self._congestion.clear()
+            self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
-        await self._take_in()
+        await self._take_in_what_fits()
 
-    async def _take_in(self) -> None:
+    async def _take_in_what_fits(self) -> None:
         """Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job."""
         num_jobs = 0
         while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
-            await let_come_in()
+            await take_in_arrivals()
 
     async def _wait(self, event: asyncio.Event, until: float) -> None:
         """Wait until the event is set again or until a time, which may be infinite."""
@@ -212,7 +195,7 @@ class Batcher(Generic[P, R]):
         limits = self._queue_limits
         if not self._lanes.num_jobs:
             return math.inf
-        if limits.max_wait_s <= 0 or self._is_draining or not self._could_grow():
+        if limits.max_wait_s <= 0 or self.is_draining or not self._could_grow():
             return -math.inf
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
 
@@ -231,7 +214,7 @@ class Batcher(Generic[P, R]):
         self._stopped, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
-            await let_come_in()
+            await take_in_arrivals()
         self._lanes.resume()
         self._running, self._stopped = self._stopped, []
 
@@ -241,7 +224,7 @@ class Batcher(Generic[P, R]):
         if oldest.cost.flops > MAX_FLOPS_BETWEEN:
             return False
         due_at = oldest.accepted_at + self._queue_limits.max_wait_s
-        return self._is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
+        return self.is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
 
     async def _execute(self, name: Hashable = None) -> None:
         """Take a batch (of that lane), drop jobs whose caller left in this very tick, and run the rest."""
@@ -275,7 +258,7 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrew(job.lane, self._lanes.flops(job.lane))
+            self._congestion.withdrawn(job.lane, self._lanes.flops(job.lane))
             self._arrived.set()
             self._report_queue()
         self._left.set()
@@ -299,7 +282,7 @@ class Batcher(Generic[P, R]):
     def _check_open(self) -> None:
         if self._task is not None and self._task.done() and not self._is_stopping:
             raise EngineDown(DOWN)
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("the service is shutting down and accepts no new requests")
         if self._task is None:
             raise NotReady("the service has not started yet")
@@ -308,7 +291,7 @@ class Batcher(Generic[P, R]):
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
 
     def __repr__(self) -> str:
-        running, ended = ("draining" if self._is_draining else "open"), ("stopped" if self._is_stopping else "dead")
+        running, ended = ("draining" if self.is_draining else "open"), ("stopped" if self._is_stopping else "dead")
         state = "not started" if self._task is None else running if self.is_alive else ended
         queued = f"{self.num_queued} jobs ({self.queued_bytes} bytes) wait in {self._lanes.num_lanes} lanes"
         return f"<Batcher is {state}: {queued}, {self.num_running} run>"

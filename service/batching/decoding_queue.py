@@ -54,9 +54,9 @@ class DecodingQueue:
             raise DeadlineExceeded(
                 f"with the bodies queued ahead decoding would take {wait_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
-        stands = self._congestion.standing_s(_LANE, self.num_bytes, now) is not None
+        is_overloaded = self._congestion.overloaded_s(_LANE, self.num_bytes, now) is not None
         is_long = self._num_bodies >= MAX_BODIES and self.num_bytes > MAX_WAIT_S * self._rate
-        if stands or is_long or wait_s > most_s:
+        if is_overloaded or is_long or wait_s > most_s:
             retry_after_s = max(1, math.ceil(min(wait_s, LONGEST_RETRY_S)))
             raise QueueFull(f"{self.num_bytes:,} bytes of bodies wait to be decoded", retry_after_s=retry_after_s)
 
@@ -76,7 +76,7 @@ class DecodingQueue:
             self._num_bodies -= 1
             self.num_bytes -= num_bytes
             if not self.num_bytes:
-                self._congestion.rest()
+                self._congestion.clear()
 
     @property
     def _rate(self) -> float:

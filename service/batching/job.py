@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from service.errors import DeadlineExceeded
@@ -58,39 +58,27 @@ class Outcome(NamedTuple, Generic[R]):
     compute_s: float
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Job(Generic[P, R]):
     """One admitted request; made on the running event loop, to which its promise belongs."""
 
-    __slots__ = (
-        "_clock",
-        "accepted_at",
-        "batch",
-        "caller",
-        "cost",
-        "deadline",
-        "lane",
-        "payload",
-        "promise",
-        "settled_at",
-        "started_at",
-        "timer",
-    )
+    payload: P
+    lane: Hashable
+    cost: Cost
+    _: KW_ONLY
+    deadline: float
+    clock: Clock
+    caller: Hashable = None
+    batch: BatchInfo | None = None
+    timer: Handle | None = None  # the call at its deadline: set by the batcher, cancelled at the end
+    promise: asyncio.Future[Outcome[R]] = field(init=False)
+    accepted_at: float = field(init=False)
+    started_at: float | None = None
+    settled_at: float | None = None
 
-    def __init__(
-        self, payload: P, lane: Hashable, cost: Cost, *, deadline: float, clock: Clock, caller: Hashable = None
-    ) -> None:
-        self._clock = clock
-        self.caller = caller
-        self.payload = payload
-        self.lane = lane
-        self.cost = cost
-        self.deadline = deadline
-        self.promise: asyncio.Future[Outcome[R]] = asyncio.get_running_loop().create_future()
-        self.batch: BatchInfo | None = None
-        self.timer: Handle | None = None  # the call at its deadline: set by the batcher, cancelled at the end
-        self.accepted_at = clock.now()
-        self.started_at: float | None = None
-        self.settled_at: float | None = None
+    def __post_init__(self) -> None:
+        self.promise = asyncio.get_running_loop().create_future()
+        self.accepted_at = self.clock.now()
 
     @property
     def is_settled(self) -> bool:
@@ -107,7 +95,7 @@ class Job(Generic[P, R]):
         """Stamp the start; a retry changes the batch, not the time: queue_s ends at the first dispatch."""
         self.batch = batch
         if self.started_at is None:
-            self.started_at = self._clock.now()
+            self.started_at = self.clock.now()
 
     def settle(self, result: R) -> bool:
         """Give the caller the result; return False if the job is settled, the caller left, or the deadline passed (then it
@@ -117,7 +105,7 @@ class Job(Generic[P, R]):
             return False
         if self.started_at is None or self.batch is None:
             raise RuntimeError("a job was settled before it was started. This is a bug.")
-        now = self._clock.now()
+        now = self.clock.now()
         if now >= self.deadline:  # it passed while the loop waited for the engine
             self.expire()
             return False
@@ -130,7 +118,7 @@ class Job(Generic[P, R]):
         """Give the caller the error; return False, without effect, if the job was finished before."""
         if self.settled_at is not None:
             return False
-        self._finish(self._clock.now())
+        self._finish(self.clock.now())
         if not self.promise.done():
             self.promise.set_exception(error)
             self.promise.exception()  # marks it as retrieved, so that asyncio logs nothing if the caller left

@@ -15,7 +15,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from service.batching.job import Cost
@@ -41,15 +41,13 @@ class Waiting(Protocol):
 J = TypeVar("J", bound=Waiting)
 
 
+@dataclass(slots=True)
 class _Caller(Generic[J]):
     """One caller's jobs with their virtual start times, and the virtual start time of its next job."""
 
-    __slots__ = ("flops", "jobs", "next_start")
-
-    def __init__(self, start: int) -> None:
-        self.jobs: OrderedDict[J, int] = OrderedDict()  # ordered; O(1) at the front, the back and in between
-        self.flops = 0
-        self.next_start = start
+    next_start: int
+    jobs: OrderedDict[J, int] = field(default_factory=OrderedDict)  # O(1) at the front, the back and in between
+    flops: int = 0
 
 
 class FairQueue(Collection[J]):
@@ -274,8 +272,8 @@ class Lanes(Generic[J]):
             self.remove(job)
         return jobs
 
-    def rest(self) -> None:
-        """Start all shares afresh: nothing waits and nothing runs."""
+    def reset_shares(self) -> None:
+        """Start all shares afresh if nothing waits; call it when nothing runs."""
         if not self._lanes:
             self._debts.clear()
             self._virtual_time = 0

@@ -5,11 +5,6 @@ Invariants: A batch too large for the memory is retried in halves; one that fail
 engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. A foreign exception is
 translated once, here; its text never reaches a caller. An engine that is down ends the run, and so does a step that does not
 end. A stopped batch goes on only while a caller waits for it. After an inline batch the loop has time for other requests.
-
-Invariants of the inline policy: A batch is judged by the rates of its own lane's last batches, because their times include what
-flops do not show of a layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small
-sequences worst, so such batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a
-failed batch, the next sixteen batches of that lane do not run inline.
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
 from service.batching.admission import WINDOW, Speed, Work
@@ -32,7 +28,7 @@ from service.batching.engine_protocol import (
     SplitEvent,
     Stopped,
 )
-from service.batching.job import BatchInfo, Cost, Job, P, R
+from service.batching.job import BatchInfo, Job, P, R
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock
 
@@ -41,8 +37,8 @@ STUCK = "the engine is stuck: a batch runs longer than any batch may"
 TICKS_TO_ARRIVE = 2
 
 
-async def let_come_in() -> None:
-    """Let the loop take in the requests that have arrived."""
+async def take_in_arrivals() -> None:
+    """Let the event loop take in the requests that have arrived."""
     for _ in range(TICKS_TO_ARRIVE):
         await asyncio.sleep(0)
 
@@ -54,21 +50,24 @@ FAR_TOO_LONG = 3
 MAX_LANES = 1024
 
 
+@dataclass(slots=True)
 class _Pace:
-    """The rates of the last batches of one lane."""
+    """The rates of the last batches of one lane, in flops per second: all of them, and their median."""
 
-    __slots__ = ("doubts", "rate", "rates")
-
-    def __init__(self) -> None:
-        self.rates: deque[float] = deque(maxlen=WINDOW)
-        self.rate = 0.0
-        self.doubts = 0
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    rate: float = 0.0
+    batches_off_loop: int = 0
+    """How many batches run off the loop before one may run inline again."""
 
 
 class InlinePolicy:
-    """A batch runs inline if it likely ends in `inline_s`; with 0 none does."""
+    """A batch runs inline if it likely ends in `inline_s`; with 0 none does.
 
-    __slots__ = ("_inline_s", "_lanes")
+    Invariants: A batch is judged by the rates of its own lane's last batches, because their times include what flops do not show
+    of a layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small sequences worst, so
+    such batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a failed batch, the
+    next sixteen batches of that lane do not run inline.
+    """
 
     def __init__(self, inline_s: float) -> None:
         self._inline_s = inline_s
@@ -77,7 +76,7 @@ class InlinePolicy:
     def is_inline(self, lane: Hashable, flops: int, sequences: int) -> bool:
         """Whether a batch of this lane, with that much work in that many sequences, runs inline."""
         pace = self._lanes.get(lane)
-        if pace is None or pace.doubts or sequences > MAX_SEQUENCES:
+        if pace is None or pace.batches_off_loop or sequences > MAX_SEQUENCES:
             return False
         return flops <= pace.rate * self._inline_s
 
@@ -85,33 +84,30 @@ class InlinePolicy:
         """Record how long a batch of this lane took, and for how much of that the loop waited."""
         if not self._inline_s:
             return
-        pace = self._lanes.get(lane) or self._begin(lane)
+        pace = self._lanes.get(lane)
+        if pace is None:
+            if len(self._lanes) >= MAX_LANES:
+                self._lanes.clear()
+            pace = self._lanes[lane] = _Pace()
         if waited_s > FAR_TOO_LONG * self._inline_s:
-            pace.doubts = WINDOW  # so many batches run off the loop before one runs inline again
-        elif pace.doubts:
-            pace.doubts -= 1
+            pace.batches_off_loop = WINDOW
+        elif pace.batches_off_loop:
+            pace.batches_off_loop -= 1
         pace.rates.append(flops / seconds if seconds else 0.0)
         pace.rate = statistics.median_low(pace.rates)
 
     def failed(self, lane: Hashable) -> None:
         """Record that a batch of this lane failed: how long the loop waited for it is unknown."""
         if (pace := self._lanes.get(lane)) is not None:
-            pace.doubts = WINDOW
-
-    def _begin(self, lane: Hashable) -> _Pace:
-        if len(self._lanes) >= MAX_LANES:
-            self._lanes.clear()
-        pace = self._lanes[lane] = _Pace()
-        return pace
+            pace.batches_off_loop = WINDOW
 
 
 Between = Callable[[Hashable, float], Awaitable[object]]
 
 
 class _Attempt(NamedTuple):
-    """What a batch cost, how long it took, and for how much of that it blocked the loop."""
+    """One run of a batch: its work, how long it took, and for how much of that it blocked the loop."""
 
-    costs: list[Cost]
     batch: BatchInfo
     work: Work
     compute_s: float
@@ -119,8 +115,9 @@ class _Attempt(NamedTuple):
 
 
 class Runner(Generic[P, R]):
-    """Runs the batches of one engine; `speed` learns from them. `between` is awaited before a stopped batch goes on, with the
-    batch's lane and the seconds of its last step.
+    """Runs the batches of one engine; `speed` learns from them.
+
+    `between` is awaited before a stopped batch resumes, with the batch's lane and the seconds of its last step.
     """
 
     def __init__(
@@ -170,17 +167,17 @@ class Runner(Generic[P, R]):
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
         # A long batch may have stopped already: then its future is done and the batch is not.
-        was_at_once = future.done() and stopped(future) is None
-        if not was_at_once:
+        has_ended = future.done() and stopped(future) is None
+        if not has_ended:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
                 return []
             future, compute_s = last, waited_s + steps_s
             del last
-        parts = self._settle(jobs, _Attempt(costs, batch, work, compute_s, waited_s), future)
+        parts = self._settle(jobs, _Attempt(batch, work, compute_s, waited_s), future)
         del future
-        if was_at_once:
-            await let_come_in()
+        if has_ended:
+            await take_in_arrivals()
         return parts
 
     async def _in_steps(
@@ -221,18 +218,17 @@ class Runner(Generic[P, R]):
             job.settle(result)
         self._speed.note(attempt.work, attempt.compute_s)
         self._inline_policy.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
-        batch, weights_bytes = attempt.batch, sum([cost.weights_bytes for cost in attempt.costs])
-        self._observer.batch_done(
-            BatchEvent(
-                lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, attempt.compute_s, batch.notes
-            )
+        batch, weights_bytes = attempt.batch, sum([job.cost.weights_bytes for job in jobs])
+        event = BatchEvent(
+            lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, attempt.compute_s, batch.notes
         )
+        self._observer.batch_done(event)
         return []
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
         """Return halves if memory ran out, since less at once may fit; else single jobs, since any may be the culprit."""
         left = [job for job in jobs if not job.is_settled]
-        if is_out_of_memory(failure):
+        if isinstance(failure, CostLimit):
             self._observer.batch_split(SplitEvent(jobs[0].lane, len(left)))
             middle = (len(left) + 1) // 2
             return [left[:middle], left[middle:]]
@@ -270,9 +266,8 @@ def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> F
     try:
         return engine.run(batch, is_inline=is_inline)
     except Exception as error:  # noqa: BLE001  any exception is this batch's failure
-        return _failed(
-            error
-        )  # no local name for the future: error -> traceback -> frame -> future -> error would linger
+        # No local name for the future: error -> traceback -> frame -> future -> error would stay until a gc.
+        return _failed(error)
 
 
 def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
@@ -296,11 +291,6 @@ def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseExce
     if len(results) != num_payloads:
         return ValueError(f"the engine returned {len(results)} results for {num_payloads} payloads. This is a bug.")
     return None
-
-
-def is_out_of_memory(failure: BaseException) -> bool:
-    """Whether the engine had too little memory for this batch, so that fewer jobs at once may succeed."""
-    return isinstance(failure, CostLimit)
 
 
 def caller_error(failure: BaseException) -> ServiceError:

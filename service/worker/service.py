@@ -278,5 +278,5 @@ class Service:
 
     def _beat(self) -> None:
         self._telemetry.sample(self.engine)
-        self._telemetry.queue_stands(is_so=self.batcher.num_standing > 0)
+        self._telemetry.queue_stands(is_so=self.batcher.num_overloaded > 0)
         self.readiness.tell()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.admission import MAX_BATCHES, STANDING_S, Congestion
+from service.batching.admission import BURST_S, MAX_BATCHES, Congestion
 
 BATCH = 1000
 RATE = 10 * BATCH
@@ -14,7 +14,7 @@ MOST = MAX_BATCHES * BATCH
 WAIT_S = 0.1
 
 
-def after(*lefts: int, every_s: float = STANDING_S, rate: float = RATE) -> Congestion:
+def after(*lefts: int, every_s: float = BURST_S, rate: float = RATE) -> Congestion:
     """What is known after dispatches that left so much behind."""
     found = Congestion(WAIT_S)
     for number, left in enumerate(lefts):
@@ -23,56 +23,56 @@ def after(*lefts: int, every_s: float = STANDING_S, rate: float = RATE) -> Conge
 
 
 def test_a_queue_that_stays_long_for_the_interval_is_limited_to_two_batches():
-    assert after(MOST + 1).standing_s("a", MOST + 1, 99.0) is None, "one look is none"
-    assert after(MOST + 1, MOST + 1, every_s=STANDING_S / 2).standing_s("a", MOST + 1, 99.0) is None
+    assert after(MOST + 1).overloaded_s("a", MOST + 1, 99.0) is None, "one look is none"
+    assert after(MOST + 1, MOST + 1, every_s=BURST_S / 2).overloaded_s("a", MOST + 1, 99.0) is None
     found = after(MOST + 1, MOST + 1)
-    assert found.standing_s("a", MOST + 1, STANDING_S) == STANDING_S
-    assert found.standing_s("a", MOST, STANDING_S) is None
-    assert found.standing_s("b", MOST + 1, STANDING_S) is None, "another lane"
-    assert found.num_standing == 1
-    assert after(MOST + 1).num_standing == 0, "one look is none"
+    assert found.overloaded_s("a", MOST + 1, BURST_S) == BURST_S
+    assert found.overloaded_s("a", MOST, BURST_S) is None
+    assert found.overloaded_s("b", MOST + 1, BURST_S) is None, "another lane"
+    assert found.num_overloaded == 1
+    assert after(MOST + 1).num_overloaded == 0, "one look is none"
 
 
 def test_short_batches_may_wait_for_the_allowed_time():
     fast = 1000 * BATCH  # a batch a millisecond: two of them are no wait at all
     found = after(200 * BATCH, 200 * BATCH, rate=fast)
-    assert found.standing_s("a", 100 * BATCH, 1.0) is None
-    assert found.standing_s("a", 100 * BATCH + 1, 1.0) is not None
+    assert found.overloaded_s("a", 100 * BATCH, 1.0) is None
+    assert found.overloaded_s("a", 100 * BATCH + 1, 1.0) is not None
 
 
 def test_a_backlog_that_shrinks_is_no_overload():
-    assert after(*range(50 * BATCH, 0, -100)).standing_s("a", 10**9, 99.0) is None
+    assert after(*range(50 * BATCH, 0, -100)).overloaded_s("a", 10**9, 99.0) is None
 
 
 def test_a_growing_queue_is_an_overload_even_if_it_shrank_before():
     found = after(9000, 8000, 8500, 9000)
-    assert found.standing_s("a", 9000, 3 * STANDING_S) == pytest.approx(2 * STANDING_S)
+    assert found.overloaded_s("a", 9000, 3 * BURST_S) == pytest.approx(2 * BURST_S)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e6))
 def test_a_stalled_engine_is_no_overload(queued, now):
-    assert after().standing_s("a", queued, now) is None
-    assert after(MOST + 1).standing_s("a", queued, now) is None
+    assert after().overloaded_s("a", queued, now) is None
+    assert after(MOST + 1).overloaded_s("a", queued, now) is None
 
 
 def test_an_empty_lane_is_no_overload():
     found = after(MOST + 1, MOST + 1)
-    found.withdrew("a", MOST)
-    assert found.num_standing == 1
-    found.withdrew("a", 0)
-    assert (found.num_standing, found.is_any) == (0, False)
+    found.withdrawn("a", MOST)
+    assert found.num_overloaded == 1
+    found.withdrawn("a", 0)
+    assert (found.num_overloaded, found.has_long_queue) == (0, False)
 
 
 def test_an_overload_lasts_until_the_queue_has_halved():
-    assert after(MOST + 1, MOST + 1, MOST // 2 + 1).standing_s("a", MOST + 1, 1.0) == 1.0
-    assert after(MOST + 1, MOST + 1, MOST // 2).standing_s("a", MOST + 1, 1.0) is None
-    assert after(MOST + 1, MOST + 1, MOST // 2, MOST + 1).standing_s("a", MOST + 1, 1.0) is None
+    assert after(MOST + 1, MOST + 1, MOST // 2 + 1).overloaded_s("a", MOST + 1, 1.0) == 1.0
+    assert after(MOST + 1, MOST + 1, MOST // 2).overloaded_s("a", MOST + 1, 1.0) is None
+    assert after(MOST + 1, MOST + 1, MOST // 2, MOST + 1).overloaded_s("a", MOST + 1, 1.0) is None
 
 
 def test_an_idle_batcher_forgets_the_overload():
     found = after(MOST + 1, MOST + 1)
-    found.rest()
-    assert found.standing_s("a", MOST + 1, 9.0) is None
+    found.clear()
+    assert found.overloaded_s("a", MOST + 1, 9.0) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
@@ -81,8 +81,8 @@ def test_the_length_is_measured_in_batches_of_the_lane(rate):
     for now in (0.0, 1.0):
         congestion.dispatched("light", 1, 10 * BATCH, rate, now)
         congestion.dispatched("heavy", 10**12, MAX_BATCHES * 10**12, rate, now)
-    assert congestion.standing_s("light", 10 * BATCH, 1.0) == 1.0
-    assert congestion.standing_s("heavy", MAX_BATCHES * 10**12, 1.0) is None
+    assert congestion.overloaded_s("light", 10 * BATCH, 1.0) == 1.0
+    assert congestion.overloaded_s("heavy", MAX_BATCHES * 10**12, 1.0) is None
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e9))
@@ -90,4 +90,4 @@ def test_a_wait_of_zero_turns_load_shedding_off(batch, left, rate):
     congestion = Congestion(0.0)
     for now in (0.0, 1.0):
         congestion.dispatched("a", batch, left, rate, now)
-    assert congestion.standing_s("a", 10**18, 1.0) is None
+    assert congestion.overloaded_s("a", 10**18, 1.0) is None

@@ -159,11 +159,11 @@ def test_debts_are_forgotten_once_paid_and_all_of_them_at_rest():
     drained(lanes, WIDE)
     assert lanes.num_lanes == 0
     lanes.append(Item("waits"))
-    lanes.rest()
+    lanes.reset_shares()
     assert lanes.num_jobs == 1, "rest is for an empty room and else changes nothing"
     assert lanes._debts
     lanes.clear()
-    lanes.rest()
+    lanes.reset_shares()
     assert not lanes._debts
 
     for number in range(1000):  # a lane that always waits moves virtual time on, so the debts of passers-by are dropped

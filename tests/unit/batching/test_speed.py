@@ -63,7 +63,7 @@ def test_no_wait_is_predicted_without_work_ahead():
     assert speed.finish_s(10**9, NOTHING, NOTHING, 0.0) == 0.0
     speed.begin(jobs(4), 5.0)
     assert speed.finish_s(250, NOTHING, NOTHING, 5.0) == 1.25
-    speed.rest()
+    speed.end()
     assert speed.finish_s(250, NOTHING, NOTHING, 5.0) == 0.0
 
 
