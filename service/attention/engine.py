@@ -49,15 +49,15 @@ Step = Answers | Steps[Answers]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how to compute. With `exact` a GPU takes one sequence at a time, so that bits do not depend on the batch. On a
-    CPU a batch stops after each `step_s`, so that other batches can compute.
-    """
+    """Where and how to compute."""
 
     device: torch.device
     dtype: torch.dtype
     num_threads: int = 1
     exact: bool = False
+    """Whether a GPU takes one sequence at a time, so that bits do not depend on the batch."""
     step_s: float = math.inf
+    """After how long a batch stops, so that other batches can compute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,14 +119,12 @@ class LayerCall(NamedTuple):
 
 
 class Engine:
-    """Loads layers, then runs batches of calls to one layer. `load` and `run` return futures; the compute thread completes
-    those that are not yet done.
-    """
+    """Loads layers, then runs batches of calls to one layer; `load` and `run` return futures."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter)
-        self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter_thread)
+        self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter_thread)
         self._threads: list[threading.Thread] = []  # threads that have started
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
         self._is_stopped = False  # whether a long batch waits for its next step
@@ -148,7 +146,7 @@ class Engine:
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._go_on(loaded, self._load_steps(loaded), done)
+        self._submit_step(loaded, self._load_steps(loaded), done)
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
@@ -158,32 +156,30 @@ class Engine:
         While one batch is stopped, the caller must run others to their end. The future fails with CostLimit if memory runs out
         and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
         """
-        done: Future[Step] = Future()
-        if is_inline and self._can_run_here(batch) and self._lock.acquire(blocking=False):
-            answers = self._run_here(batch)
+        if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
+            answers = self._run_inline(batch)
             if answers is not None:
+                done: Future[Step] = Future()
                 done.set_result(answers)
                 return done
-        return self._run_in_steps(batch)
-
-    def _run_in_steps(self, batch: Sequence[LayerCall]) -> Future[Step]:
-        """Run the batch on a thread; without stops while another batch is stopped."""
-        step_s = math.inf if self._is_stopped else self.options.step_s
-        steps: Steps[Answers] = Steps(self._lock, step_s, self._stops)
+        # While another batch is stopped, this one runs to its end.
+        steps: Steps[Answers] = Steps(
+            self._lock, math.inf if self._is_stopped else self.options.step_s, self._set_stopped
+        )
         self._steps.add(steps)
 
-        def close(handed: Future[None]) -> None:
-            if handed.cancelled():
+        def cancel_if_dropped(submitted: Future[None]) -> None:
+            if submitted.cancelled():
                 steps.first.cancel()
 
-        self._submit(steps.run, partial(self._run, batch)).add_done_callback(close)
+        self._submit(steps.run, partial(self._run, batch)).add_done_callback(cancel_if_dropped)
         return steps.first
 
-    def _stops(self, is_stopped: bool) -> None:
+    def _set_stopped(self, is_stopped: bool) -> None:
         self._is_stopped = is_stopped
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Let the running batch finish, drop waiting work and end the threads; return False if a thread outlasts `timeout_s`."""
+        """Let the running batch finish, drop waiting batches and end the threads; return whether they ended in `timeout_s`."""
         self._is_closed = True
         for steps in list(self._steps):
             steps.finish()
@@ -214,7 +210,7 @@ class Engine:
         with self._lock:
             return work()
 
-    def _run_here(self, batch: Sequence[LayerCall]) -> Answers | None:
+    def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
         """Run the batch on the caller's thread; return None if it fails, and the compute thread retries and reports the error.
 
         An error raised here would hold its callers' frames, their jobs and so itself: the tensors would stay until a later
@@ -227,39 +223,41 @@ class Engine:
         finally:
             self._lock.release()
 
-    def _can_run_here(self, batch: Sequence[LayerCall]) -> bool:
-        """Return whether the caller's thread may compute the batch: only on a CPU, as a GPU computes while the caller goes on;
-        only with one torch thread, as each thread here would get as many; only if the layer exists in the batch's dtype.
+    def _can_run_inline(self, batch: Sequence[LayerCall]) -> bool:
+        """Return whether the caller's thread may compute the batch.
+
+        Not on a GPU, which computes while the caller goes on. Not with several torch threads: torch would start as many for the
+        caller's thread. Not before the layer has a variant in the batch's dtype.
         """
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
             return False
         return self._dtype(batch) in batch[0].loaded.variants
 
-    def _enter(self) -> None:
+    def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
         torch.set_num_threads(self.options.num_threads)
         # TF32 rounds inputs to 10 bits of mantissa, so it stays off.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
-    def _go_on(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        def settle(step: Future[None]) -> None:
+    def _submit_step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
+        def fail_if_dropped(step: Future[None]) -> None:
             if step.cancelled():
-                done.set_exception(EngineDown("the engine was closed"))
+                done.set_exception(EngineDown(_CLOSED))
 
-        self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(settle)
+        self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(fail_if_dropped)
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile."""
-        if done.cancelled():  # the caller does not want the layer any more
+        if done.cancelled():  # no caller waits for the layer any more
             return
         started = time.perf_counter()
         try:
             next(steps)
             loaded.seconds += time.perf_counter() - started
-            self._go_on(loaded, steps, done)
+            self._submit_step(loaded, steps, done)
         except StopIteration:
             done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
@@ -271,11 +269,11 @@ class Engine:
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
-        self._take(loaded, layer, is_bitwise=is_bitwise)
+        self._serve(loaded, layer, is_bitwise=is_bitwise)
         loaded.is_sequential = layer.is_sequential
 
-    def _take(self, loaded: LoadedLayer, layer: Variant, *, is_bitwise: bool) -> Variant:
-        """Serve a checked variant from now on; return it."""
+    def _serve(self, loaded: LoadedLayer, layer: Variant, *, is_bitwise: bool) -> Variant:
+        """Make calls use a checked variant from now on; return it."""
         is_gpu = self.options.device.type != "cpu"
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
@@ -325,7 +323,7 @@ class Engine:
         if found := loaded.variants.get(dtype):
             return found
         layer = loaded.new_variant(dtype, self.options.device)
-        return self._take(loaded, layer, is_bitwise=keeps_bits(layer))
+        return self._serve(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:
         if self.options.device.type != "cpu":
