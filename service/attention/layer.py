@@ -39,8 +39,6 @@ from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 SAME_LENGTH, SELF, CROSS = range(3)
-
-
 # Rows of one pass on a CPU. More rows gain nothing, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
 # process takes at its peak.
 MAX_ROWS = 2**10
@@ -64,12 +62,14 @@ class Layer:
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
         self._widths.append(spec.num_kv_heads * spec.value_head_width)
-        self._is_one_width = spec.query_width == spec.key_width == spec.value_width
+        self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
         # Each query head has its own keys and values of its width, and the layer appends no columns.
-        self._is_even = spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
+        self._has_plain_heads = (
+            spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
+        )
         self._inputs, self._fused = self._input_projections(moved)
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
-        self._extra_k, self._extra_v = _extra_columns(spec, moved)
+        self._extra_keys, self._extra_values = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
         used = (*self._inputs, self._fused, self._output)
         self._least_rows = max(projection.least_rows for projection in used if projection is not None)
@@ -92,7 +92,7 @@ class Layer:
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
-        if not self._is_one_width or self.dtype == torch.float64:
+        if not self._has_one_input_width or self.dtype == torch.float64:
             return [packed(side_by_side(moved, [name])) for name in INPUTS], None
         together = side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
@@ -121,14 +121,14 @@ class Layer:
         answers: list[Answer | None] = [None] * len(calls)
         for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
             preemption_point()
-            found = self._in_order([calls[i] for i in some], [places[i] for i in some])
+            found = self._run_pass([calls[i] for i in some], [places[i] for i in some])
             for i, answer in zip(some, found, strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
     def _place(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
         """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""
-        if not (self._is_one_width and call.is_self_attention):
+        if not (self._has_one_input_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
         is_plain = call.mask is None and call.weights is None
@@ -137,20 +137,22 @@ class Layer:
     def may_share(self, length: int) -> bool:
         """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_same_length` call."""
         shape = self.spec.num_heads, length, self.spec.head_width
-        return self._is_one_width and self._is_even and kernels.may_share(shape, self._like)
+        return self._has_one_input_width and self._has_plain_heads and kernels.may_share(shape, self._like)
 
-    def _in_order(self, calls: Sequence[Call], places: Sequence[tuple[int, int]]) -> list[Answer]:
+    def _run_pass(self, calls: Sequence[Call], places: Sequence[tuple[int, int]]) -> list[Answer]:
+        """Return the answers of one pass, whose calls are sorted by their places."""
         shapes = [call.query.shape[:2] for call in calls]
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
-        context_RK = self._like.new_empty(self._rows(tokens), padded_width(width))
+        context_RK = self._like.new_empty(self._rows_with_filler(tokens), padded_width(width))
         fill(context_RK, tokens, width)
         weights = self._attend_all(calls, places, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
         parts = zip(calls, split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
-    def _rows(self, tokens: int, num_products: int = 1) -> int:
+    def _rows_with_filler(self, tokens: int, num_products: int = 1) -> int:
+        """Return the rows of a matrix with so many tokens, and count its filler rows."""
         rows = padded_rows(tokens, self._least_rows)
         self.filler_rows += (rows - tokens) * num_products
         return rows
@@ -165,23 +167,25 @@ class Layer:
         views: list[Heads] = []
         if num_self:
             rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_same_length:num_self]])]
-            views += self._apart(self._from_one([call.query for call in calls[:num_self]]), [rows] * 3)
-        views += self._from_several(calls[num_self:])
-        outputs = _by_heads(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
+            views += self._split_heads(self._project_self([call.query for call in calls[:num_self]]), [rows] * 3)
+        views += self._project_cross(calls[num_self:])
+        outputs = _head_views(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
         for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
             kernels.attend_same_length(heads, length, self.spec.scale, output)
-        apart = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
+        apart = [
+            self._attend_call(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]
+        ]
         return [None] * num_same_length + apart
 
-    def _from_one(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows."""
+    def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""
         if self._fused is None:
-            return self._packed(self._inputs, parts)
-        (qkv_RW,) = self._packed([self._fused], parts)
+            return self._project(self._inputs, parts)
+        (qkv_RW,) = self._project([self._fused], parts)
         return torch.split(qkv_RW, self._widths, dim=-1)
 
-    def _from_several(self, calls: Sequence[Call]) -> list[Heads]:
+    def _project_cross(self, calls: Sequence[Call]) -> list[Heads]:
         """Return each sequence's query, key and value, each projected by its own matrix."""
         if not calls:
             return []
@@ -190,26 +194,26 @@ class Layer:
             [call.source for call in calls],
             [call.source if call.value is None else call.value for call in calls],
         )
-        columns = [self._packed([one], parts)[0] for one, parts in zip(self._inputs, inputs, strict=True)]
-        return self._apart(columns, [_lengths(parts) for parts in inputs])
+        columns = [self._project([one], parts)[0] for one, parts in zip(self._inputs, inputs, strict=True)]
+        return self._split_heads(columns, [_lengths(parts) for parts in inputs])
 
-    def _packed(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _project(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return one matrix per projection of the same parts."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        x_RK = pack(parts, self._rows(tokens, len(projections)), like=self._like)
+        x_RK = pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
         return [projection(x_RK) for projection in projections]
 
-    def _apart(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
+    def _split_heads(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
         """Return each sequence's rows of query, key and value as views."""
         counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
-        return list(itertools.starmap(Heads, zip(*map(_by_heads, columns, counts, lengths), strict=True)))
+        return list(itertools.starmap(Heads, zip(*map(_head_views, columns, counts, lengths), strict=True)))
 
-    def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
+    def _attend_call(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
         """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
-            heads = self._heads(views, mask)
+            heads = self._kernel_heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
                 preemption_point()
@@ -220,14 +224,14 @@ class Layer:
             preemption_point()
         return stacked(found) if found else None
 
-    def _heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
+    def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
         """Return heads as the kernels take them: appended columns last, and keys and values for each query head."""
-        if self._is_even:
+        if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
-        if self._extra_k is not None and self._extra_v is not None:
-            k = torch.cat([k, self._extra_k], dim=1)
-            v = torch.cat([v, self._extra_v], dim=1)
+        if self._extra_keys is not None and self._extra_values is not None:
+            k = torch.cat([k, self._extra_keys], dim=1)
+            v = torch.cat([v, self._extra_values], dim=1)
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
@@ -264,7 +268,7 @@ def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
     return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in by_length]
 
 
-def _by_heads(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
+def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
     """Split consecutive groups of `rows` into views [N, rows, D/N]; filler rows are left out."""
     x_NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1)
     return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])

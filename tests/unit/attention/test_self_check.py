@@ -30,16 +30,16 @@ from tests.engine_room import (
 class ManyRowsRoundDifferently(Layer):
     """Adds one unit in the last place for each sequence in company, as a BLAS that picks its kernel by the rows does."""
 
-    def _packed(self, projections, parts):
-        found = super()._packed(projections, parts)
+    def _project(self, projections, parts):
+        found = super()._project(projections, parts)
         return [torch.nextafter(x, torch.full_like(x, torch.inf)) for x in found] if len(parts) > 1 else found
 
 
 class OddPlacesRoundDifferently(Layer):
     """Only a sequence that starts at an odd row is off by one unit in the last place."""
 
-    def _packed(self, projections, parts):
-        found = super()._packed(projections, parts)
+    def _project(self, projections, parts):
+        found = super()._project(projections, parts)
         start = 0
         for part in parts:
             stop = start + part.shape[0] * part.shape[1]
