@@ -2,14 +2,11 @@
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys (`parts` are a
-primitive's tensors). So kinds of one meaning give the same tensor and the same bits. Keys are never sliced away, because a
-kernel over fewer keys rounds differently. Whether a row may attend to any key depends on the masks alone, not on scores.
-
-Masked rows come from the masks alone, never from scores.
-Invariants: Work and memory grow with the masks' own shapes, not with the scores that they cover. A mask that is the same for
-all keys allows or blocks whole rows; one that is the same for all rows is read once. Only masks that differ by row and key
-are read row by row, in steps, so that an event loop can run other tasks in between.
+Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So kinds of one
+meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds differently.
+Masked rows come from the masks alone, never from scores. Finding them costs time and memory by the masks' own shapes: a mask
+that is the same for all rows or all keys is read once. Only one that differs by row and key is read row by row, in steps, so
+that an event loop can run other tasks in between.
 """
 
 from __future__ import annotations
@@ -41,26 +38,24 @@ class Sizes(NamedTuple):
     keys: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Allowed:
-    """`values` is bool [B|1, N|1, L|1, S|1]: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Table:
+    """A value for each sequence, head, query row and key: `values` is [B|1, N|1, L|1, S|1]."""
 
     values: torch.Tensor
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
+        """The mask's tensors."""
         return (self.values,)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Added:
-    """`values` is float [B|1, N|1, L|1, S|1], added to the scaled scores; -inf = may not attend."""
+class Allowed(_Table):
+    """Bool: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
 
-    values: torch.Tensor
 
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        return (self.values,)
+class Added(_Table):
+    """Float, added to the scaled scores; -inf = may not attend."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +67,7 @@ class Run:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
+        """The mask's tensors."""
         return self.low, self.high
 
 
@@ -136,7 +132,7 @@ class CombinedMask:
 
     def of_sequence(self, sequence: int) -> CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
-        return CombinedMask(self.sizes._replace(sequences=1), tuple(_sequence(mask, sequence) for mask in self.masks))
+        return CombinedMask(self.sizes._replace(sequences=1), tuple(_of_one(mask, sequence) for mask in self.masks))
 
     def run(self, sequence: int) -> Bounds | None:
         """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
@@ -152,7 +148,7 @@ class CombinedMask:
     @property
     def table_shape(self) -> tuple[int, int, int]:
         """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if it has in any mask."""
-        heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
+        heads = max((mask.values.shape[1] for mask in self.masks if isinstance(mask, _Table)), default=1)
         rows = max(
             (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
         )
@@ -181,14 +177,16 @@ class CombinedMask:
             table[..., keys:].zero_()
         biases = [_of(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
-        is_held = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
-        allowed, run = self.allowed_values(sequence, with_biases=is_held), self.run(sequence)
+        is_clamped = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
+        allowed, run = self.allowed_values(sequence, with_biases=is_clamped), self.run(sequence)
         step = max(1, STEP_CELLS // (heads * keys))
         for start in range(0, rows, step):
             block = slice(start, start + step)
             part = table[:, block, :keys]
-            _add(part, [of_rows(values, block) for values in biases], is_held=is_held)
-            for values in [of_rows(values, block) for values in allowed] + ([in_run(run, block, keys)] if run else []):
+            _add(part, [_of_rows(values, block) for values in biases], is_clamped=is_clamped)
+            for values in [_of_rows(values, block) for values in allowed] + (
+                [_in_run(run, block, keys)] if run else []
+            ):
                 torch.where(values, part, _BLOCKED[dtype], out=part)
             preemption_point()
         return table
@@ -204,7 +202,7 @@ def lowered_on(
     if mask is None:
         return None
     table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
-    if table is None or not _is_any(table):
+    if table is None or not _has_nonzero(table):
         return None
     if like.device.type == "cpu":
         return table
@@ -215,7 +213,7 @@ def lowered_on(
     return table.to(like.device, like.dtype)
 
 
-def _is_any(table_NLS: torch.Tensor) -> bool:
+def _has_nonzero(table_NLS: torch.Tensor) -> bool:
     """Return whether any value is not zero; for most masks the first row already decides."""
     if bool(table_NLS[:, 0].any()):
         return True
@@ -226,16 +224,16 @@ def _is_any(table_NLS: torch.Tensor) -> bool:
     return False
 
 
-def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_held: bool) -> None:
-    """Write the sum of the biases into `part`, from left to right; `is_held` clamps each sum to the range of its dtype."""
-    if is_held:
+def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_clamped: bool) -> None:
+    """Write the sum of the biases into `part`, from left to right; `is_clamped` clamps each sum to the range of its dtype."""
+    if is_clamped:
         # Each bias is clamped first: a float64 bias can exceed float32, and -inf + inf would be NaN.
         info = torch.finfo(part.dtype)
         biases = [values.to(part.dtype).clamp(info.min, info.max) for values in biases]
     part.copy_(biases[0]) if biases else part.zero_()
     for values in biases[1:]:
         part.add_(values.to(part.dtype))
-        if is_held:
+        if is_clamped:
             part.clamp_(info.min, info.max)
 
 
@@ -247,7 +245,7 @@ def _largest(bias_values: torch.Tensor) -> float:
     return max(abs(float(low)), abs(float(high)))
 
 
-def _sequence(mask: Mask, sequence: int) -> Mask:
+def _of_one(mask: Mask, sequence: int) -> Mask:
     if isinstance(mask, Run):
         return Run(_of(mask.low, sequence).unsqueeze(0), _of(mask.high, sequence).unsqueeze(0))
     return dataclasses.replace(mask, values=_of(mask.values, sequence).unsqueeze(0))
@@ -257,14 +255,14 @@ def _of(values: torch.Tensor, sequence: int) -> torch.Tensor:
     return values[0 if values.shape[0] == 1 else sequence]
 
 
-def of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
+def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     """Return the given query rows (the last axis but one), or the one row that broadcasts to all."""
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
-def in_run(run: Bounds, rows: slice, keys: int) -> torch.Tensor:
+def _in_run(run: Bounds, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows: bool [1, L|1, S]."""
-    low, high = (of_rows(bound.unsqueeze(-1), rows) for bound in run)
+    low, high = (_of_rows(bound.unsqueeze(-1), rows) for bound in run)
     places = torch.arange(keys)
     return ((places >= low) & (places < high)).unsqueeze(0)
 
@@ -281,9 +279,10 @@ def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
 
 
 def _of_sequence(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
+    """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
     every = mask.allowed_values(sequence)
-    opened = _all_of(values for values in every if values.shape[-1] == 1)
+    row_allowed = _all_of(values for values in every if values.shape[-1] == 1)
     columns = _all_of(values for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
     tables = [values for values in every if values.shape[-1] > 1 and values.shape[-2] > 1]
     run = mask.run(sequence)
@@ -291,10 +290,10 @@ def _of_sequence(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
     step = max(1, STEP_CELLS // (mask.table_shape[0] * (keys if tables else 1)))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
-        alive = _has_key(tables, columns, run, rows) if counts is None else _has_key_in_run(counts, run, rows)
-        if opened is not None:
-            alive = alive & of_rows(opened, rows)[..., 0]
-        yield (~alive).any(0).expand(rows.stop - rows.start)
+        has_key = _has_key(tables, columns, run, rows) if counts is None else _has_key_in_run(counts, run, rows)
+        if row_allowed is not None:
+            has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
+        yield (~has_key).any(0).expand(rows.stop - rows.start)
 
 
 def _all_of(values: Iterable[torch.Tensor]) -> torch.Tensor | None:
@@ -313,16 +312,16 @@ def _has_key_in_run(counts: torch.Tensor, run: Bounds | None, rows: slice) -> to
     """Return which rows have an allowed key in their run if all rows allow the same keys: bool [N|1, L|1]."""
     if run is None:
         return counts[:, -1:] > 0
-    low, high = (of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
+    low, high = (_of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
     return counts[:, high] > counts[:, low]
 
 
 def _has_key(tables: list[torch.Tensor], columns: torch.Tensor | None, run: Bounds | None, rows: slice) -> torch.Tensor:
     """Return which rows have an allowed key if rows allow different keys: bool [N|1, L]."""
-    parts = [of_rows(table, rows) for table in tables]
+    parts = [_of_rows(table, rows) for table in tables]
     if columns is not None:
         parts.append(columns)
     if run is not None:
-        parts.append(in_run(run, rows, tables[0].shape[-1]))
+        parts.append(_in_run(run, rows, tables[0].shape[-1]))
     # As bytes, because `any` of booleans over an axis takes ten times as long.
     return functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()
