@@ -7,8 +7,7 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
-from service.layers.importer import choose
-from service.layers.layout import Options, canonical_shapes, check_fit, derive_spec, present_parts
+from service.layers.importer import canonical_shapes, check_fit, choose, derive_spec, present_parts
 from service.layers.source import Entry, Source
 from tests.unit.layers.checkpoints import bert, linears, mha, random
 
@@ -23,7 +22,7 @@ def layout(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = 
     chosen = choose(source, family=None, prefix=None, layer=None)
     present = present_parts(chosen, source)
     shapes = canonical_shapes(chosen, present, source)
-    spec = derive_spec(chosen, shapes, config, Options(**options))
+    spec = derive_spec(chosen, shapes, config, **options)
     check_fit(spec, chosen, present, shapes)
     return spec
 
