@@ -23,7 +23,7 @@ from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo
 from service.wire.answer import AnswerFacts, write_tensor
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from service.wire.inference_codec import WantedAnswer, WantedOutput, read_inference, split_inference, write_inference
+from service.wire.inference_codec import WantedAnswer, read_inference, split_inference, write_inference
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.safetensors_codec import RequestTemplates, write_safetensors
 from service.wire.tensor_fields import TensorField, TensorKind
@@ -38,7 +38,7 @@ SPEC = LayerSpec(
 LIMITS = RequestLimits(*(2**62,) * 5)
 TEMPLATES = RequestTemplates(LIMITS, MAX_DEPTH, MAX_TEXT_NUMBERS)
 FACTS = AnswerFacts(0, "layer", "sha256:" + "0" * 64, BatchInfo(1, 1, 16), lambda: {"total": 1.5})
-WANTED = WantedAnswer(None, (WantedOutput("output", is_binary=True),))
+WANTED = WantedAnswer(None, {"output": True})
 
 
 class Row(NamedTuple):

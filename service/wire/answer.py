@@ -35,22 +35,21 @@ _WORDS = {"nan": b'"nan"', "inf": b'"inf"', "-inf": b'"-inf"'}
 
 
 def write_tensor(tensor: torch.Tensor, form: TensorForm) -> Iterator[bytes]:
-    """Yield the JSON of a CPU tensor in `form`, the form of a request's tensor."""
+    """Yield the JSON of a CPU tensor in `form`."""
     if form is TensorForm.NESTED:
-        return _nested(_as_array(tensor))
-    return _object(tensor, is_base64=form is TensorForm.BASE64)
-
-
-def _object(tensor: torch.Tensor, *, is_base64: bool) -> Iterator[bytes]:
-    head = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    yield orjson.dumps(head)[:-1] + b',"data":'
-    if is_base64:
-        yield b'"'
-        yield from _base64(tensor)
-        yield b'"}'
-    else:
+        yield from _nested(_as_array(tensor))
+        return
+    fields = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    yield orjson.dumps(fields)[:-1] + b',"data":'
+    if form is TensorForm.LIST:
         yield from _nested(_as_array(tensor).reshape(-1))
-        yield b"}"
+    else:
+        data = bytes_of(tensor)
+        yield b'"'
+        for start in range(0, len(data), PIECE_BYTES):
+            yield pybase64.b64encode(data[start : start + PIECE_BYTES])
+        yield b'"'
+    yield b"}"
 
 
 def _as_array(tensor: torch.Tensor) -> Array:
@@ -63,24 +62,21 @@ def _as_array(tensor: torch.Tensor) -> Array:
 
 
 def _nested(array: Array) -> Iterator[bytes]:
-    """Yield runs of whole entries if an entry fits into a piece; else split each entry."""
+    """Yield the array as one piece if it fits; else runs of whole entries, or each entry in pieces."""
+    entry_values = math.prod(array.shape[1:])
     if array.ndim == 0:
         yield _text(array.reshape(1))[1:-1]
-        return
-    entry_values = math.prod(array.shape[1:])
-    if entry_values > PIECE_VALUES:
-        for index, entry in enumerate(array):
-            yield b"," if index else b"["
-            yield from _nested(entry)
+    elif len(array) * max(entry_values, 1) <= PIECE_VALUES:
+        yield _text(array)
+    else:
+        run = PIECE_VALUES // max(entry_values, 1)
+        for start in range(0, len(array), run or 1):
+            yield b"," if start else b"["
+            if run:
+                yield _text(array[start : start + run])[1:-1]
+            else:
+                yield from _nested(array[start])
         yield b"]"
-        return
-    run = PIECE_VALUES // max(entry_values, 1)
-    start = 0
-    while len(array) - start > run:
-        yield (b"," if start else b"[") + _text(array[start : start + run])[1:-1]
-        start += run
-    last = _text(array[start:])
-    yield b"," + last[1:] if start else last
 
 
 def _text(array: Array) -> bytes:
@@ -93,12 +89,6 @@ def _text(array: Array) -> bytes:
         return text
     between = text.split(b"null")
     return b"".join(itertools.chain.from_iterable(zip(between, [*words, b""], strict=True)))
-
-
-def _base64(tensor: torch.Tensor) -> Iterator[bytes]:
-    data = bytes_of(tensor)
-    for start in range(0, len(data), PIECE_BYTES):
-        yield pybase64.b64encode(data[start : start + PIECE_BYTES])
 
 
 class LayerName(BaseModel):

@@ -2,11 +2,10 @@
 
 A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). Inputs: `query`,
 `key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`, and for `sdpa` also `past_key`, `past_value`, `sinks`; the
-batch axis is always present. Invariants: From here on a
-request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to exactly one input. A waiting
-request keeps its JSON text in memory only if that is no larger than its tensors. Outputs come in the requested order, and their
-bytes in the order of the outputs. No tensor's bytes are copied. The fields of `/v1` beside the tensors are scalars in
-`parameters`.
+batch axis is always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
+Invariants: The converted request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to
+exactly one input. A waiting request keeps its JSON text in memory only if that is no larger than its tensors. Outputs, and the
+bytes of outputs, come in the requested order. No tensor's bytes are copied.
 """
 
 from __future__ import annotations
@@ -39,55 +38,46 @@ from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
-_MASK_INPUTS: dict[str, tuple[str, ...]] = {
+# The datatypes of inputs that take no floats.
+_DATATYPES: dict[str, tuple[str, ...]] = {
     "attend_mask": ("BOOL",),
     "ignore_mask": ("BOOL",),
-    "bias": _FLOATS,
     "lengths": tuple(dtype.inference for dtype in WHOLES),
 }
 
 
 class Model(NamedTuple):
-    """One kind of model: the axes of each tensor in words, the datatypes of each input, the outputs, the JSON of its requests."""
+    """One kind of model: the axes of each input that is no mask, the outputs, the JSON of a request and of its parameters."""
 
     axes: dict[str, str]
-    inputs: dict[str, tuple[str, ...]]
     outputs: tuple[str, ...]
     request: type[InferRequest]
-
-    @classmethod
-    def of(cls, axes: dict[str, str], outputs: tuple[str, ...], request: type[InferRequest]) -> Model:
-        """Return the model with these tensors, which are floats, and with masks."""
-        return cls(axes, {**dict.fromkeys(axes, _FLOATS), **_MASK_INPUTS}, outputs, request)
+    parameters: type[InferParameters]
 
 
-LAYER = Model.of(dict.fromkeys(("query", "key", "value"), "[B, L, d]"), ("output", "weights"), InferRequest)
-ATTENTION = Model.of(
+LAYER = Model(
+    dict.fromkeys(("query", "key", "value"), "[B, L, d]"), ("output", "weights"), InferRequest, InferParameters
+)
+ATTENTION = Model(
     {**dict.fromkeys(("query", "key", "value", "past_key", "past_value"), "[B, H, L, d]"), "sinks": "[H]"},
     ("output", "weights", *EXTRAS),
     InferAttentionRequest,
+    AttentionParameters,
 )
 # The input whose dtype an output has; every other output is float32 or float64.
 _DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
 MAX_LISTED = 16  # of inputs, and of outputs
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
-_NO_PARAMETERS = InferParameters()
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WantedOutput:
-    name: str
-    is_binary: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """The outputs of the answer and their forms, its id, and its timeout."""
+    """The id of the answer, its outputs in order, each with whether it comes as bytes, and its timeout."""
 
     id: str | None
-    outputs: tuple[WantedOutput, ...]
+    outputs: dict[str, bool]
     timeout_s: float | None = None
 
 
@@ -113,16 +103,16 @@ def read_inference(document: dict[str, Any], rest: memoryview, model: Model = LA
 
     Raises BadBinary if the bytes do not match their announced sizes, and the errors of the fields and tensors.
     """
-    request = _checked(document, model.request)
-    _check_names([entry.name for entry in request.inputs], tuple(model.inputs), "input", "/inputs")
+    request = _checked(document, model)
+    parameters = request.parameters or model.parameters()
+    _check_names([entry.name for entry in request.inputs], (*model.axes, *MASKS), "input", "/inputs")
     tensors = {}
     for entry in request.inputs:
         tensors[entry.name], rest = _tensor(entry, rest, model)
     if len(rest):
         raise BadBinary(f"{len(rest)} bytes after the JSON belong to no input")
-    outputs = _wanted_outputs(request, model)
+    outputs = _wanted_outputs(request.outputs, parameters, model)
     _check_json_form(request.inputs, outputs)
-    parameters = request.parameters or _NO_PARAMETERS
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     return InferenceRequest(
         document=_document(tensors, parameters, outputs, model),
@@ -143,19 +133,19 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
     return int(announced)
 
 
-def _checked(document: dict[str, Any], model: type[InferRequest]) -> InferRequest:
+def _checked(document: dict[str, Any], model: Model) -> InferRequest:
     """Validate the document; lengths and names first, because pydantic would describe each of a hundred thousand."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
             raise InvalidInput(f"{name} has {len(listed)} entries, expected at most {MAX_LISTED}", param=f"/{name}")
     parameters = document.get("parameters")
-    known_names = (AttentionParameters if model is InferAttentionRequest else InferParameters).model_fields
-    if isinstance(parameters, dict) and parameters.keys() - known_names.keys():
-        known = ", ".join(name for name in known_names if name not in WITHOUT_MEANING)
+    names = model.parameters.model_fields
+    if isinstance(parameters, dict) and parameters.keys() - names.keys():
+        known = ", ".join(name for name in names if name not in WITHOUT_MEANING)
         raise UnknownField(f"unknown request parameter; the parameters are {known}", param="/parameters")
     try:
-        return model.model_validate(document)
+        return model.request.model_validate(document)
     except ValidationError as error:
         raise translated(error) from None
 
@@ -170,7 +160,7 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
 def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[object, memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape = entry.name, entry.shape
-    datatypes, axes = model.inputs[name], model.axes.get(name)
+    datatypes, axes = _DATATYPES.get(name, _FLOATS), model.axes.get(name)
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == ("BOOL",) and entry.datatype in _FLOATS else ""
         words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
@@ -226,17 +216,15 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 
 
-def _wanted_outputs(request: InferRequest, model: Model) -> tuple[WantedOutput, ...]:
-    """Return the outputs in the requested order; the flag of an output overrides that of the request."""
-    parameters = request.parameters or _NO_PARAMETERS
+def _wanted_outputs(wanted: list[InferOutput] | None, parameters: InferParameters, model: Model) -> dict[str, bool]:
+    """Return the outputs in the requested order, each with its flag, which overrides that of the request."""
     default = parameters.binary_data_output or False
-    if not request.outputs:
-        names = [
-            name for name in model.outputs if name == "output" or getattr(parameters, name.partition("_")[0], None)
-        ]
-        return tuple(WantedOutput(name, default) for name in names)
-    _check_names([output.name for output in request.outputs], model.outputs, "output", "/outputs")
-    return tuple(WantedOutput(output.name, _is_binary(output, default)) for output in request.outputs)
+    if not wanted:
+        # The parameter that asks for present_key and present_value is `present`.
+        asked = [name for name in model.outputs[1:] if getattr(parameters, name.partition("_")[0], None)]
+        return dict.fromkeys(("output", *asked), default)
+    _check_names([output.name for output in wanted], model.outputs, "output", "/outputs")
+    return {output.name: _is_binary(output, default) for output in wanted}
 
 
 def _is_binary(output: InferOutput, default: bool) -> bool:
@@ -249,48 +237,40 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
     return flag
 
 
-def _check_json_form(inputs: list[InferInput], outputs: tuple[WantedOutput, ...]) -> None:
+def _check_json_form(inputs: list[InferInput], outputs: dict[str, bool]) -> None:
     """Raise BadDtype if an output is JSON and its dtype, which is that of an input, has no JSON form."""
-    sources = {_DTYPE_OF.get(output.name) for output in outputs if not output.is_binary}
+    sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
     for entry in inputs:
         if entry.name in sources and entry.datatype in _WITHOUT_JSON:
             raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
 
 
-def _axes(name: str, parameters: InferParameters) -> str | None:
-    axes: str | None = getattr(parameters, f"{name}_axes", None)
-    return axes
-
-
-def _mask(name: str, tensors: dict[str, object], parameters: InferParameters) -> dict[str, object]:
-    axes = _axes(name, parameters)
-    if name not in tensors:
-        raise InvalidInput(f"the parameter {name}_axes names the axes of an input {name}, which is missing")
-    mask = {"kind": MASKS[name], "values": tensors[name]}
-    return mask if axes is None else {**mask, "axes": axes}
-
-
 def _document(
-    tensors: dict[str, object], parameters: InferParameters, outputs: tuple[WantedOutput, ...], model: Model
+    tensors: dict[str, object], parameters: InferParameters, outputs: dict[str, bool], model: Model
 ) -> dict[str, object]:
-    masks = [_mask(name, tensors, parameters) for name in MASKS if name in tensors or _axes(name, parameters)]
+    """Return the same request as a document of `/v1`."""
+    document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
+    if "weights" in outputs:
+        document["weights"] = {"form": parameters.weights or "heads"}
+    if isinstance(parameters, AttentionParameters):
+        document |= {"layout": "bhld", "scale": parameters.scale, "softcap": parameters.softcap}
+        document |= {"lse": "lse" in outputs, "present": "present_key" in outputs or "present_value" in outputs}
+        if "scores" in outputs:
+            document["scores"] = {"stage": parameters.scores or "masked"}
+    return {**document, "masks": _masks(tensors, parameters), "masked_rows": parameters.masked_rows or "zero"}
+
+
+def _masks(tensors: dict[str, object], parameters: InferParameters) -> list[dict[str, object]]:
+    masks: list[dict[str, object]] = []
+    for name, kind in MASKS.items():
+        axes = getattr(parameters, f"{name}_axes", None)
+        if name in tensors:
+            masks.append({"kind": kind, "values": tensors[name]} | ({} if axes is None else {"axes": axes}))
+        elif axes is not None:
+            raise InvalidInput(f"the parameter {name}_axes names the axes of an input {name}, which is missing")
     if parameters.causal is not None:
         masks.append({"kind": "causal", "align": parameters.causal})
-    document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
-    names = {output.name for output in outputs}
-    if "weights" in names:
-        document["weights"] = {"form": parameters.weights or "heads"}
-    if model is ATTENTION:
-        document |= _attention_fields(parameters, names)
-    return {**document, "masks": masks, "masked_rows": parameters.masked_rows or "zero"}
-
-
-def _attention_fields(parameters: InferParameters, outputs: set[str]) -> dict[str, object]:
-    scale, softcap, stage = (getattr(parameters, name, None) for name in ("scale", "softcap", "scores"))
-    fields: dict[str, object] = {"layout": "bhld", "scale": scale, "softcap": softcap, "lse": "lse" in outputs}
-    if "scores" in outputs:
-        fields["scores"] = {"stage": stage or "masked"}
-    return {**fields, "present": not outputs.isdisjoint({"present_key", "present_value"})}
+    return masks
 
 
 def write_inference(
@@ -301,7 +281,7 @@ def write_inference(
     The length is sent before the JSON, so JSON that bytes follow is built completely first.
     """
     pieces = _json(facts, wanted, tensors)
-    blobs = [bytes_of(tensors[output.name]) for output in wanted.outputs if output.is_binary]
+    blobs = [bytes_of(tensors[name]) for name, is_binary in wanted.outputs.items() if is_binary]
     if not blobs:
         return None, pieces
     head = list(pieces)
@@ -314,16 +294,12 @@ def _json(facts: AnswerFacts, wanted: WantedAnswer, tensors: dict[str, torch.Ten
         opening["id"] = wanted.id
     yield orjson.dumps(opening)[:-1] + b',"outputs":'
     separator = b"["
-    for output in wanted.outputs:
-        tensor = tensors[output.name]
-        fields: dict[str, Any] = {
-            "name": output.name,
-            "datatype": BY_TORCH[tensor.dtype].inference,
-            "shape": list(tensor.shape),
-        }
+    for name, is_binary in wanted.outputs.items():
+        tensor = tensors[name]
+        fields = {"name": name, "datatype": BY_TORCH[tensor.dtype].inference, "shape": list(tensor.shape)}
         yield separator
         separator = b","
-        if output.is_binary:
+        if is_binary:
             yield orjson.dumps({**fields, "parameters": {"binary_data_size": tensor.nbytes}})
             continue
         yield orjson.dumps(fields)[:-1] + b',"data":'

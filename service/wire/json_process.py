@@ -30,16 +30,16 @@ _ERRORS = {kind.code: kind for kind in (BadJson, CostLimit, DuplicateKey, Invali
 
 def serve(line: socket.socket) -> None:
     """Answer requests until the other end closes."""
-    with line:
-        while head := _received(line, REQUEST.size):
+    with line, line.makefile("rb") as requests:
+        while head := requests.read(REQUEST.size):
             num_bytes, max_depth, max_numbers = REQUEST.unpack(head)
-            text, blobs = _answer(_received(line, num_bytes), max_depth, max_numbers)
+            text, blobs = _answer(requests.read(num_bytes), max_depth, max_numbers)
             line.sendall(ANSWER.pack(len(text), sum(map(len, blobs))))
             for data in (text, *blobs):
                 line.sendall(data)
 
 
-def _answer(body: bytearray, max_depth: int, max_numbers: int) -> tuple[bytes, list[bytes]]:
+def _answer(body: bytes, max_depth: int, max_numbers: int) -> tuple[bytes, list[bytes]]:
     try:
         return pack(parse(body, max_depth=max_depth, max_numbers=max_numbers))
     except MemoryError:
@@ -104,18 +104,6 @@ def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[A
             yield container, name, (*path, name)
         elif isinstance(found, dict | list):
             yield from _large(found, (*path, name))
-
-
-def _received(line: socket.socket, num_bytes: int) -> bytearray:
-    """Return `num_bytes` bytes, or nothing if the other end closes first."""
-    data = bytearray(num_bytes)
-    view, got = memoryview(data), 0
-    while got < num_bytes:
-        count = line.recv_into(view[got:])
-        if not count:
-            return bytearray()
-        got += count
-    return data
 
 
 if __name__ == "__main__":

@@ -32,12 +32,9 @@ TENSOR_OBJECT: dict[str, Any] = {
 }
 
 
-def _tensor_schema(description: str, items: dict[str, Any] | None = None) -> WithJsonSchema:
-    nested: dict[str, Any] = {"type": "array", "items": items or {}, "description": "nested lists of numbers (float32)"}
-    return WithJsonSchema({"anyOf": [nested, TENSOR_OBJECT], "description": description})
-
-
-Tensor = Annotated[Any, _tensor_schema("a tensor: nested lists, or an object with dtype, shape and data")]
+_NESTED = {"type": "array", "items": {}, "description": "nested lists of numbers (float32)"}
+_WORDS_OF_TENSOR = "a tensor: nested lists, or an object with dtype, shape and data"
+Tensor = Annotated[Any, WithJsonSchema({"anyOf": [_NESTED, TENSOR_OBJECT], "description": _WORDS_OF_TENSOR})]
 
 
 class StrictModel(BaseModel):
