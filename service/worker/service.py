@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from opentelemetry.trace import Tracer
 
-from service.api.auth.key_file import KeyFile
+from service.api.auth.key_ring import KeyFile
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle

@@ -196,7 +196,7 @@ def test_A8_without_an_admin_key_in_the_file_admin_routes_are_off(served, keys):
 
 
 def test_A9_keys_overlap_and_a_removed_one_is_refused_without_a_restart(served, keys, monkeypatch):
-    monkeypatch.setattr("service.api.auth.key_file.CHECK_S", 0.01)
+    monkeypatch.setattr("service.api.auth.key_ring.CHECK_S", 0.01)
 
     async def may(service, key: str) -> bool:
         answer = await service.client.get("/v1/layers", headers={"x-api-key": key})

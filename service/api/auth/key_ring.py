@@ -1,15 +1,16 @@
-"""KeyRing: the content of the keys file: one SHA-256 digest with its role on each line.
+"""KeyRing: the API keys in force, from a file of digests that KeyFile reloads while the service runs.
 
     # comment
     5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 infer  # team a
 
-Invariants: only the digest of a key is stored, never the key. A lookup takes the same time whether the key exists or not: it
-compares every entry, as bytes, in constant time. A file is taken whole or not at all. The error about a bad file names the line
-and never repeats it.
+Invariants: only the SHA-256 digest of a key is stored, never the key. A lookup takes the same time whether the key exists or
+not. A file is taken whole or not at all. An error about a bad file names the line and never repeats it. No keys are in force
+before the first reading, which must succeed; later, a file that cannot be used changes nothing and is reported once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import hashlib
 import hmac
@@ -17,7 +18,7 @@ import re
 import secrets
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from service.errors import ServiceError
 
@@ -26,6 +27,8 @@ VARIABLE = "ATTENTION_API_KEYS_FILE"
 MAX_KEYS = 4096
 MAX_FILE_BYTES = 2**20
 KEY_BYTES = 32
+# A changed file is in force after at most two checks.
+CHECK_S = 1.0
 _LINE = re.compile(rb"([0-9a-fA-F]{64})[ \t]+(infer|admin)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -43,7 +46,7 @@ class Key(NamedTuple):
 
 
 class KeysError(ServiceError):
-    """The keys file cannot be used; the message is one line that names the setting."""
+    """The keys file cannot be used."""
 
     code = "bad_keys"
 
@@ -52,7 +55,7 @@ class KeysError(ServiceError):
 
 
 class KeysUnread(KeysError):
-    """The file could not be read; a later attempt may succeed although the file has not changed."""
+    """The file could not be read: no descriptor was free, or a file server was away. A later attempt may succeed."""
 
 
 class KeyRing:
@@ -107,7 +110,7 @@ def parse_keys(text: bytes) -> KeyRing:
 def read_keys(path: Path) -> KeyRing:
     """Read and parse the file, blocking; raise KeysError if it cannot be used."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe blocks, and is empty the second time
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, and be empty the second time
             raise KeysError("the file is not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -116,3 +119,76 @@ def read_keys(path: Path) -> KeyRing:
     if len(text) > MAX_FILE_BYTES:
         raise KeysError(f"the file has more than {MAX_FILE_BYTES:,} bytes")
     return parse_keys(text)
+
+
+class KeyListener(Protocol):
+    """Receives each change of the keys; `observability/telemetry.py` implements it."""
+
+    def keys_taken(self, ring: KeyRing) -> None: ...
+
+    def keys_refused(self, error: KeysError) -> None: ...
+
+
+class KeyFile:
+    """`ring` holds the keys in force. Threads read the file; the event loop only replaces one ring by another."""
+
+    def __init__(self, path: Path, listener: KeyListener) -> None:
+        self.ring = KeyRing()
+        self._path = path
+        self._listener = listener
+        self._taken: tuple[int, ...] | None = None
+        self._is_settling = False
+        self._reported: str | None = None
+
+    async def open(self) -> None:
+        """Read the keys for the first time; raise KeysError if the file cannot be used."""
+        self.ring = await asyncio.to_thread(self._first)
+        self._listener.keys_taken(self.ring)
+
+    async def watch(self) -> None:
+        """Check the file every CHECK_S seconds until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """Reload the file if it has changed."""
+        found = await asyncio.to_thread(self._changed)
+        if isinstance(found, KeyRing):
+            self.ring = found
+            self._listener.keys_taken(found)
+        elif found is not None:
+            self._listener.keys_refused(found)
+
+    def _first(self) -> KeyRing:
+        # Take the stamp before the content, so that the next check sees a write in between.
+        self._taken = _stamp(self._path)
+        return read_keys(self._path)
+
+    def _changed(self) -> KeyRing | KeysError | None:
+        """Return the keys or the error that a change of the file leads to; None if there is nothing to report yet.
+
+        A change is taken one check after it is seen: a file that is written in place is empty or torn for a moment.
+        """
+        stamp = _stamp(self._path)
+        self._is_settling = stamp != self._taken and not self._is_settling
+        if stamp == self._taken or self._is_settling:
+            return None
+        self._taken = stamp
+        reported, self._reported = self._reported, None
+        try:
+            return read_keys(self._path)
+        except KeysUnread as error:
+            self._taken, self._reported = None, error.message
+            return None if error.message == reported else error
+        except KeysError as error:
+            return error
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return values that differ whenever the file does, None without a file. Follows links: mounted secrets swap those."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

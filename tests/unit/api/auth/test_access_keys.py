@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.auth import key_ring as keys
-from service.api.auth.key_file import KeyFile
-from service.api.auth.key_ring import KeyRing, KeysError, Role, digest_of, line_for, new_secret, parse_keys, read_keys
+from service.api.auth.key_ring import (
+    KeyFile,
+    KeyRing,
+    KeysError,
+    Role,
+    digest_of,
+    line_for,
+    new_secret,
+    parse_keys,
+    read_keys,
+)
 
 HEX = digest_of(b"user").hex()
 OTHER = digest_of(b"root").hex()
@@ -153,7 +162,7 @@ class Watched:
         """What was heard in so many looks."""
         before = len(self.heard.events)
         for _ in range(number):
-            await self.file.look()
+            await self.file.check()
         return self.heard.events[before:]
 
     def lets_in(self, secret: str) -> bool:
@@ -179,7 +188,7 @@ def test_before_the_first_read_every_key_is_refused(tmp_path):
 
 def test_an_unchanged_file_is_read_once(watched, monkeypatch):
     async def story(file):
-        monkeypatch.setattr("service.api.auth.key_file.read_keys", None)
+        monkeypatch.setattr("service.api.auth.key_ring.read_keys", None)
         assert await file.looks(5) == []
 
     watched(story)
