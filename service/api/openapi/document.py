@@ -1,7 +1,7 @@
 """OpenAPI document: describes the whole contract, hot routes included, with examples that run as they stand.
 
-Invariants: schemas come from the pydantic models that check requests. Examples fit a served layer, so the document is made anew
-when the catalog changes. Nothing in it needs the network.
+Invariants: schemas come from the pydantic models that check requests. Examples have the widths of a served layer, so the
+document is made anew when the catalog changes. Nothing in it needs the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
-from service.api.openapi.examples import attend_examples, attention_examples, infer_examples
 from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
@@ -71,10 +70,8 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
         ref_template=_REF,
     )
     page.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-    spec = None if examples_for is None else examples_for[1]
-    ours = {ROUTE: _attend_operation(spec), ATTENTION_ROUTE: _attention_operation()}
-    ours |= {route: _infer_operation(route, {} if spec is None else infer_examples(spec)) for route in INFER_ROUTES}
-    page["paths"] |= {path: {"post": operation} for path, operation in ours.items()}
+    hot = _operations(None if examples_for is None else examples_for[1])
+    page["paths"] |= {path: {"post": operation} for path, operation in hot.items()}
     page["paths"] = dict(sorted(page["paths"].items()))
     for path, operations in page["paths"].items():
         for operation in operations.values():
@@ -117,64 +114,70 @@ def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str
         del operation["parameters"]
 
 
-def _attend_operation(spec: LayerSpec | None) -> dict[str, Any]:
-    examples = {} if spec is None else attend_examples(spec)
-    binary = {_name(SAFETENSORS): {"schema": {"type": "string", "format": "binary"}}}
+def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
+    """Return the OpenAPI operation of each hot route, with examples for a layer of this spec if there is one."""
+    attend = _operation(
+        ROUTE,
+        "attend",
+        "Attend: one sequence or a batch through a layer",
+        _DESCRIPTION,
+        _content("AttendRequest", SAFETENSORS, {} if spec is None else _attend_examples(spec)),
+        ("the layer's answer", _content("AttendAnswer", SAFETENSORS)),
+        "layers",
+    )
+    attention = _operation(
+        ATTENTION_ROUTE,
+        "attention",
+        "Attention: scaled dot-product attention on your own tensors",
+        _ATTENTION_DESCRIPTION,
+        _content("AttentionRequest", SAFETENSORS, _attention_examples()),
+        ("the output and what else was asked for", _content("AttentionReply", SAFETENSORS)),
+        "attention",
+    )
+    infer = {
+        route: _operation(
+            route,
+            operation_id,
+            "Infer: the same layers for the protocol's own clients",
+            _INFER_DESCRIPTION,
+            _content("InferRequest", OCTET_STREAM, {} if spec is None else _infer_examples(spec)),
+            ("the model's outputs", _content("InferAnswer", OCTET_STREAM)),
+            "open inference protocol",
+        )
+        for route, operation_id in zip(INFER_ROUTES, ("infer", "infer_version"), strict=True)
+    }
+    return {ROUTE: attend, ATTENTION_ROUTE: attention, **infer}
+
+
+def _operation(
+    route: str,
+    operation_id: str,
+    summary: str,
+    description: str,
+    body: dict[str, Any],
+    answer: tuple[str, dict[str, Any]],
+    tag: str,
+) -> dict[str, Any]:
+    meaning, content = answer
     return {
-        "tags": ["layers"],
-        "summary": "Attend: one sequence or a batch through a layer",
-        "description": _DESCRIPTION,
-        "operationId": "attend",
-        "requestBody": {"required": True, "content": _json_content("AttendRequest", examples) | binary},
-        "responses": {
-            "200": {"description": "the layer's answer", "content": _json_content("AttendAnswer") | binary},
-            **_refusals(ROUTE),
-        },
+        "tags": [tag],
+        "summary": summary,
+        "description": description,
+        "operationId": operation_id,
+        "requestBody": {"required": True, "content": body},
+        "responses": {"200": {"description": meaning, "content": content}, **_refusals(route)},
     }
 
 
-def _attention_operation() -> dict[str, Any]:
-    binary = {_name(SAFETENSORS): {"schema": {"type": "string", "format": "binary"}}}
-    return {
-        "tags": ["attention"],
-        "summary": "Attention: scaled dot-product attention on your own tensors",
-        "description": _ATTENTION_DESCRIPTION,
-        "operationId": "attention",
-        "requestBody": {"required": True, "content": _json_content("AttentionRequest", attention_examples()) | binary},
-        "responses": {
-            "200": {
-                "description": "the output and what else was asked for",
-                "content": _json_content("AttentionReply") | binary,
-            },
-            **_refusals(ATTENTION_ROUTE),
-        },
-    }
-
-
-def _infer_operation(route: str, examples: dict[str, Any]) -> dict[str, Any]:
-    binary = {_name(OCTET_STREAM): {"schema": {"type": "string", "format": "binary"}}}
-    return {
-        "tags": ["open inference protocol"],
-        "summary": "Infer: the same layers for the protocol's own clients",
-        "description": _INFER_DESCRIPTION,
-        "operationId": "infer" if route == INFER_ROUTES[0] else "infer_version",
-        "requestBody": {"required": True, "content": _json_content("InferRequest", examples) | binary},
-        "responses": {
-            "200": {"description": "the model's outputs", "content": _json_content("InferAnswer") | binary},
-            **_refusals(route),
-        },
-    }
-
-
-def _name(media_type: bytes) -> str:
-    return media_type.decode("ascii")
-
-
-def _json_content(model: str, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the two forms of a body: JSON by `model`, with examples if there are any, and the media type `binary`."""
     content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
     if examples:
         content["examples"] = examples
-    return {_name(JSON): content}
+    return {
+        JSON.decode("ascii"): content,
+        binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}},
+    }
 
 
 def _refusals(path: str) -> dict[str, Any]:
@@ -197,3 +200,100 @@ def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str
             if kind.code == "invalid":
                 codes.add(kind.code)
     return codes
+
+
+def _attend_examples(spec: LayerSpec) -> dict[str, Any]:
+    query = {name: _rows(3, width) for name, width in _needed(spec)}
+    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
+    bodies = {
+        "self-attention": ("Three tokens attend to each other", query),
+        "weights": ("The same, with the weights of head 0", {**query, "weights": {"form": "heads", "heads": [0]}}),
+        "causal": ("No looking ahead", {**query, "masks": [{"kind": "causal"}]}),
+        "batch": (
+            "Two sequences of three tokens, of which the last of the second is padding",
+            {
+                **{name: [tensor, tensor] for name, tensor in query.items()},
+                "masks": [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}],
+            },
+        ),
+        "cross-attention": (
+            "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
+            {
+                "query": query["query"],
+                **memory,
+                "masks": [{"kind": "lengths", "values": 3}],
+                "weights": {"form": "top_k", "k": 2},
+            },
+        ),
+    }
+    return _examples(bodies)
+
+
+def _attention_examples() -> dict[str, Any]:
+    two = {"query": _rows(3, 4), "key": _rows(5, 4), "value": _rows(5, 2)}
+    heads = {"query": [_rows(1, 4)] * 4, "key": [_rows(1, 4)] * 2, "value": [_rows(1, 4)] * 2, "layout": "hld"}
+    past = {"past_key": [_rows(3, 4)] * 2, "past_value": [_rows(3, 4)] * 2, "present": True}
+    bodies = {
+        "plain": ("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
+        "causal": (
+            "No looking ahead, the masked scores and their log-sum-exp",
+            {**two, "masks": [{"kind": "causal", "align": "top_left"}], "scores": {"stage": "masked"}, "lse": True},
+        ),
+        "decode": (
+            "One new row of four query heads that share two key and value heads, behind a past of three rows",
+            {**heads, **past, "masks": [{"kind": "causal"}]},
+        ),
+        "packed": (
+            "Two heads side by side, with a scale, a softcap and a sink for each head",
+            {
+                **{name: _rows(3, 4) for name in ("query", "key", "value")},
+                "layout": "packed",
+                "num_heads": 2,
+                "scale": 0.5,
+                "softcap": 20.0,
+                "sinks": [0.0, 0.5],
+            },
+        ),
+    }
+    return _examples(bodies)
+
+
+def _examples(bodies: Mapping[str, tuple[str, object]]) -> dict[str, Any]:
+    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+
+
+def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
+    """Return the tensors that every request to this layer has, with their widths."""
+    every = (
+        (True, "query", spec.query_width),
+        (spec.needs_key, "key", spec.key_width),
+        (spec.needs_value, "value", spec.value_width),
+    )
+    return [(name, width) for is_needed, name, width in every if is_needed]
+
+
+def _rows(count: int, width: int) -> list[list[float]]:
+    """Return short decimal numbers that differ from row to row."""
+    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
+
+
+def _infer_examples(spec: LayerSpec) -> dict[str, Any]:
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
+        for name, width in _needed(spec)
+    ]
+    bodies = {
+        "output": ("Three tokens attend to each other", {"inputs": inputs}),
+        "weights": (
+            "No looking ahead, and the weights averaged over the heads",
+            {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
+        ),
+        "padding": (
+            "The last token is padding",
+            {
+                "inputs": [*inputs, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}],
+                "parameters": {"attend_mask_axes": "bs"},
+            },
+        ),
+    }
+    return _examples(bodies)
