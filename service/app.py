@@ -15,7 +15,6 @@ from service import __version__
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE, Infer, attend_route, attention_route
 from service.api.auth.access import Access, cross_origin
 from service.api.auth.rate_limit import Limiter
-from service.api.layer_admin import make_admin_router
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import announce_keys, write_openapi
 from service.api.openapi.pages import make_docs_router
@@ -97,7 +96,7 @@ def _application(service: Service) -> FastAPI:
         # `observability/tracing.py` sees every request and its end. FastAPI sees few requests, and refusals only as exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for make in (make_router, make_models_router, make_admin_router):
+    for make in (make_router, make_models_router):
         app.include_router(make(service))
     return app
 

@@ -8,22 +8,21 @@ Statistics are summed over the processes. What is not served (loading, shared me
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service import __version__
-from service.api.outer_middleware import record_of
 from service.api.problems import announced
+from service.api.routes import ServiceView, note_route
 from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
 from service.events import LayerTotals
-from service.layers.catalog import Catalog, Served, ServedAttention
+from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
 from service.wire.inference_schemas import VERSION
 
@@ -70,55 +69,34 @@ class ModelMetadata(BaseModel):
     optional_outputs: list[TensorMetadata]
 
 
-class ModelsView(Protocol):
-    """The part of the running service that these routes use; `worker/service.py` implements it."""
-
-    rendering: Executor
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    @property
-    def max_sequences(self) -> int: ...
-
-    def why_not_ready(self) -> str | None: ...
-
-    async def layer_totals(self) -> dict[str, LayerTotals]: ...
-
-
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return announced(_WORDS, *statuses, as_inference=True)
 
 
-def make_models_router(service: ModelsView) -> APIRouter:
-    router = APIRouter(tags=["open inference protocol"])
+def make_models_router(service: ServiceView) -> APIRouter:
+    router = APIRouter(tags=["open inference protocol"], dependencies=[Depends(note_route)])
     statistics = Throttle(lambda: _statistics(service), LoopClock())
 
     @router.get("/v2", summary="The server and its extensions", response_model=ServerMetadata)
     @router.get("/v2/", include_in_schema=False)
-    async def server(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/v2"
+    async def server() -> JSONResponse:
         return JSONResponse({"name": "attention-service", "version": __version__, "extensions": EXTENSIONS})
 
     @router.get("/v2/health/live", summary="The process runs", response_model=ServerLive)
-    async def live(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/v2/health/live"
+    async def live() -> JSONResponse:
         return JSONResponse({"live": True})
 
     @router.get("/v2/health/ready", summary="Every layer answers", response_model=ServerReady, responses=_answers(503))
-    async def ready(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/v2/health/ready"
+    async def ready() -> JSONResponse:
         _check_ready(service)
         return JSONResponse({"ready": True})
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
-    async def all_stats(request: Request) -> Response:
-        record_of(request.scope).route = "/v2/models/stats"
+    async def all_stats() -> Response:
         return _statistics_answer(*(await statistics.get()).values())
 
     @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
-    async def index(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/v2/repository/index"
+    async def index() -> JSONResponse:
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": name, **state} for name in _names(service)])
 
@@ -126,7 +104,7 @@ def make_models_router(service: ModelsView) -> APIRouter:
     return router
 
 
-async def _statistics(service: ModelsView) -> dict[str, bytes]:
+async def _statistics(service: ServiceView) -> dict[str, bytes]:
     """Return the statistics of each model, as JSON."""
     names = _names(service)
     totals = await service.layer_totals()
@@ -135,7 +113,7 @@ async def _statistics(service: ModelsView) -> dict[str, bytes]:
     )
 
 
-def _names(service: ModelsView) -> list[str]:
+def _names(service: ServiceView) -> list[str]:
     return [model.name for model in service.catalog.models()]
 
 
@@ -143,7 +121,7 @@ def _statistics_answer(*stats: bytes) -> Response:
     return Response(b'{"model_stats":[' + b",".join(stats) + b"]}", media_type="application/json")
 
 
-def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Throttle[dict[str, bytes]]) -> None:
+def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throttle[dict[str, bytes]]) -> None:
     """Add each route with and without the version in its path."""
 
     async def metadata(request: Request) -> JSONResponse:
@@ -175,14 +153,13 @@ def _add_model_routes(router: APIRouter, service: ModelsView, statistics: Thrott
             )
 
 
-def _model(request: Request, service: ModelsView) -> Served:
-    record_of(request.scope).route = request.scope["route"].path
+def _model(request: Request, service: ServiceView) -> Served:
     if request.path_params.get("version", VERSION) != VERSION:
         raise LayerNotFound(f"the only version of a model is {VERSION}")
     return service.catalog.model(request.path_params["layer"])
 
 
-def _check_ready(service: ModelsView) -> None:
+def _check_ready(service: ServiceView) -> None:
     if reason := service.why_not_ready():
         raise NotReady(reason)
 

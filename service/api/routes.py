@@ -1,16 +1,20 @@
-"""GET routes: health, readiness, metrics and the descriptions of the served layers.
+"""Routes of the service and its layers: health, readiness, metrics; describing, loading and unloading layers.
 
 Invariants: health describes this process, readiness all processes. Neither waits for the queue, and neither is ever shed. The
-answer about a layer contains everything that the bits of its results depend on.
+answer about a layer contains everything that the bits of its results depend on. A loaded or unloaded layer is a success only
+when every process serves the new state; if the client disconnects before, the change is cancelled. `auth/access.py` checks the
+client's role first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import weakref
+from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
@@ -18,7 +22,11 @@ from service.api.outer_middleware import record_of
 from service.api.problems import announced
 from service.api.shared_work import Memo
 from service.errors import NotReady
+from service.events import LayerTotals
+from service.http.asgi import ClientGone, Receive
 from service.layers.catalog import Catalog, ServedLayer
+
+R = TypeVar("R")
 
 
 class LayerLimits(BaseModel):
@@ -77,12 +85,15 @@ class HealthAnswer(BaseModel):
 
 
 class ServiceView(Protocol):
-    """The part of the running service that the GET routes use; `worker/service.py` implements it."""
+    """The part of the running service that routes use; `worker/service.py` implements it."""
 
     rendering: Executor
 
     @property
     def catalog(self) -> Catalog: ...
+
+    @property
+    def max_sequences(self) -> int: ...
 
     def describe(self, layer: ServedLayer) -> LayerAnswer: ...
 
@@ -90,22 +101,52 @@ class ServiceView(Protocol):
 
     async def metrics_text(self) -> bytes: ...
 
+    async def layer_totals(self) -> dict[str, LayerTotals]: ...
+
+    async def put_layer(self, name: str) -> bool: ...
+
+    async def drop_layer(self, name: str) -> None: ...
+
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WORDS = {404: "no such layer", 503: "not ready, draining or down"}
+_PUT = (
+    "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer if the file has changed. The layer "
+    "is checked with real forward passes before it is served, and the answer is sent when every process serves it: 201 "
+    "if it is new, 200 if it was replaced or is served already. Requests that were admitted before are answered by the "
+    "version that they were admitted with. If a process cannot load it, none serves it: 503; if the file changed "
+    "meanwhile, or another change of the layer came first: 409; the layers served before stay. "
+    "One change runs at a time; a second one gets 503 with Retry-After. The request has no body."
+)
+_DELETE = (
+    "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
+    "in the layer directory: PUT or a restart of the service loads it again."
+)
+_CHANGE_WORDS = {
+    403: "the key is no admin key, or there is no keys file with one",
+    404: "the layer directory has no such file, or no layer of that name is served",
+    409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
+    422: "the file is no valid layer; the detail gives the reason",
+    503: "another change is under way, or a process could not load the layer: nothing was changed",
+}
+
+
+async def note_route(request: Request) -> None:
+    """Put the path template of the matched route into the request's record; every router depends on it."""
+    record_of(request.scope).route = request.scope["route"].path.rstrip("/")
 
 
 def make_router(service: ServiceView) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(note_route)])
     _add_operations(router, service)
     _add_layers(router, service)
+    _add_layer_changes(router, service)
     return router
 
 
 def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get("/healthz", summary="The process runs", response_model=HealthAnswer, tags=["operations"])
-    async def healthz(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/healthz"
+    async def healthz() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
     @router.get(
@@ -115,8 +156,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
         responses=announced(_WORDS, 503),
         tags=["operations"],
     )
-    async def readyz(request: Request) -> JSONResponse:
-        record_of(request.scope).route = "/readyz"
+    async def readyz() -> JSONResponse:
         if reason := service.why_not_ready():
             raise NotReady(reason)
         return JSONResponse({"status": "ready"})
@@ -124,8 +164,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/metrics", summary="Prometheus metrics, summed over processes", response_class=Response, tags=["operations"]
     )
-    async def metrics(request: Request) -> Response:
-        record_of(request.scope).route = "/metrics"
+    async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
 
@@ -143,8 +182,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         responses=announced(_WORDS, 503),
         tags=["layers"],
     )
-    async def list_layers(request: Request) -> Response:
-        record_of(request.scope).route = "/v1/layers"
+    async def list_layers() -> Response:
         catalog = service.catalog
         # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.
         content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
@@ -157,6 +195,59 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         responses=announced(_WORDS, 404, 503),
         tags=["layers"],
     )
-    async def get_layer(request: Request, layer: str) -> JSONResponse:
-        record_of(request.scope).route = "/v1/layers/{layer}"
+    async def get_layer(layer: str) -> JSONResponse:
         return JSONResponse(service.describe(service.catalog.get(layer)).model_dump())
+
+
+def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
+    @router.put(
+        "/v1/layers/{layer}",
+        summary="Load a layer from the layer directory, or replace it",
+        description=_PUT,
+        response_model=LayerAnswer,
+        tags=["admin"],
+        responses={
+            201: {"description": "the layer is new", "model": LayerAnswer},
+            **announced(_CHANGE_WORDS, 403, 404, 409, 422, 503),
+        },
+    )
+    async def put_layer(request: Request, layer: str) -> JSONResponse:
+        is_new = await _stayed(request.receive, service.put_layer(layer))
+        return JSONResponse(
+            service.describe(service.catalog.get(layer)).model_dump(), status_code=201 if is_new else 200
+        )
+
+    @router.delete(
+        "/v1/layers/{layer}",
+        summary="Unload a layer",
+        description=_DELETE,
+        status_code=204,
+        response_class=Response,
+        tags=["admin"],
+        responses=announced(_CHANGE_WORDS, 403, 404, 503),
+    )
+    async def drop_layer(request: Request, layer: str) -> Response:
+        await _stayed(request.receive, service.drop_layer(layer))
+        return Response(status_code=204)
+
+
+async def _stayed(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
+    """Return the result of the change; if the client disconnects first, cancel the change and raise ClientGone."""
+    changing = asyncio.ensure_future(change)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({changing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not changing.done():
+            leaving.result()
+        return await changing
+    finally:
+        changing.cancel()
+        leaving.cancel()
+        await asyncio.gather(changing, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    """Discard the body; raise ClientGone when the client disconnects, or the error of a malformed body."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGone

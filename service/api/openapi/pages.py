@@ -14,11 +14,12 @@ from concurrent.futures import Executor
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 
 from service.api.outer_middleware import record_of
+from service.api.routes import note_route
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
 from service.http.request_parser import fields_of
@@ -43,7 +44,7 @@ def make_docs_router(
     title: str, depends_on: Callable[[], K], openapi: Callable[[K], dict[str, Any]], thread: Executor
 ) -> APIRouter:
     """Return the router; `openapi` writes the document in `thread`, anew when the value of `depends_on` changes."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(include_in_schema=False, dependencies=[Depends(note_route)])
     static = resources.files("fastapi_offline") / "static"
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
@@ -58,18 +59,15 @@ def make_docs_router(
 
     @router.get("/openapi.json")
     async def document(request: Request) -> Response:
-        record_of(request.scope).route = "/openapi.json"
         key = depends_on()
         return _answer(request, await schema.get(key, lambda: _document(_encoded(openapi(key)), "application/json")))
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
-        record_of(request.scope).route = "/docs"
         return _answer(request, html)
 
     @router.get("/docs/{asset}")
     async def part(request: Request, asset: str) -> Response:
-        record_of(request.scope).route = "/docs/{asset}"
         if asset not in _ASSETS:
             raise RouteNotFound("the page has no file of that name")
         found = assets[asset].get(asset, lambda: _document((static / asset).read_bytes(), _ASSETS[asset]))
