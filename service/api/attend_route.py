@@ -2,8 +2,6 @@
 
 Invariants: checks run in the contract's order (media type, size, syntax, fields, tensors, masks, cost), all before the queue.
 Every form of a body becomes the same `CheckedRequest` and shares every later step, so the bits of an answer are the same too.
-In Open Inference a layer is a model and its only version is 1. A body is read as the protocol says, whatever Content-Type says:
-the protocol's own clients send none, or octet-stream.
 """
 
 from __future__ import annotations
@@ -11,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Headers, Piece, answer_coding, answer_type, body_type
+from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Piece, answer_coding, answer_type, body_type
 from service.api.request_body import joined
-from service.api.request_context import LayerRequests, RequestContext
+from service.api.request_context import LayerRequests
 from service.attention.call import AnyAnswer
-from service.errors import BadRequest
+from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Receive, Scope, Send
 from service.http.request_parser import HeaderFields
-from service.layers.catalog import Served, ServedAttention
+from service.layers.catalog import Catalog, Served, ServedAttention
 from service.layers.stored_layer import SDPA
 from service.wire.answer import AnswerFacts, write_json
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
@@ -32,6 +30,7 @@ from service.wire.inference_codec import (
     split_inference,
     write_inference,
 )
+from service.wire.inference_schemas import VERSION
 from service.wire.safetensors_codec import RequestTemplates, parse_safetensors, write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
@@ -42,33 +41,32 @@ ANSWER_CODINGS = (b"zstd", b"gzip")
 INFER_CODINGS = (b"gzip", b"deflate")
 
 
+Check = Callable[[Any, Any], CheckedRequest]
+
+
 class Codec(NamedTuple):
-    """One form of bodies and answers. `check` gets the body's bytes, or its parsed JSON if the body is text."""
+    """One form of bodies and answers. `check` gets the body's bytes, or its parsed JSON if the body is text, and the layer."""
 
     media_type: bytes
     is_text: bool
-    check: Callable[[Any, Any], CheckedRequest]
+    check: Check
     write: Callable[[AnyAnswer, AnswerFacts, CheckedRequest], Iterable[Piece]]
 
 
-def _codecs(
-    check_json: Callable[[Any, Any], CheckedRequest], check_safetensors: Callable[[Any, Any], CheckedRequest]
-) -> tuple[Codec, ...]:
-    """Return one entry for each form; error messages name them in this order."""
+def _codecs(check_json: Check, check_safetensors: Check) -> tuple[Codec, ...]:
+    """Return one codec for each form; error messages name them in this order."""
     return (
-        Codec(
-            JSON,
-            True,
-            check_json,
-            lambda answer, facts, request: write_json(request.tensors(answer), facts, request.form),
-        ),
-        Codec(
-            SAFETENSORS,
-            False,
-            check_safetensors,
-            lambda answer, facts, request: write_safetensors(request.tensors(answer), facts),
-        ),
+        Codec(JSON, True, check_json, _write_json),
+        Codec(SAFETENSORS, False, check_safetensors, _write_safetensors),
     )
+
+
+def _write_json(answer: AnyAnswer, facts: AnswerFacts, request: CheckedRequest) -> Iterable[Piece]:
+    return write_json(request.tensors(answer), facts, request.form)
+
+
+def _write_safetensors(answer: AnyAnswer, facts: AnswerFacts, request: CheckedRequest) -> Iterable[Piece]:
+    return write_safetensors(request.tensors(answer), facts)
 
 
 def attend_route(layer_requests: LayerRequests) -> HotRoute:
@@ -79,7 +77,7 @@ def attend_route(layer_requests: LayerRequests) -> HotRoute:
         lambda document, layer: check_request(document, layer.name, layer.spec, limits.request),
         lambda body, layer: templates.read(body, layer.name, layer.digest, layer.spec),
     )
-    return HotRoute(layer_requests, lambda context, path: context.layer(**path), codecs)
+    return HotRoute(layer_requests, lambda catalog, path: catalog.get(path["layer"]), codecs)
 
 
 def attention_route(layer_requests: LayerRequests) -> HotRoute:
@@ -91,16 +89,16 @@ def attention_route(layer_requests: LayerRequests) -> HotRoute:
         return check_attention(document, limits.request)
 
     codecs = _codecs(lambda document, _: check_attention(document, limits.request), check_safetensors)
-    return HotRoute(layer_requests, lambda context, _: context.model(SDPA), codecs)
+    return HotRoute(layer_requests, lambda catalog, _: catalog.model(SDPA), codecs)
 
 
 class HotRoute:
-    """An ASGI endpoint with its codecs; `find` returns what computes, from the context and the parameters of the path."""
+    """An ASGI endpoint; `find` returns the layer, or attention without one, from the catalog and the path's parameters."""
 
     def __init__(
         self,
         layer_requests: LayerRequests,
-        find: Callable[[RequestContext, Mapping[str, str]], Served],
+        find: Callable[[Catalog, Mapping[str, str]], Served],
         codecs: Sequence[Codec],
     ) -> None:
         self._layer_requests = layer_requests
@@ -109,67 +107,68 @@ class HotRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._layer_requests.open(scope, receive) as context:
-            await self._answer(context, scope, send)
+            layer = context.model(self._find, scope["path_params"])
+            body_codec, answer_codec, coding = context.fields.make(self._negotiated)
+            parts = await context.read(BODY_CODINGS, layer, is_binary=not body_codec.is_text)
 
-    async def _answer(self, context: RequestContext, scope: Scope, send: Send) -> None:
-        model = self._find(context, scope["path_params"])
-        came, wanted, coding = context.fields.make(self._forms)
-        parts = await context.read(BODY_CODINGS, model, is_binary=not came.is_text)
+            async def decode() -> CheckedRequest:
+                # No name refers to the text of a parsed body: the document alone keeps the parts of it that it needs.
+                body = await context.parsed(joined(parts)) if body_codec.is_text else joined(parts)
+                return await context.checked(lambda: body_codec.check(body, layer))
 
-        async def decode() -> CheckedRequest:
-            # No name refers to the text of a parsed body: the document alone keeps the parts of it that it needs.
-            found = await context.parsed(joined(parts)) if came.is_text else joined(parts)
-            return await context.checked(lambda: came.check(found, model))
+            with context.cancel_on_disconnect():
+                request = await context.decoded(decode)
+                answer, facts = await context.ask(layer, request)
+            headers = [(b"content-type", answer_codec.media_type)]
+            await context.send(send, headers, answer_codec.write(answer, facts, request), coding)
 
-        with context.watched():
-            request = await context.decoded(decode)
-            outcome = await context.ask(model, request)
-        pieces = wanted.write(outcome.result, context.facts(model, request, outcome), request)
-        await context.send(send, [(b"content-type", wanted.media_type)], pieces, coding)
-
-    def _forms(self, fields: HeaderFields) -> tuple[Codec, Codec, bytes | None]:
+    def _negotiated(self, fields: HeaderFields) -> tuple[Codec, Codec, bytes | None]:
         """Return the codec of the body, the codec of the answer, and the answer's content coding."""
         taken = tuple(self._codecs)
-        came = body_type(fields, taken)
-        # An answer has the form of its body unless the caller asks for another.
-        wanted = answer_type(fields, (came, *(media for media in taken if media != came)))
-        take_offers = self._layer_requests.limits.take_offers
-        return (
-            self._codecs[came],
-            self._codecs[wanted],
-            answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers),
-        )
+        sent = body_type(fields, taken)
+        # An answer has the form of its body unless the client asks for another.
+        wanted = answer_type(fields, (sent, *(media for media in taken if media != sent)))
+        coding = answer_coding(fields, ANSWER_CODINGS, take_offers=self._layer_requests.limits.take_offers)
+        return self._codecs[sent], self._codecs[wanted], coding
 
 
-class Infer:
-    """The ASGI endpoint of Open Inference."""
+class InferRoute:
+    """The ASGI endpoint of Open Inference.
+
+    A body is read as the protocol says, whatever Content-Type says: the protocol's own clients send none, or octet-stream.
+    """
 
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._layer_requests.open(scope, receive) as context:
-            await _infer(context, scope, send)
+            limits, model = context.limits, context.model(find_model, scope["path_params"])
+            kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
+            json_length, coding = context.fields.make(_inference_fields, limits.take_offers)
+            parts = await context.read(INFER_CODINGS, model, is_binary=json_length is not None)
+
+            async def decode() -> tuple[WantedAnswer, CheckedRequest]:
+                text, rest = split_inference(joined(parts), json_length)
+                found = read_inference(await context.parsed(text), rest, kind)
+                return found.wanted, await context.checked(lambda: _checked(found, model, limits.request))
+
+            with context.cancel_on_disconnect():
+                wanted, request = await context.decoded(decode)
+                context.shorten(wanted.timeout_s)
+                answer, facts = await context.ask(model, request)
+            length, pieces = write_inference(request.tensors(answer), facts, wanted)
+            headers = [(b"content-type", JSON if length is None else OCTET_STREAM)]
+            if length is not None:
+                headers.append((b"inference-header-content-length", str(length).encode()))
+            await context.send(send, headers, pieces, coding)
 
 
-async def _infer(context: RequestContext, scope: Scope, send: Send) -> None:
-    limits = context.limits
-    model = context.model(**scope["path_params"])
-    kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
-    json_length, coding = context.fields.make(_infer_forms, limits.take_offers)
-    parts = await context.read(INFER_CODINGS, model, is_binary=json_length is not None)
-
-    async def decode() -> tuple[WantedAnswer, CheckedRequest]:
-        text, rest = split_inference(joined(parts), json_length)
-        found = read_inference(await context.parsed(text), rest, kind)
-        return found.wanted, await context.checked(lambda: _checked(found, model, limits.request))
-
-    with context.watched():
-        wanted, request = await context.decoded(decode)
-        context.shorten(wanted.timeout_s)
-        outcome = await context.ask(model, request)
-    length, pieces = write_inference(request.tensors(outcome.result), context.facts(model, request, outcome), wanted)
-    await context.send(send, _content(length), pieces, coding)
+def find_model(catalog: Catalog, path: Mapping[str, str]) -> Served:
+    """Return the model that a path of Open Inference names; a layer is a model, and so is attention without a layer."""
+    if path.get("version", VERSION) != VERSION:
+        raise LayerNotFound(f"the only version of a model is {VERSION}")
+    return catalog.model(path["layer"])
 
 
 def _checked(found: InferenceRequest, model: Served, limits: RequestLimits) -> CheckedRequest:
@@ -178,15 +177,9 @@ def _checked(found: InferenceRequest, model: Served, limits: RequestLimits) -> C
     return check_request(found.document, model.name, model.spec, limits, found.mask_params)
 
 
-def _infer_forms(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
+def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
     """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
     lengths = fields[b"inference-header-content-length"]
     if len(lengths) > 1:
         raise BadRequest("Inference-Header-Content-Length must be given once")
     return lengths[0] if lengths else None, answer_coding(fields, INFER_CODINGS, take_offers=take_offers)
-
-
-def _content(length: int | None) -> Headers:
-    if length is None:
-        return [(b"content-type", JSON)]
-    return [(b"content-type", OCTET_STREAM), (b"inference-header-content-length", str(length).encode())]

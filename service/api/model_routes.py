@@ -16,11 +16,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service import __version__
+from service.api.attend_route import find_model
 from service.api.problems import announced
 from service.api.routes import ServiceView, note_route
 from service.api.shared_work import Throttle
 from service.attention.spec import LayerSpec
-from service.errors import LayerNotFound, NotReady
+from service.errors import NotReady
 from service.events import LayerTotals
 from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
@@ -125,18 +126,18 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
     """Add each route with and without the version in its path."""
 
     async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(_metadata(_model(request, service)).model_dump())
+        return JSONResponse(_metadata(find_model(service.catalog, request.path_params)).model_dump())
 
     async def is_ready(request: Request) -> JSONResponse:
-        model = _model(request, service)
+        model = find_model(service.catalog, request.path_params)
         _check_ready(service)
         return JSONResponse({"name": model.name, "ready": True})
 
     async def config(request: Request) -> JSONResponse:
-        return JSONResponse(_config(_model(request, service), service.max_sequences))
+        return JSONResponse(_config(find_model(service.catalog, request.path_params), service.max_sequences))
 
     async def stats(request: Request) -> Response:
-        name = _model(request, service).name
+        name = find_model(service.catalog, request.path_params).name
         # The layer may have been unloaded meanwhile.
         return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
@@ -151,12 +152,6 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
             router.add_api_route(
                 path, endpoint, summary=summary, response_model=model, responses=_answers(404, 503), methods=["GET"]
             )
-
-
-def _model(request: Request, service: ServiceView) -> Served:
-    if request.path_params.get("version", VERSION) != VERSION:
-        raise LayerNotFound(f"the only version of a model is {VERSION}")
-    return service.catalog.model(request.path_params["layer"])
 
 
 def _check_ready(service: ServiceView) -> None:

@@ -19,7 +19,6 @@ from typing import Protocol, TypeVar
 
 import zstandard
 
-from service.api.byte_budget import Reservation
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -149,20 +148,29 @@ async def read_body(
     caller: Caller,
     limits: BodyLimits,
     codings: tuple[bytes, ...],
-    share: Reservation,
+    reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
-    """Return the whole body in parts, decompressed if it has one of `codings`; reserve its bytes in `share`.
+    """Return the whole body in parts, decompressed if it has one of `codings`.
 
-    Raises BadRequest, UnsupportedContentEncoding, BodyTooLarge, DecompressedTooLarge, QueueFull, ClientTimeout, BadEncoding or
-    ClientGone.
+    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BadRequest,
+    UnsupportedContentEncoding, BodyTooLarge, DecompressedTooLarge, ClientTimeout, BadEncoding or ClientGone.
     """
     coding = fields.make(_announced, codings, limits.max_bytes)
+    num_arrived = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal num_arrived
+        num_arrived += num_bytes
+        if num_arrived > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        reserve(num_bytes)
+
     if (parts := caller.take_body()) is not None:
-        _Count(limits, share).come(sum(map(len, parts)))
+        count(sum(map(len, parts)))
     else:
         try:
-            caller.on_bytes(_Count(limits, share).come)
+            caller.on_bytes(count)
             async with asyncio.timeout(limits.timeout_s):
                 parts = await _receive_all(caller)
         except TimeoutError:
@@ -171,7 +179,7 @@ async def read_body(
             caller.on_bytes(None)
     if coding is None:
         return parts
-    return await _decompressed(b"".join(parts), coding, limits, share, run_off_loop)
+    return await _decompressed(b"".join(parts), coding, limits, reserve, run_off_loop)
 
 
 def joined(parts: list[Part]) -> bytearray:
@@ -207,7 +215,7 @@ def _check_length(fields: HeaderFields, max_bytes: int) -> None:
         raise BadRequest("Content-Length must be one number of bytes")
     # Compare the number of digits first: a length of forty digits is not worth converting.
     if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
-        raise BodyTooLarge(f"the body may have at most {max_bytes:,} bytes")
+        raise _too_large(max_bytes)
 
 
 async def _receive_all(caller: Caller) -> list[Part]:
@@ -221,25 +229,12 @@ async def _receive_all(caller: Caller) -> list[Part]:
             return parts
 
 
-class _Count:
-    """Counts one body's bytes against its own limit and the shared budget as they arrive, not as `receive` returns them."""
-
-    __slots__ = ("_limits", "_num_bytes", "_share")
-
-    def __init__(self, limits: BodyLimits, share: Reservation) -> None:
-        self._limits = limits
-        self._share = share
-        self._num_bytes = 0
-
-    def come(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if self._num_bytes > self._limits.max_bytes:
-            raise BodyTooLarge(f"the body may have at most {self._limits.max_bytes:,} bytes")
-        self._share.grow(num_bytes)
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body may have at most {max_bytes:,} bytes")
 
 
 async def _decompressed(
-    body: bytes, coding: bytes, limits: BodyLimits, share: Reservation, run_off_loop: RunOffLoop
+    body: bytes, coding: bytes, limits: BodyLimits, reserve: Callable[[int], object], run_off_loop: RunOffLoop
 ) -> list[Part]:
     """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
     pieces: list[Part] = []
@@ -252,7 +247,7 @@ async def _decompressed(
             total += num_bytes
             if total > limits.max_bytes:
                 raise DecompressedTooLarge(f"the decompressed body may have at most {limits.max_bytes:,} bytes")
-            share.grow(num_bytes)
+            reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []
     except (zlib.error, zstandard.ZstdError):

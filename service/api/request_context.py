@@ -1,23 +1,28 @@
-"""Request context: one attention request from its headers to its sent answer, with its deadline and its times.
+"""Request context: one attention request from its headers to its sent answer, with its deadline, its times and its bytes.
 
 Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
 frees its place at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 
-Layer requests: opens a request context for each, and holds what both hot routes share.
-Invariants: there is one for each process. After `close` it opens no new request; a request that is open continues to its answer.
+LayerRequests opens a context for each request and holds what all share; there is one for each process. After `close` it opens no
+new request; a request that is open continues to its answer.
+
+Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies that are received and not
+decoded yet; answers that are awaited, computed or sent. Invariants: all reservations together never exceed the budget. A
+reservation may hold at most as much as it leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are
+refused first and small ones still fit. If callers are distinguished, the reservations of one caller together are bounded in the
+same way. A request frees its bytes at the latest when it ends, however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from service.api.byte_budget import ByteBudget
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
@@ -26,26 +31,25 @@ from service.attention.call import AnyAnswer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.batching.job import NOTHING, Cost, Outcome
+from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, LayerNotFound
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.http.asgi import KEY_DIGEST, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
-from service.layers.catalog import Catalog, Served, ServedLayer
+from service.layers.catalog import Catalog, Served
 from service.wire.answer import AnswerFacts
 from service.wire.attend_request import CheckedRequest, RequestLimits
-from service.wire.inference_schemas import VERSION
 from service.wire.json_document import parse, parse_s
 
 R = TypeVar("R")
 
 MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
-# Longest time, by `parse_s`, for which a body is parsed on the event loop.
+# A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
 # Approximate bytes of one number in a body: base64 takes 5, lists take 9 and more.
 TEXT_BYTES, BINARY_BYTES = 8, 4
-# Text of at least so many bytes enters the decoding queue; shorter text is decoded too fast for the queue to pay off.
+# Shorter text is decoded too fast for the decoding queue to pay off.
 QUEUED_TEXT_BYTES = 32 * 1024
 
 
@@ -53,9 +57,8 @@ QUEUED_TEXT_BYTES = 32 * 1024
 class RequestContextLimits:
     """Limits of one request and of one batch.
 
-    Bodies of `off_loop_bytes` and more are checked in a thread. All bodies that are not decoded yet hold at most
-    `intake_bytes`; all answers that are awaited or being sent hold at most `answer_bytes`. With `take_offers` an answer is
-    compressed for every client that can read it so, else only on request.
+    Bodies of `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With
+    `take_offers` an answer is compressed for every client that can read it so, else only on request.
     """
 
     body: BodyLimits
@@ -70,6 +73,56 @@ class RequestContextLimits:
     take_offers: bool = False
 
 
+class ByteBudget:
+    """One for each process and kind of bytes; `words` name that kind in the error message."""
+
+    def __init__(self, max_bytes: int, words: str) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.words = words
+        self.by_caller: dict[Hashable, int] = {}
+
+    @property
+    def max_reservation(self) -> int:
+        """The most bytes that one request may hold while no other holds any."""
+        return self.max_bytes // 2
+
+
+class Reservation:
+    """The bytes that one request holds of a budget. `caller` is None if callers are not distinguished."""
+
+    __slots__ = ("_budget", "_caller", "_num_bytes")
+
+    def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
+        self._budget = budget
+        self._caller = caller
+        self._num_bytes = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """Reserve `num_bytes` more; raise QueueFull, and reserve nothing, if they do not fit."""
+        budget = self._budget
+        own = self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0)
+        if num_bytes and own + num_bytes > budget.max_bytes - budget.num_bytes - num_bytes:
+            raise QueueFull(
+                f"{budget.num_bytes:,} of at most {budget.max_bytes:,} bytes of {budget.words}; "
+                "this request does not fit beside them"
+            )
+        self._add(num_bytes)
+
+    def release(self) -> None:
+        """Free all bytes; a second call changes nothing."""
+        self._add(-self._num_bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
+        if self._caller is not None:
+            by_caller = self._budget.by_caller
+            by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+            if not by_caller[self._caller]:
+                del by_caller[self._caller]
+
+
 class RequestContext:
     """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
@@ -78,53 +131,45 @@ class RequestContext:
         self.limits = requests.limits
         self.fields = fields_of(scope)
         self._key = scope.get(KEY_DIGEST)
-        self._share = requests.intake.share(self._key)
-        self._answer_share = requests.answers.share(self._key)
-        self._serving: asyncio.Task[Any] | None = None
+        self._body_bytes = Reservation(requests.intake, self._key)
+        self._answer_bytes = Reservation(requests.answers, self._key)
+        self._task: asyncio.Task[Any] | None = None
         self._is_settled = False
-        self._trace = record
+        self._record = record
         self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
 
     def __enter__(self) -> Self:
-        self._serving = asyncio.current_task()
-        self._requests.entered(self)
+        self._task = asyncio.current_task()
+        self._requests.opened.add(self)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, record: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._requests.left(self)
-        self._share.release()
-        self._answer_share.release()
-        if self._is_settled and self._serving is not None and isinstance(error, asyncio.CancelledError):
-            self._serving.uncancel()
+        self._requests.opened.discard(self)
+        self._body_bytes.release()
+        self._answer_bytes.release()
+        if self._is_settled and self._task is not None and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
             raise Draining("the service shut down before the request finished") from None
 
     def settle(self) -> None:
         """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
-        if self._serving is not None and self._trace.stage in ("receiving", "decoding"):
+        if self._task is not None and self._record.stage in ("receiving", "decoding"):
             self._is_settled = True
-            self._serving.cancel()
+            self._task.cancel()
 
-    def layer(self, layer: str) -> ServedLayer:
-        """Return the served layer that the path names; raise LayerNotFound, or NotReady while no layer is served."""
-        found = self._requests.catalog.get(layer)
-        self._trace.layer = found.name
-        return found
-
-    def model(self, layer: str, version: str = VERSION) -> Served:
-        """Return the same, or attention without a layer."""
-        found = self._requests.catalog.model(layer)
-        if version != VERSION:
-            raise LayerNotFound(f"the only version of a model is {VERSION}")
-        self._trace.layer = found.name
+    def model(self, find: Callable[[Catalog, Mapping[str, str]], Served], path: Mapping[str, str]) -> Served:
+        """Return what `find` returns for the served layers and the parameters of the path."""
+        found = find(self._requests.catalog(), path)
+        self._record.layer = found.name
         return found
 
     def shorten(self, timeout_s: float | None) -> None:
-        """Use the caller's deadline if it is sooner than ours."""
+        """Use the caller's deadline if it is sooner."""
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
@@ -141,13 +186,14 @@ class RequestContext:
                 self.shorten(self.fields.make(_asked_timeout_s))
                 self._check_bodies(announced)
         run_off_loop = self._requests.run_off_loop
-        parts = await read_body(self.fields, self._caller, self.limits.body, codings, self._share, run_off_loop)
+        reserve = self._body_bytes.grow
+        parts = await read_body(self.fields, self._caller, self.limits.body, codings, reserve, run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._requests.now()
-        self._trace.receive_s = self._complete - self._trace.started
-        self._trace.bytes_in, self._trace.stage = sum(map(len, parts)), "decoding"
-        self._check_bodies(self._trace.bytes_in)
-        self._check_lane(layer, self._trace.bytes_in)
+        self._record.receive_s = self._complete - self._record.started
+        self._record.bytes_in, self._record.stage = sum(map(len, parts)), "decoding"
+        self._check_bodies(self._record.bytes_in)
+        self._check_lane(layer, self._record.bytes_in)
         return parts
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
@@ -158,13 +204,13 @@ class RequestContext:
         if self._waits_its_turn(num_bytes):
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
-    def watched(self) -> CancelOnDisconnect:
-        """Return a context manager that cancels its block when the caller disconnects, and then raises ClientGone."""
+    def cancel_on_disconnect(self) -> CancelOnDisconnect:
+        """Return a context manager that cancels its block when the client disconnects, and then raises ClientGone."""
         return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return what `decode` makes of the body; a large body waits for the large ones before it."""
-        num_bytes = self._trace.bytes_in
+        num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
         else:
@@ -173,8 +219,8 @@ class RequestContext:
                     result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
-        self._share.release()
-        self._trace.decode_s, self._trace.stage = self._elapsed_s(), "queued"
+        self._body_bytes.release()
+        self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
         return result
 
     async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
@@ -186,14 +232,14 @@ class RequestContext:
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """Return the request that `check` returns; long checks run in a thread."""
-        is_large = self._trace.bytes_in >= self.limits.off_loop_bytes
+        is_large = self._record.bytes_in >= self.limits.off_loop_bytes
         request = await self._requests.run_off_loop(check) if is_large else check()
         return request if request.count_masked_rows is None else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes; after a wrong estimate the body is decoded before the refusal.
+        The number of tokens is estimated from the bytes. After a wrong estimate the refusal comes after the decoding.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
@@ -203,65 +249,50 @@ class RequestContext:
             batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
 
     def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
-        """Return the lane. It has the digest because a layer and its replacement may both have requests waiting."""
+        """Return the lane; the digest tells a layer from its replacement, because both may have requests waiting."""
         return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
-    async def ask(self, layer: Served, request: CheckedRequest) -> Outcome[AnyAnswer]:
-        """Return the layer's answer; raise what the batcher raises."""
-        call, cost, record = request.call, request.cost, self._trace
+    async def ask(self, layer: Served, request: CheckedRequest) -> tuple[AnyAnswer, AnswerFacts]:
+        """Return the layer's answer and the answer's fields besides its tensors; raise what the batcher raises.
+
+        The answer's bytes are reserved until it is sent, because a client that reads slowly keeps all of it in memory.
+        """
+        call, cost, record = request.call, request.cost, self._record
         record.tokens = cost.tokens
-        # Reserved until it is sent: a client that reads its answer slowly, or not at all, keeps all of it in memory.
-        self._take_answer(cost.weights_bytes + layer.output_bytes(call))
+        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
+        if num_bytes > most:
+            raise CostLimit(f"the answer would have {num_bytes:,} bytes, expected at most {most:,}")
+        self._answer_bytes.grow(num_bytes)
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         work = LayerCall(layer.loaded, call)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
-        record.batch_requests, record.queue_s, record.compute_s = (
-            outcome.batch.requests,
-            outcome.queue_s,
-            outcome.compute_s,
-        )
-        record.masked_rows, record.stage, record.batch = request.masked_rows, "sending", outcome.batch
+        batch = outcome.batch
+        record.batch, record.batch_requests = batch, batch.requests
+        record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
+        record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
-        return outcome
-
-    def _take_answer(self, num_bytes: int) -> None:
-        """Reserve the bytes of the answer; raise CostLimit if they can never fit, QueueFull if they do not fit now."""
-        most = self._requests.answers.max_share
-        if num_bytes > most:
-            raise CostLimit(f"the answer would have {num_bytes:,} bytes, expected at most {most:,}")
-        self._answer_share.grow(num_bytes)
-
-    def facts(self, layer: Served, request: CheckedRequest, outcome: Outcome[AnyAnswer]) -> AnswerFacts:
-        """Return the answer's fields besides its tensors."""
-        return AnswerFacts(
+        return outcome.result, AnswerFacts(
             masked_rows=request.masked_rows,
             layer=layer.name,
             digest=layer.digest,
-            batch=outcome.batch,
-            timing_ms=self.timing_ms,
+            batch=batch,
+            timing_ms=self._timing_ms,
         )
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
-        await send_reply(send, [*headers, self._server_timing()], pieces, coding)
-        self._trace.encode_s = self._requests.now() - self._answered
+        timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
+        await send_reply(send, [*headers, timing], pieces, coding)
+        self._record.encode_s = self._requests.now() - self._answered
 
-    def timing_ms(self) -> dict[str, float]:
-        """Return the phases up to now in milliseconds; `total` starts at the complete body."""
-        record = self._trace
-        return {
-            "decode": milliseconds(record.decode_s or 0.0),
-            "queue": milliseconds(record.queue_s or 0.0),
-            "compute": milliseconds(record.compute_s or 0.0),
-            "total": milliseconds(self._elapsed_s()),
-        }
+    def _timing_ms(self) -> dict[str, float]:
+        return dict(zip(("decode", "queue", "compute", "total"), map(milliseconds, self._phases_s()), strict=True))
 
-    def _server_timing(self) -> tuple[bytes, bytes]:
-        """Return the same phases as a Server-Timing header."""
-        record = self._trace
-        phases = (record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s())
-        return b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in phases])
+    def _phases_s(self) -> tuple[float, float, float, float]:
+        """Return the times of decoding, waiting and computing, and the time since the body was complete."""
+        record = self._record
+        return record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s()
 
     def _elapsed_s(self) -> float:
         return self._requests.now() - self._complete
@@ -288,7 +319,7 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
 
 
 class LayerRequests:
-    """`catalog` returns the layers that are served now, or raises NotReady; `now` returns monotonic seconds."""
+    """`catalog` returns the served layers, or raises NotReady; `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -301,18 +332,14 @@ class LayerRequests:
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
-        self._catalog = catalog
+        self.catalog = catalog
         self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self._is_closed = False
-        self._open: set[RequestContext] = set()
-
-    @property
-    def catalog(self) -> Catalog:
-        return self._catalog()
+        self.opened: set[RequestContext] = set()
 
     def open(self, scope: Scope, receive: Receive) -> RequestContext:
         """Return the context of a request whose headers have arrived; raise Draining after `close`."""
@@ -320,18 +347,12 @@ class LayerRequests:
             raise Draining("the service is shutting down and accepts no new requests")
         return RequestContext(self, record_of(scope), scope, receive)
 
-    def entered(self, context: RequestContext) -> None:
-        self._open.add(context)
-
-    def left(self, context: RequestContext) -> None:
-        self._open.discard(context)
-
     def close(self) -> None:
         self._is_closed = True
 
     def settle(self) -> None:
         """End every request that the batcher does not have yet; its answer is Draining."""
-        for context in list(self._open):
+        for context in list(self.opened):
             context.settle()
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:

@@ -1,4 +1,4 @@
-"""An allowance: bounded whatever comes, and small bodies find room where large ones are refused."""
+"""Byte budget: bounded whatever comes, and small bodies find room where large ones are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.byte_budget import ByteBudget
+from service.api.request_context import ByteBudget, Reservation
 from service.errors import QueueFull
 
 MAX = 1000
@@ -17,18 +17,18 @@ MAX = 1000
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans())))
 def test_all_reservations_together_stay_within_the_limit_and_are_released(steps):
     byte_budget = ByteBudget(MAX, "bodies are being received")
-    shares, held = [byte_budget.share() for _ in range(10)], [0] * 10
+    reservations, held = [Reservation(byte_budget) for _ in range(10)], [0] * 10
     for who, num_bytes, ends in steps:
         if ends:
-            shares[who].release()
+            reservations[who].release()
             held[who] = 0
         with contextlib.suppress(QueueFull):
-            shares[who].grow(num_bytes)
+            reservations[who].grow(num_bytes)
             held[who] += num_bytes
         assert byte_budget.num_bytes == sum(held) <= MAX
-    for share in shares:
-        share.release()
-        share.release()
+    for reservation in reservations:
+        reservation.release()
+        reservation.release()
     assert byte_budget.num_bytes == 0
 
 
@@ -38,22 +38,22 @@ def test_no_reservation_takes_more_than_half_of_the_free_bytes(sizes):
     for size in sizes:
         free = MAX - byte_budget.num_bytes
         with contextlib.suppress(QueueFull):
-            byte_budget.share().grow(size)
+            Reservation(byte_budget).grow(size)
         assert MAX - byte_budget.num_bytes >= free // 2
 
 
 def test_the_largest_reservation_fits_an_unused_budget_and_an_empty_one_always_fits():
     byte_budget = ByteBudget(MAX, "answers are being sent")
     with pytest.raises(QueueFull):
-        byte_budget.share().grow(byte_budget.max_share + 1)
-    largest = byte_budget.share()
-    largest.grow(byte_budget.max_share)
+        Reservation(byte_budget).grow(byte_budget.max_reservation + 1)
+    largest = Reservation(byte_budget)
+    largest.grow(byte_budget.max_reservation)
     largest.grow(0)
 
 
 def test_a_growing_body_is_refused_above_the_free_bytes():
     byte_budget = ByteBudget(MAX, "bodies are being received")
-    large, small = byte_budget.share(), byte_budget.share()
+    large, small = Reservation(byte_budget), Reservation(byte_budget)
     large.grow(300)
     large.grow(200)
     with pytest.raises(QueueFull, match="500 of at most 1,000 bytes of bodies are being received"):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from service.api.byte_budget import ByteBudget
 from service.api.request_body import BodyLimits, caller_of, read_body
+from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
     BadRequest,
@@ -65,7 +65,7 @@ def read(
                 caller_of({}, receive),
                 limits,
                 codings,
-                ByteBudget(2**40, "bodies").share(),
+                lambda _: None,
                 in_a_thread,
             )
         )
@@ -141,10 +141,10 @@ class Arriving(Parts):
 
 
 def test_the_bytes_of_a_refused_body_are_not_counted():
-    """What still comes would be added to a share that nobody gives back any more."""
+    """What still arrives would be added to a reservation that was released."""
     byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), byte_budget.share(), in_a_thread))
+        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), Reservation(byte_budget).grow, in_a_thread))
     assert caller.callback is None
     assert byte_budget.num_bytes == 0
 
