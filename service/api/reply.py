@@ -1,9 +1,8 @@
 """Reply: chooses the type and the coding of an answer (RFC 9110, section 12.5), and sends it in pieces.
 
-Invariants: no Accept header means any type. A header that names no type we write raises NotAcceptable; nothing is guessed. Of
-equal weights the first offered wins. A list of several codings is only an offer, because libraries add it by themselves. A
-caller that wants a compressed answer names one coding, or gives `identity` a lower weight. A body whose type is checked is read
-as its Content-Type says, or not at all; text is UTF-8.
+Invariants: a header that names no type we write raises NotAcceptable; nothing is guessed. Of equal weights the first offered
+wins. A list of several codings is only an offer, because libraries add it by themselves. A client that wants a compressed answer
+names one coding, or gives `identity` a lower weight.
 
 An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is never joined in memory, and the event loop
 is free between two of its pieces. A known length is always sent. Compression works on slices, so that no answer blocks the loop.
@@ -16,8 +15,8 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import zstandard
 
@@ -34,7 +33,7 @@ _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\
 
 
 def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
-    """Return the type in `taken` that the body has; raise UnsupportedMediaType if it has none of them."""
+    """Return the type in `taken` that Content-Type names; raise UnsupportedMediaType. Text must be UTF-8."""
     values = fields[b"content-type"]
     value = values[0] if len(values) == 1 else b""
     if value in taken:
@@ -48,7 +47,7 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
 
 
 def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
-    """Return the type in `offered` that the caller weighs highest; raise NotAcceptable if it accepts none."""
+    """Return the type in `offered` to which Accept gives the highest weight; raise NotAcceptable if it allows none."""
     values = fields[b"accept"]
     if not values or values == (b"*/*",):
         return offered[0]
@@ -62,10 +61,10 @@ def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
 
 
 def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
-    """Return the content coding in `offered` that the caller asks for, or None for a plain answer.
+    """Return the content coding in `offered` that Accept-Encoding asks for, or None for a plain answer.
 
-    With `take_offers`, a list of several codings counts as asking. Raises NotAcceptable if the caller accepts neither a
-    coding in `offered` nor the plain answer.
+    With `take_offers`, a list of several codings counts as asking. Raises NotAcceptable if neither a coding in `offered` nor
+    the plain answer is allowed.
     """
     values = fields[b"accept-encoding"]
     if not values:
@@ -128,16 +127,38 @@ Headers = list[tuple[bytes, bytes]]
 async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None = None) -> None:
     """Send a 200 with `headers` (without length) and the bytes of `pieces`, compressed with `coding` if given.
 
-    The length of a sequence is known in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
+    A sequence gives its length in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
     """
     if coding is not None:
         is_worth_it, pieces = _weighed(pieces)
         if is_worth_it:
             headers, pieces = [*headers, (b"content-encoding", coding)], _compressed(pieces, coding)
-    if isinstance(pieces, Sequence):
-        await _send_sequence(send, headers, pieces)
+    is_sequence = isinstance(pieces, Sequence)
+    begun: list[Piece] = []
+    size, rest = 0, iter(pieces)
+    for piece in rest:
+        begun.append(piece)
+        size += len(piece)
+        if size > WHOLE_BYTES:
+            break
+        if size > WHOLE_BYTES // 4 and not is_sequence:
+            await asyncio.sleep(0)  # making the pieces takes time
     else:
-        await _send_counted(send, headers, iter(pieces))
+        await send(_start(headers, size))
+        await send({"type": "http.response.body", "body": b"".join(begun)})
+        return
+    await send(_start(headers, sum(map(len, pieces)) if is_sequence else None))
+    for piece in itertools.chain(begun, rest):
+        for at in range(0, len(piece), WHOLE_BYTES):
+            await send({"type": "http.response.body", "body": piece[at : at + WHOLE_BYTES], "more_body": True})
+            await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _start(headers: Headers, length: int | None) -> dict[str, object]:
+    if length is not None:
+        headers = [*headers, (b"content-length", str(length).encode())]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 def _weighed(pieces: Iterable[Piece]) -> tuple[bool, Iterable[Piece]]:
@@ -151,67 +172,16 @@ def _weighed(pieces: Iterable[Piece]) -> tuple[bool, Iterable[Piece]]:
     return False, begun
 
 
-async def _send_sequence(send: Send, headers: Headers, pieces: Sequence[Piece]) -> None:
-    size = sum(map(len, pieces))
-    if size <= WHOLE_BYTES:
-        await _send_whole(send, headers, pieces)
-        return
-    await send(_start([*headers, (b"content-length", str(size).encode())]))
-    for piece in pieces:
-        for start in range(0, len(piece), WHOLE_BYTES):
-            part = piece[start : start + WHOLE_BYTES]
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_counted(send: Send, headers: Headers, pieces: Iterator[Piece]) -> None:
-    ready: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        ready.append(piece)
-        size += len(piece)
-        if size > WHOLE_BYTES:
-            break
-        if size > WHOLE_BYTES // 4:
-            await asyncio.sleep(0)
-    else:
-        await _send_whole(send, headers, ready)
-        return
-    await send(_start(headers))
-    await send({"type": "http.response.body", "body": b"".join(ready), "more_body": True})
-    for piece in pieces:
-        await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_whole(send: Send, headers: Headers, pieces: Sequence[Piece]) -> None:
-    body = b"".join(pieces)
-    await send(_start([*headers, (b"content-length", str(len(body)).encode())]))
-    await send({"type": "http.response.body", "body": body})
-
-
-def _start(headers: Headers) -> dict[str, object]:
-    return {"type": "http.response.start", "status": 200, "headers": headers}
-
-
-class _Compressor(Protocol):
-    def compress(self, data: Piece, /) -> bytes: ...
-
-    def flush(self) -> bytes: ...
-
-
-def _compressor(coding: bytes) -> _Compressor:
-    if coding == b"zstd":
-        return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
-    return zlib.compressobj(ZLIB_LEVEL, wbits=31 if coding == b"gzip" else 15)
+_COMPRESSORS: dict[bytes, Callable[[], Any]] = {
+    b"zstd": lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(),  # RFC 8878
+    b"gzip": lambda: zlib.compressobj(ZLIB_LEVEL, wbits=31),  # RFC 1952
+    b"deflate": lambda: zlib.compressobj(ZLIB_LEVEL, wbits=15),  # zlib's format, RFC 1950
+}
 
 
 def _compressed(pieces: Iterable[Piece], coding: bytes) -> Iterator[bytes]:
-    """Compress as `gzip` (RFC 1952), `deflate` (which is zlib's format, RFC 1950) or `zstd` (RFC 8878)."""
-    compressor = _compressor(coding)
+    compressor = _COMPRESSORS[coding]()
     for piece in pieces:
-        for start in range(0, len(piece), COMPRESSED_SLICE):
-            yield compressor.compress(piece[start : start + COMPRESSED_SLICE])
+        for at in range(0, len(piece), COMPRESSED_SLICE):
+            yield compressor.compress(piece[at : at + COMPRESSED_SLICE])
     yield compressor.flush()

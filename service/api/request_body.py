@@ -2,16 +2,14 @@
 
 Invariants: an announced length above the limit is refused before a byte is read. The limit counts the bytes that arrive, never
 the announced ones. Decompression stops at the step that exceeds the limit, and the event loop is free between its steps.
-
-Caller: our own transport reports the body received so far and a disconnect through the scope (`CALLER`), without a task or a
-timer. Any other ASGI server reports them through `receive`, at the cost of a task. A disconnect is reported once, on the event
-loop. CancelOnDisconnect ends only its own cancellation; one from outside (shutdown) goes on.
+A disconnect is reported once, on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
@@ -34,37 +32,43 @@ Part = bytes | bytearray | memoryview
 
 
 class Caller(Protocol):
+    """The client of one request.
+
+    Our own transport's Cycle reports the arrival of the body and a disconnect without a task or a timer. Any other ASGI server
+    reports them through `receive`, at the cost of a task.
+    """
+
     async def receive(self) -> Message:
         """Return the next ASGI message: a part of the body, or the disconnect."""
 
     def take_body(self) -> list[Part] | None:
-        """Return the whole body in parts if it is here and still unread; after that, `receive` gives only the disconnect."""
+        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
 
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        """Call `callback` with the number of body bytes that are here, and again with that of each later part; None cancels this.
+        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
 
         If `callback` raises a ServiceError, `receive` raises it, or this method does.
         """
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the caller disconnects before its complete answer, at once if it already has; None cancels this.
+        """Call `callback` when the client disconnects before its complete answer, at once if it already has.
 
-        Call this only after the body has been received.
+        Call this only after the body has been received; None cancels it.
         """
 
 
 def caller_of(scope: Scope, receive: Receive) -> Caller:
     found: Caller | None = scope.get(CALLER)
-    return found or _Heard(receive)
+    return found or _ReceiveCaller(receive)
 
 
-class _Heard:
-    """The caller as any ASGI server reports it, through `receive` alone."""
+class _ReceiveCaller:
+    """A caller of which only ASGI's `receive` is known."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._on_bytes: Callable[[int], object] | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -79,9 +83,9 @@ class _Heard:
         self._on_bytes = callback
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-        self._listening = None if callback is None else asyncio.ensure_future(self._listen(callback))
+        if self._listener is not None:
+            self._listener.cancel()
+        self._listener = None if callback is None else asyncio.ensure_future(self._listen(callback))
 
     async def _listen(self, callback: Callable[[], object]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
@@ -90,7 +94,7 @@ class _Heard:
 
 
 class CancelOnDisconnect:
-    """A context manager for the task that serves the caller."""
+    """Cancels the task that serves the caller when it disconnects, and turns that cancellation into ClientGone."""
 
     __slots__ = ("_caller", "_is_gone", "_serving")
 
@@ -109,11 +113,11 @@ class CancelOnDisconnect:
         self._serving.cancel()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, record: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._caller.on_disconnect(None)
         if self._is_gone and isinstance(error, asyncio.CancelledError):
-            # This cancellation is our own and ends here; one from outside (shutdown) goes on.
+            # This cancellation is our own and ends here; one from outside (shutdown) propagates.
             self._serving.uncancel()
             raise ClientGone from None
 
@@ -121,7 +125,7 @@ class CancelOnDisconnect:
 R = TypeVar("R")
 PIECE = 2**20
 GZIP_STEP = 2**16
-# Compressed bytes that are read on the event loop; even a damaged body, or one that expands to nothing, takes only 1 ms.
+# Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
 HERE_BYTES = 2**16
 # Each member costs a new decompressor; the output of `pigz -i` and concatenated files have a few.
 MAX_MEMBERS = 1024
@@ -129,10 +133,8 @@ MAX_MEMBERS = 1024
 ZSTD_STEP = 256
 
 
-class RunOffLoop(Protocol):
-    """Runs work in a thread, in the order of the calls."""
-
-    def __call__(self, work: Callable[[], R], /) -> Awaitable[R]: ...
+# Runs work in a thread, in the order of the calls.
+RunOffLoop = Callable[[Callable[[], R]], Awaitable[R]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ async def read_body(
     limits: BodyLimits,
     codings: tuple[bytes, ...],
     reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop,
+    run_off_loop: RunOffLoop[list[bytes]],
 ) -> list[Part]:
     """Return the whole body in parts, decompressed if it has one of `codings`.
 
@@ -190,32 +192,20 @@ def joined(parts: list[Part]) -> bytearray:
 
 
 def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> bytes | None:
-    """Return the coding of the body; raise if the coding is not supported or the announced length is too large."""
-    coding = _content_coding(fields, codings)
-    _check_length(fields, max_bytes)
-    return coding
-
-
-def _content_coding(fields: HeaderFields, codings: tuple[bytes, ...]) -> bytes | None:
+    """Return the body's content coding, None if it has none; raise if it is not in `codings` or the body is too large."""
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
-    if not names:
-        return None
-    if len(names) > 1 or names[0] not in codings:
+    if len(names) > 1 or not set(names) <= set(codings):
         named = " or ".join(name.decode("ascii") for name in codings)
         raise UnsupportedContentEncoding(f"a body may be compressed once, with {named}")
-    return names[0]
-
-
-def _check_length(fields: HeaderFields, max_bytes: int) -> None:
-    announced = fields[b"content-length"]
-    if not announced:
-        return
-    if len(announced) > 1 or not announced[0].isdigit():
+    lengths = fields[b"content-length"]
+    if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
         raise BadRequest("Content-Length must be one number of bytes")
-    # Compare the number of digits first: a length of forty digits is not worth converting.
-    if len(announced[0].lstrip(b"0")) > len(str(max_bytes)) or int(announced[0]) > max_bytes:
-        raise _too_large(max_bytes)
+    for length in lengths:
+        # Compare the number of digits first: a length of forty digits is not worth converting.
+        if len(length.lstrip(b"0")) > len(str(max_bytes)) or int(length) > max_bytes:
+            raise _too_large(max_bytes)
+    return names[0] if names else None
 
 
 async def _receive_all(caller: Caller) -> list[Part]:
@@ -234,12 +224,16 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 
 async def _decompressed(
-    body: bytes, coding: bytes, limits: BodyLimits, reserve: Callable[[int], object], run_off_loop: RunOffLoop
+    body: bytes,
+    coding: bytes,
+    limits: BodyLimits,
+    reserve: Callable[[int], object],
+    run_off_loop: RunOffLoop[list[bytes]],
 ) -> list[Part]:
     """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
     pieces: list[Part] = []
     total = 0
-    read = {b"gzip": _gunzip, b"deflate": _inflate, b"zstd": _unzstd}[coding](body)
+    read = _DECOMPRESSORS[coding](body)
     try:
         more = _next_mebibyte(read) if len(body) <= HERE_BYTES else await run_off_loop(lambda: _next_mebibyte(read))
         while more:
@@ -268,17 +262,8 @@ def _next_mebibyte(read: Iterator[bytes]) -> list[bytes]:
     return pieces
 
 
-def _gunzip(body: bytes) -> Iterator[bytes]:
-    """Decompress RFC 1952 members in sequence; every member must be complete and nothing may follow the last."""
-    return _members(body, wbits=31, most=MAX_MEMBERS)
-
-
-def _inflate(body: bytes) -> Iterator[bytes]:
-    """Decompress `deflate`, which is one zlib stream (RFC 9110, section 8.4.1.2; RFC 1950)."""
-    return _members(body, wbits=15, most=1)
-
-
 def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
+    """Decompress zlib streams in sequence; each must be complete and nothing may follow the last."""
     view, start, members = memoryview(body), 0, 0
     while start < len(body):
         members += 1
@@ -311,3 +296,10 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
             yield frame.decompress(body[start : start + ZSTD_STEP])
             start = min(start + ZSTD_STEP, len(body))
         start -= len(frame.unused_data)
+
+
+_DECOMPRESSORS: dict[bytes, Callable[[bytes], Iterator[bytes]]] = {
+    b"gzip": functools.partial(_members, wbits=31, most=MAX_MEMBERS),  # RFC 1952
+    b"deflate": functools.partial(_members, wbits=15, most=1),  # RFC 9110, section 8.4.1.2
+    b"zstd": _unzstd,
+}
