@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from service import __version__
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE, InferRoute, attend_route, attention_route
-from service.api.auth.access import Access, cross_origin
+from service.api.auth.access import Access, CrossOrigin
 from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import announce_keys, write_openapi
@@ -62,15 +62,14 @@ def build(
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": ""})
-    around = cross_origin(cors_origins(settings))
-    spans = None if tracer is None else RequestSpans(tracer)
+    origins = cors_origins(settings)
 
-    def behind_the_count(inside: Application) -> Application:
-        return around(inside) if spans is None else spans.around(around(inside))
+    def around(inside: Application) -> Application:
+        if origins:
+            inside = CrossOrigin(inside, origins)
+        return inside if tracer is None else RequestSpans(tracer).around(inside)
 
-    return OuterMiddleware(
-        app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, behind_the_count
-    ), service
+    return OuterMiddleware(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, around), service
 
 
 def _application(service: Service) -> FastAPI:

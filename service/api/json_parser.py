@@ -1,8 +1,8 @@
 """JsonParser: parses large JSON bodies in a helper process, so that they do not block the event loop.
 
 Invariants: each worker has one helper process, started at its first use. The process inherits only its end of a socket pair and
-parses one body at a time. If it dies, another replaces it and parses the body once more. A caller that stops waiting leaves
-the protocol on the socket intact.
+parses one body at a time. If it dies, another replaces it and parses the body once more. If the caller of `parse` is cancelled,
+the parse goes on, so that the socket is ready for the next body.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class JsonParser:
         self._command = command
         self._lock = asyncio.Lock()
         self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
-        self._asked: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def parse(self, body: bytes | bytearray) -> dict[str, Any]:
-        """Return the object in `body`; raises the errors of `json_document.parse`, and EngineFailed if the process died twice."""
-        asked = asyncio.create_task(self._parse_there(body))
-        self._asked.add(asked)
-        asked.add_done_callback(self._heard)
-        return unpack(*await asyncio.shield(asked))
+        """Return the object in `body`; raise the errors of `json_document.parse`, or EngineFailed if the process died twice."""
+        parsing = asyncio.create_task(self._parse_there(body))
+        self._tasks.add(parsing)
+        parsing.add_done_callback(self._end_task)
+        return unpack(*await asyncio.shield(parsing))
 
     def close(self) -> None:
         """End the process; call this when no request uses the parser any more."""
-        for asked in self._asked:
-            asked.cancel()
+        for parsing in self._tasks:
+            parsing.cancel()
         self._end()
 
-    def _heard(self, asked: asyncio.Task[Any]) -> None:
-        self._asked.discard(asked)
-        if not asked.cancelled():
-            asked.exception()  # marks it as retrieved: its caller may be gone
+    def _end_task(self, parsing: asyncio.Task[Any]) -> None:
+        self._tasks.discard(parsing)
+        if not parsing.cancelled():
+            parsing.exception()  # marks it as retrieved: its caller may be gone
 
     async def _parse_there(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         async with self._lock:

@@ -3,8 +3,7 @@
 Invariants: whatever happens inside becomes exactly one answer, one count and one log line. Health and metrics, which monitoring
 polls every few seconds, are answered but neither counted nor logged. Only here a failure becomes problem details.
 `auth/access.py` decides on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No
-BaseHTTPMiddleware is used, because it hides disconnects. The caller's request id is taken only if it matches REQUEST_ID, so that
-it is safe in a header and a log line.
+BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from random import getrandbits
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
 from service.api.auth.access import Access
@@ -27,13 +25,17 @@ from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.http.request_parser import fields_of
 
+# A client's request id that is safe in a header and a log line; any other is replaced.
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_KEY = "attention.trace"
+_RECORD = "attention.record"
 
 
 @dataclasses.dataclass(slots=True)
 class RequestRecord:
-    """Times in seconds. `route` is one of our path templates; `path` is the caller's and is never logged or a label."""
+    """What is known of one request, with times in seconds.
+
+    `route` is one of our path templates; `path` is the client's and is never logged or a label.
+    """
 
     request_id: str
     method: str
@@ -59,50 +61,47 @@ class RequestRecord:
 
 
 def start_record(scope: Scope, now: float) -> RequestRecord:
-    asked = fields_of(scope)[b"x-request-id"]
-    is_sane = asked and REQUEST_ID.fullmatch(asked[0])
-    request_id = asked[0].decode("ascii") if is_sane else f"{getrandbits(96):024x}"
+    sent = fields_of(scope)[b"x-request-id"]
+    is_sane = sent and REQUEST_ID.fullmatch(sent[0])
+    request_id = sent[0].decode("ascii") if is_sane else f"{getrandbits(96):024x}"
     record = RequestRecord(request_id, scope["method"], scope["path"], now)
-    scope[_KEY] = record
+    scope[_RECORD] = record
     return record
 
 
 def milliseconds(seconds: float) -> float:
-    """Return milliseconds to the microsecond, as in answers and log lines; `round` to three places would go through text."""
+    """Return milliseconds, rounded to the microsecond."""
+    # `round` to three places would go through text.
     return round(seconds * 1e6) / 1000
 
 
 def record_of(scope: Scope) -> RequestRecord:
     """Return the record that the outer middleware started for this request."""
-    found: RequestRecord = scope[_KEY]
+    found: RequestRecord = scope[_RECORD]
     return found
 
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
-# Cached paths of the hot routes, which are few; matching one again costs as much as writing the answer's head.
-NUM_REMEMBERED = 256
-# On every answer: it is about the caller's own tensors (no-store), and its declared type is right (nosniff).
+# Cached paths of hot routes. Matching a path again costs as much as writing the answer's head.
+NUM_CACHED = 256
+# On every answer: it is about the client's own tensors (no-store), and its declared type is right (nosniff).
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 # A client may cache a document if it revalidates it each time.
 _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
 
 
-async def pass_on(_: Request, error: Exception) -> Response:
-    """Re-raise FastAPI's HTTPException, because the outer middleware answers it."""
+async def _raise_again(_: Request, error: Exception) -> NoReturn:
     raise error
 
 
-async def say_nothing(_: Request, __: Exception) -> Response:
-    """Send nothing for any other error; Starlette then raises it again, so that the outer middleware can answer it."""
-    return _Silence()
+async def _no_response(_: Request, __: Exception) -> Application:
+    async def send_nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    return send_nothing
 
 
-class _Silence(Response):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pass
-
-
-EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: pass_on, Exception: say_nothing}
+# FastAPI answers no error itself, because the outer middleware does; it raises other errors than HTTPException again.
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _no_response}
 
 
 class RequestLog(Protocol):
@@ -120,8 +119,8 @@ class RequestLog(Protocol):
 class OuterMiddleware:
     """Wraps `inner` (the FastAPI application), whose `routes` define which methods a path takes.
 
-    A request that matches one of `hot` goes there directly: FastAPI's own layers cost a sixth of the loop's time for it and do
-    nothing that this class does not do. `around` wraps the steps between the count of a request and its route (CORS).
+    A request that matches one of `hot` goes there directly: FastAPI's own layers would take a sixth of the loop's time for it.
+    `around` wraps the steps between the count of a request and its route (CORS, spans).
     """
 
     def __init__(
@@ -150,19 +149,18 @@ class OuterMiddleware:
         record = start_record(scope, self._now())
         answer = _Answer(send, record, is_head=scope["method"] == "HEAD")
         self._log.received(record)
+        end = self._log.answered
         try:
             await self._application(scope, receive, answer.send)
         except ClientGone:
-            self._log.abandoned(record, self._now() - record.started)
-        except Exception:
-            # It failed after the answer began: this is not the caller's fault, and the caller gets a cut answer.
-            self._log.answered(record, self._now() - record.started)
+            end = self._log.abandoned
+        except BaseException as error:
+            # After an Exception the client gets a cut answer, which counts as an answer: the client did not leave.
+            if not isinstance(error, Exception):
+                end = self._log.abandoned
             raise
-        except BaseException:
-            self._log.abandoned(record, self._now() - record.started)
-            raise
-        else:
-            self._log.answered(record, self._now() - record.started)
+        finally:
+            end(record, self._now() - record.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -199,11 +197,11 @@ class OuterMiddleware:
         for route in self._hot:
             match, child = route.matches(scope)
             if match is Match.FULL:
-                if len(self._found) == NUM_REMEMBERED:
+                if len(self._found) == NUM_CACHED:
                     self._found.clear()
-                self._found[scope["path"]] = route, child
-                return route, child
-        return None
+                found = self._found[scope["path"]] = route, child
+                break
+        return found
 
     async def _problem(
         self, error: ServiceError, send: Send, record: RequestRecord, cause: BaseException | None = None
@@ -213,30 +211,26 @@ class OuterMiddleware:
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(record, cause or error)
         if record.status:
-            # The status is already sent, so it is only counted; the connection breaks, so the caller sees a cut answer.
+            # The status is already sent, so it is only counted. The connection breaks, so the client sees a cut answer.
             record.status = problem.status
             raise error
-        await send({"type": "http.response.start", "status": problem.status, "headers": problem.headers})
-        await send({"type": "http.response.body", "body": problem.body})
+        await _send_whole(send, problem.status, problem.headers, problem.body)
 
     def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
         """Translate Starlette's own errors, which are about routes and methods."""
         if error.status_code == 405:  # noqa: PLR2004
             allow = self._allowed(scope)
             return MethodNotAllowed(f"this path allows {allow}", allow=allow)
-        return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+        return _not_found()
 
     async def _options(self, scope: Scope, send: Send) -> None:
-        if scope["path"] == "*":
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        allow = self._allowed(scope)
-        if not allow:
-            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
-        headers = [(b"allow", allow.encode("ascii"))]
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        headers = []
+        if scope["path"] != "*":
+            allow = self._allowed(scope)
+            if not allow:
+                raise _not_found()
+            headers = [(b"allow", allow.encode("ascii"))]
+        await _send_whole(send, 204, headers, b"")
 
     def _allowed(self, scope: Scope) -> str:
         """Return the methods of the routes that match this path, as an Allow header; empty if none does."""
@@ -251,22 +245,31 @@ class OuterMiddleware:
         return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
 
 
+def _not_found() -> RouteNotFound:
+    return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+
+
+async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 class _Answer:
     """Sends the answer of one request: adds the headers of every answer and notes status and size in the record."""
 
     def __init__(self, send: Send, record: RequestRecord, *, is_head: bool) -> None:
         self._send = send
-        self._trace = record
+        self._record = record
         self._is_head = is_head
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._trace.status = message["status"]
-            fixed = _DOCUMENT_HEADERS if self._trace.is_document else _FIXED_HEADERS
-            own = (b"x-request-id", self._trace.request_id.encode("ascii"))
+            self._record.status = message["status"]
+            fixed = _DOCUMENT_HEADERS if self._record.is_document else _FIXED_HEADERS
+            own = (b"x-request-id", self._record.request_id.encode("ascii"))
             message["headers"] = [*message["headers"], own, *fixed]
         elif message["type"] == "http.response.body":
-            self._trace.bytes_out += len(message.get("body", b""))
+            self._record.bytes_out += len(message.get("body", b""))
             if self._is_head:
                 message["body"] = b""
         await self._send(message)

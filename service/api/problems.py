@@ -1,8 +1,7 @@
 """Problems: turn each failure into an HTTP status and an error body; only this module knows status codes.
 
 A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every leaf of
-the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words. Any
-exception that is no ServiceError is a 500 with a generic sentence, and its trace goes to the log.
+the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from service import errors
-from service.errors import MethodNotAllowed, Refused, ServiceError
+from service.errors import ServiceError
 
 STATUS: dict[type[ServiceError], int] = {
     errors.Malformed: 400,
@@ -70,12 +69,11 @@ def status_of(error: ServiceError, table: dict[type[ServiceError], int] = STATUS
 
 
 def is_inference(path: str) -> bool:
-    """Return whether a path belongs to the Open Inference Protocol, which has its own form of errors."""
+    """Return whether a path belongs to the Open Inference Protocol."""
     return path == "/v2" or path.startswith("/v2/")
 
 
 def render_inference(error: ServiceError) -> Problem:
-    """Render an error for the protocol's clients: 400 for invalid input, 503 for a full queue."""
     status = status_of(error, INFERENCE_STATUS)
     body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
     return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE, body), body)
@@ -106,13 +104,13 @@ def announced(words: Mapping[int, str], *statuses: int, as_inference: bool = Fal
 
 def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
-    if isinstance(error, Refused):
+    if isinstance(error, errors.Refused):
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
     if isinstance(error, errors.EngineDown):
         headers.append((b"retry-after", b"5"))
     if isinstance(error, errors.Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, MethodNotAllowed):
+    if isinstance(error, errors.MethodNotAllowed):
         headers.append((b"allow", error.allow.encode("ascii")))
     if isinstance(error, _CLOSING):
         headers.append((b"connection", b"close"))
@@ -120,5 +118,5 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
 
 
 def unknown_failure() -> ServiceError:
-    """Return the error that a caller receives for a bug of ours."""
+    """Return the error that a client receives for any exception that is no ServiceError."""
     return errors.EngineFailed("an internal fault; the log has its traceback under the request id")

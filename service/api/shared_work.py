@@ -1,9 +1,6 @@
 """Shared work: computes a result once for all requests that ask for it at the same time.
 
-Must not know: HTTP, what is computed.
-Invariants: a failure goes to the requests that wait for it and is not kept. A cancelled request does not affect the others. Only
-one value is kept. Long computations run in one thread for all requests, so the event loop shares the interpreter with one
-thread, not with one for each request.
+Invariants: a failure goes to the requests that wait for it and is not kept. A cancelled request does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,7 +18,10 @@ PAUSE_S = 0.1
 
 
 class Memo(Generic[T]):
-    """Keeps the value for the key of the last request; computes it in `thread`."""
+    """Keeps the value for the key of the last request.
+
+    It is computed in `thread`, which all requests share, so that the event loop shares the interpreter with one thread only.
+    """
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -29,7 +29,7 @@ class Memo(Generic[T]):
         self._value: asyncio.Future[T] | None = None
 
     async def get(self, key: object, make: Callable[[], T]) -> T:
-        """Return the result of `make`. It runs once while the key stays the same; after a failure the next `get` repeats it."""
+        """Return the result of `make`, which runs once while the key stays the same, and again after a failure."""
         value = self._value
         if value is None or self._key != key or (value.done() and value.exception() is not None):
             self._key = key

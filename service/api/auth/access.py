@@ -2,15 +2,7 @@
 
 Invariants: only this module decides, on the method and `scope["path"]`. Access is closed by default: a path that the tables below
 do not name needs a key, even if no route serves it. Without a keys file everything is open except the admin routes, which are
-off. Every refused key gets the same answer, whatever is wrong with it. Nothing that the caller sent is stored or repeated.
-
-Hosts: with DNS rebinding, a page of another site calls the service under that site's own name. Invariants: the port plays no
-part. A request without exactly one readable Host is not allowed. The transport replaces Host by the authority of an absolute
-target, so there is one name to check.
-
-CORS by Starlette's rules. Invariants: it runs inside the outer middleware, which counts every request. An allowed preflight is
-answered without a key, because browsers send none with it. Any other preflight is an ordinary OPTIONS request. Refusals carry
-the CORS headers too, or a page could not read them. Cookies play no part: keys come in headers.
+off. Every refused key gets the same answer, whatever is wrong with it. Nothing that the client sent is stored or repeated.
 """
 
 from __future__ import annotations
@@ -34,8 +26,10 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
 
 
 class Hosts:
-    """`names`: hosts, `*.domain` for its subdomains, `.domain` for the domain and its subdomains. Without names, only browsers'
-    requests are checked, and only loopback hosts are allowed.
+    """Checks the host that a request names: with DNS rebinding, a page of another site calls the service under its own name.
+
+    `names`: hosts, `*.domain` for its subdomains, `.domain` for the domain and its subdomains. Without names, only browsers'
+    requests are checked, and only loopback hosts are allowed. The port plays no part.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -44,7 +38,10 @@ class Hosts:
         self._is_for_all = bool(names)
 
     def check(self, scope: Scope, *, is_health: bool) -> None:
-        """Raise BadRequest if the host is not allowed. Probes name an address, so health checks only browsers' requests."""
+        """Raise BadRequest if the host is not allowed, or not named exactly once.
+
+        Probes name an address, so only browsers' requests for health are checked.
+        """
         fields = fields_of(scope)
         is_browser = b"origin" in fields or b"sec-fetch-site" in fields
         if (is_browser or (self._is_for_all and not is_health)) and not self._allows(fields.make(_named)):
@@ -96,13 +93,11 @@ ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
 _ADMIN = tuple((method, compile_path(path)[0]) for method, path in ADMIN)
 _ADMIN_METHODS = frozenset(method for method, _ in ADMIN)
 _SECRET = re.compile(rb"[\x21-\x7e]{1,512}")
-_EVERYBODY = b""
+_ANYONE = b""
 
 
 class Access:
-    """`keys` returns the keys in force (None: no keys file); `limiter` bounds each caller's rate (None: no bound); `hosts` are
-    the hosts that a request may name (None: any).
-    """
+    """`keys` returns the keys in force (None: no keys file), `hosts` are those that a request may name (None: any)."""
 
     def __init__(
         self,
@@ -119,7 +114,7 @@ class Access:
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
-        """Raise BadRequest, NotReady, Unauthorized, Forbidden or RateLimited if the request may not go on."""
+        """Raise BadRequest, NotReady, Unauthorized, Forbidden or RateLimited if the request is not admitted."""
         path = scope["path"]
         if self._hosts is not None:
             self._hosts.check(scope, is_health=path in OPEN)
@@ -139,11 +134,11 @@ class Access:
         return self._keys is not None and path not in self._open
 
     def _caller(self, scope: Scope) -> bytes:
-        """Return the digest of the key; without a keys file, the one name that all callers share."""
+        """Return the digest of the key; without a keys file, the one name that all clients share."""
         if self._keys is None:
             if needs_admin(scope):
                 raise Forbidden("layers cannot be changed: there is no keys file with an admin key")
-            return _EVERYBODY
+            return _ANYONE
         key = self._key(self._keys(), presented(scope))
         if needs_admin(scope) and key.role is not Role.ADMIN:
             raise Forbidden("this route needs a key with the role admin")
@@ -202,16 +197,13 @@ EXPOSED = ("X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Con
 MAX_AGE_S = 600
 
 
-def cross_origin(origins: Sequence[str]) -> Callable[[Application], Application]:
-    """Return a wrapper that adds CORS for these origins (`*`: any); without origins it leaves the application unchanged."""
-
-    def wrap(application: Application) -> Application:
-        return CrossOrigin(application, origins) if origins else application
-
-    return wrap
-
-
 class CrossOrigin:
+    """Adds CORS for `origins` (`*`: any) by Starlette's rules to refusals too, or a page could not read them.
+
+    An allowed preflight is answered without a key, because browsers send none with it. Any other preflight is an ordinary
+    OPTIONS request. Cookies play no part: keys come in headers.
+    """
+
     def __init__(self, application: Application, origins: Sequence[str]) -> None:
         self._application = application
         self._rules = CORSMiddleware(

@@ -1,7 +1,6 @@
 """Rate limit: bounds how often each caller may send requests, with one token bucket a caller.
 
-Invariants: the module has no clock of its own. A refusal costs no token and gives the time until the next one in whole seconds.
-In t seconds at most burst + t × rate requests of one caller are admitted.
+Invariants: in t seconds at most burst + t × rate requests of one caller are admitted. A refusal costs no token.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Limiter:
         return len(self._buckets)
 
     def take(self, caller: bytes) -> None:
-        """Take a token of this caller; raise RateLimited if there is none."""
+        """Take a token of this caller; raise RateLimited, with the whole seconds until the next token, if there is none."""
         now = self._now()
         bucket = self._buckets.get(caller)
         if bucket is None:

@@ -1,7 +1,7 @@
 """API pages: /openapi.json, and a Swagger page whose script and style this process serves, so it works offline.
 
-Invariants: the page fetches nothing from another host. Each document is made once and served from its bytes; a thread makes the
-schema and the assets. Documents are never compressed, so one entity tag identifies each.
+Invariants: the page fetches nothing from another host. Each document is made once, in a thread, and served from its bytes.
+Documents are never compressed, so one entity tag identifies each.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _encoded(page: dict[str, Any]) -> bytes:
 
 
 def _answer(request: Request, document: Document) -> Response:
-    """Return the document, or a 304 if the client has it (RFC 9110, section 13.1.2: any tag in the list, weak or not, or `*`)."""
+    """Return the document, or a 304 if If-None-Match names its tag, weak or not, or `*` (RFC 9110, section 13.1.2)."""
     known = b",".join(fields_of(request.scope)[b"if-none-match"])
     record_of(request.scope).is_document = True
     headers = {"etag": document.etag}
