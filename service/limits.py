@@ -14,7 +14,8 @@ from service.api.request_context import RequestContextLimits
 from service.batching.admission import CostCeilings, QueueLimits
 from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
-from service.http.connection_limits import ConnectionLimits
+from service.http.connection import ConnectionLimits
+from service.http.request_parser import HeadLimits
 from service.settings import Settings, is_loopback
 from service.supervisor.descriptors import kept_connections
 from service.wire.attend_request import RequestLimits
@@ -110,9 +111,7 @@ def context_limits(settings: Settings) -> RequestContextLimits:
 
 def transport_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
-        max_header_bytes=settings.max_header_bytes,
-        max_target_bytes=settings.max_target_bytes,
-        max_headers=settings.max_headers,
+        head=HeadLimits(settings.max_header_bytes, settings.max_target_bytes, settings.max_headers),
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         max_connections=kept_connections(settings.max_connections),

@@ -10,6 +10,7 @@ sending and read it. A client that half-closes gets a response only if its last 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import math
 from collections.abc import Callable
@@ -21,15 +22,6 @@ from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
-from service.http.connection_limits import (
-    LINGER_S,
-    MAX_DROPPED_BYTES,
-    MAX_EARLY_BYTES,
-    MAX_LINGER_BYTES,
-    PAUSE_S,
-    RESET_CHECK_S,
-    ConnectionLimits,
-)
 from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer, common_scope, request_scope
 from service.http.listener import ConnectionSlot
 from service.http.request_parser import (
@@ -40,10 +32,39 @@ from service.http.request_parser import (
     CountedBody,
     Head,
     HeaderFields,
+    HeadLimits,
     check_begun,
     glimpse,
     read_head,
 )
+
+# Closing with unread bytes would reset the connection, and the client might lose its response.
+LINGER_S = 2.0
+MAX_LINGER_BYTES = 64 * 2**20
+# The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
+MAX_DROPPED_BYTES = 64 * 1024
+MAX_EARLY_BYTES = 64 * 1024
+# After a half-close the loop reads nothing more, so it does not notice a reset.
+RESET_CHECK_S = 0.05
+# Between two loop ticks that parse many small chunks: other threads get the interpreter only while the loop sleeps.
+PAUSE_S = 0.001
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of size and time that hold before the application reads a request.
+
+    The headers are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
+    client reads each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
+    its client take at most `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
+    keeps at most `max_connections` connections.
+    """
+
+    head: HeadLimits
+    header_timeout_s: float
+    write_timeout_s: float
+    max_connections: int
+    min_response_bytes_per_s: int = 0
 
 
 class Stage(enum.Enum):
@@ -207,9 +228,9 @@ class Connection(HttpToolsProtocol):
         end = begun.find(END)
         try:
             if end >= 0:
-                head = read_head(begun[:end], self._limits)
+                head = read_head(begun[:end], self._limits.head)
             elif begun:
-                check_begun(begun, self._limits)
+                check_begun(begun, self._limits.head)
         except ServiceError as error:
             self._refuse(error, begun)
             return b""

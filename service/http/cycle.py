@@ -20,7 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service.errors import ServiceError
 from service.http.asgi import CALLER, FIELDS, ClientGone
-from service.http.connection_limits import MAX_AHEAD_BYTES
 from service.http.request_parser import HeaderFields, RequestLine
 from service.loop_time import LoopTick
 
@@ -53,6 +52,8 @@ class WriteCoalescer:
 
 
 START = "http.response.start"
+# Body bytes read ahead of the application: as many as most bodies have and as one read may return.
+MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
 

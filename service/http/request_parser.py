@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
 from service.http.asgi import FIELDS
-from service.http.connection_limits import ConnectionLimits
 
 T = TypeVar("T")
 Options = TypeVarTuple("Options")
@@ -66,8 +65,8 @@ END = b"\r\n\r\n"
 # 19 digits hold every length up to 2^63; no machine holds a longer body.
 MAX_LENGTH_DIGITS = 19
 # Clients repeat most of their heads, and most lines of the others. Parsing costs many times as much as a cache lookup.
-NUM_REMEMBERED = 256
-MAX_REMEMBERED_BYTES = 1024
+NUM_CACHED = 256
+MAX_CACHED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
 # A method, two spaces and "HTTP/1.1" around the target.
 _AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 10
@@ -82,6 +81,13 @@ _GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:http)://[^/?# ]{0,255})?(/[\
 _AUTHORITY = re.compile(rb"[^ ]+ (?i:http)://([^/? ]+)")
 _ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
+
+
+class HeadLimits(NamedTuple):
+    max_header_bytes: int
+    """Bytes of all header fields together."""
+    max_target_bytes: int
+    max_headers: int
 
 
 class RequestLine(NamedTuple):
@@ -107,29 +113,28 @@ class Head(NamedTuple):
     """The host of a target that is a whole URL; else empty."""
 
 
-def read_head(head: bytes, limits: ConnectionLimits) -> Head:
+def read_head(head: bytes, limits: HeadLimits) -> Head:
     """Parse a whole head, without the empty line at its end. Raises BadRequest, TargetTooLong or HeadersTooLarge."""
-    read = _remembered if len(head) <= MAX_REMEMBERED_BYTES else _read_head
-    return read(head, limits.max_target_bytes, limits.max_header_bytes, limits.max_headers)
+    return (_cached_head if len(head) <= MAX_CACHED_BYTES else _read_head)(head, limits)
 
 
-def _read_head(head: bytes, max_target_bytes: int, max_header_bytes: int, max_headers: int) -> Head:
+def _read_head(head: bytes, limits: HeadLimits) -> Head:
     line, _, block = head.partition(CRLF)
-    request_line = read_request_line(line, max_target_bytes)
-    if len(block) > max_header_bytes:
-        raise _too_large(max_header_bytes)
+    request_line = read_request_line(line, limits.max_target_bytes)
+    if len(block) > limits.max_header_bytes:
+        raise _too_large(limits.max_header_bytes)
     if not is_clean(head):
         raise _unclean()
     lines = block.split(CRLF) if block else []
-    if len(lines) > max_headers:
-        raise HeadersTooLarge(f"a request may have at most {max_headers:,} header fields")
+    if len(lines) > limits.max_headers:
+        raise HeadersTooLarge(f"a request may have at most {limits.max_headers:,} header fields")
     return _framed(request_line, [read_field(line) for line in lines], _authority(line))
 
 
-_remembered = functools.lru_cache(NUM_REMEMBERED)(_read_head)
+_cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
 
 
-def check_begun(begun: bytes, limits: ConnectionLimits) -> None:
+def check_begun(begun: bytes, limits: HeadLimits) -> None:
     """Raise the error that is already certain from the start of an incomplete head."""
     if begun == b"\r":  # the start of an empty line before the request
         return
@@ -153,7 +158,7 @@ def glimpse(begun: bytes) -> RequestLine:
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
 
-@functools.lru_cache(NUM_REMEMBERED)
+@functools.lru_cache(NUM_CACHED)
 def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
     found = _REQUEST_LINE.fullmatch(line)
     # Check the length first: a target that is too long gets that error, whatever it contains.
@@ -188,7 +193,7 @@ def _other_target(method: str, target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-@functools.lru_cache(NUM_REMEMBERED)
+@functools.lru_cache(NUM_CACHED)
 def read_field(line: bytes) -> tuple[bytes, bytes]:
     """Parse one header or trailer field. A name with a space is refused: it is a folded line or a smuggling attempt."""
     name, colon, value = line.partition(b":")

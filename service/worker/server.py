@@ -26,8 +26,7 @@ from typing import Any, TypeVar
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from service.http.connection import Connection
-from service.http.connection_limits import ConnectionLimits
+from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger

@@ -122,8 +122,9 @@ def stand_still():
 
 
 def work(options):
-    from service.http.connection_limits import ConnectionLimits
+    from service.http.connection import ConnectionLimits
     from service.http.listener import listen
+    from service.http.request_parser import HeadLimits
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
@@ -142,9 +143,7 @@ def work(options):
     app = App(status, metrics, options.ready_after)
     drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
     limits = ConnectionLimits(
-        max_header_bytes=16384,
-        max_target_bytes=8192,
-        max_headers=100,
+        head=HeadLimits(max_header_bytes=16384, max_target_bytes=8192, max_headers=100),
         header_timeout_s=10,
         write_timeout_s=30,
         max_connections=1000,

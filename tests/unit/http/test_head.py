@@ -1,7 +1,6 @@
 """Request heads: what is parsed, and that two other parsers agree on every head that is accepted."""
 
 import contextlib
-import dataclasses
 
 import h11
 import httptools
@@ -10,18 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
-from service.http.connection_limits import ConnectionLimits
 from service.http.cycle import request_scope
-from service.http.request_parser import END, check_begun, fields_of, glimpse, read_head
+from service.http.request_parser import END, HeadLimits, check_begun, fields_of, glimpse, read_head
 
-LIMITS = ConnectionLimits(
-    max_header_bytes=1000,
-    max_target_bytes=100,
-    max_headers=20,
-    header_timeout_s=10,
-    write_timeout_s=30,
-    max_connections=9,
-)
+LIMITS = HeadLimits(max_header_bytes=1000, max_target_bytes=100, max_headers=20)
 
 
 def head(*fields: bytes, line: bytes = b"POST /a/b?c=d HTTP/1.1", host: bytes = b"Host: x") -> bytes:
@@ -49,7 +40,7 @@ def test_a_repeated_head_is_cached_and_immutable_for_applications():
     for name in (b"x-twice", b"content-length", b"host", b"absent"):
         assert fields_of(second)[name] == fields_of(as_any_server_says)[name]
     with pytest.raises(HeadersTooLarge):  # a head cached under other limits is not used for these
-        read_head(raw, dataclasses.replace(LIMITS, max_headers=1))
+        read_head(raw, LIMITS._replace(max_headers=1))
 
 
 @pytest.mark.parametrize(

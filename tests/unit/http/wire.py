@@ -14,16 +14,14 @@ from uvicorn.server import ServerState
 
 from service.api.outer_middleware import OuterMiddleware
 from service.http.asgi import ClientGone
-from service.http.connection import Connection, Stage
-from service.http.connection_limits import PAUSE_S, ConnectionLimits
+from service.http.connection import PAUSE_S, Connection, ConnectionLimits, Stage
 from service.http.cycle import WriteCoalescer
 from service.http.listener import ConnectionSlot
+from service.http.request_parser import HeadLimits
 from tests.doubles import ManualClock
 
 LIMITS = ConnectionLimits(
-    max_header_bytes=1024,
-    max_target_bytes=256,
-    max_headers=20,
+    head=HeadLimits(max_header_bytes=1024, max_target_bytes=256, max_headers=20),
     header_timeout_s=10,
     write_timeout_s=30,
     max_connections=9,
