@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -254,9 +254,8 @@ class Lanes(Generic[J]):
                 self._debts[job.lane] = lane.start
         return True
 
-    def serve(self, name: Hashable, batch: Iterable[J]) -> None:
+    def serve(self, name: Hashable, batch: Sequence[J]) -> None:
         """Remove these jobs from a lane and charge the lane for them."""
-        batch = list(batch)
         lane = self._lanes[name]
         self._served = name
         self._virtual_time = max(self._virtual_time, lane.start)

@@ -17,9 +17,9 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from service.attention.call import AnyAnswer, AttentionCall, Call, WeightsWanted
+from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
-from service.attention.work import flops, table_bytes
 from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.answer import named_tensors

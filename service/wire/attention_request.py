@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 
 from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.cost import attention_flops, attention_table_bytes
 from service.attention.masks import Sizes
 from service.attention.spec import MAX_HEADS
-from service.attention.work import attention_flops, attention_table_bytes
 from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (

@@ -1,4 +1,4 @@
-"""Work: what a call is said to take is what its tables have, and every part of it costs something."""
+"""Cost: what a call is said to take is what its tables have, and every part of it costs something."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from service.attention.attention_weights import BLOCK_ROWS
 from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes, bias, causal
-from service.attention.work import (
+from service.attention.cost import (
     PRODUCT_FLOPS,
     WORKSPACE_TABLES,
     attention_flops,
@@ -18,6 +17,7 @@ from service.attention.work import (
     flops,
     table_bytes,
 )
+from service.attention.masks import CombinedMask, Sizes, bias, causal
 from tests.engine_room import engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 

@@ -1,4 +1,4 @@
-"""Work: estimates the floating-point operations of a call and the bytes of its mask and weight tables.
+"""Cost: estimates the floating-point operations of a call and the bytes of its mask and weight tables.
 
 Legend: B sequences, N heads, L query rows, S key rows.
 
