@@ -182,10 +182,31 @@ def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
     if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
         return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
-    out = _Collected(wanted, len(chosen), num_rows, keys)
+    lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)
+    k = keys if wanted.k is None else wanted.k
+    answer = [torch.empty(*lead, k, dtype=wanted.dtype)]
+    if wanted.form == "top_k":
+        answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
     for block, places, rows in _requested_blocks(queries, wanted.queries):
-        out.put(places, source.rows(chosen, block), rows)
-    return out.weights()
+        parts = source.rows(chosen, block)
+        if wanted.form == "mean":
+            answer[0][places] = _mean(parts)[rows].to("cpu", wanted.dtype)
+            continue
+        first = 0
+        for part in parts:
+            heads = slice(first, first + len(part))
+            for whole, found in zip(answer, _in_form(part[:, rows], wanted), strict=True):
+                whole[heads, places] = found.to("cpu", whole.dtype)
+            first = heads.stop
+    return TopK(*answer) if wanted.form == "top_k" else answer[0]
+
+
+def _in_form(w_NRS: torch.Tensor, wanted: WeightsWanted) -> tuple[torch.Tensor, ...]:
+    """Return the weights themselves, or for the form "top_k" values and indices [N, R, k] and the rest [N, R]."""
+    if wanted.k is None:
+        return (w_NRS,)
+    lead = w_NRS.shape[:2]
+    return tuple(found.unflatten(0, lead) for found in top_k.largest(w_NRS.flatten(0, 1), wanted.k))
 
 
 def blocks(num_rows: int) -> Iterator[slice]:
@@ -207,44 +228,6 @@ def _requested_blocks(num_rows: int, requested: Sequence[int] | None) -> Iterato
         places = ((rows >= block.start) & (rows < block.stop)).nonzero()[:, 0]
         if len(places):
             yield block, places, rows[places] - block.start
-
-
-class _Collected:
-    """Gathers the requested rows of each block in the requested order, in the form and dtype of the answer."""
-
-    def __init__(self, wanted: WeightsWanted, num_heads: int, num_rows: int, num_keys: int) -> None:
-        self._wanted = wanted
-        k = num_keys if wanted.k is None else wanted.k
-        lead = (num_rows,) if wanted.form == "mean" else (num_heads, num_rows)
-        self._values = torch.empty(*lead, k, dtype=wanted.dtype)
-        if wanted.form == "top_k":
-            self._indices = torch.empty(*lead, k, dtype=torch.int32)
-            self._rest = torch.empty(*lead, dtype=wanted.dtype)
-
-    def put(self, places: Places, parts: Iterable[torch.Tensor], rows: Places) -> None:
-        """Copy `rows` of a block to `places` of the answer; each of `parts` w_NRS holds the whole block for some heads."""
-        if self._wanted.form == "mean":
-            self._values[places] = _mean(parts)[rows].to("cpu", self._wanted.dtype)
-            return
-        first = 0
-        for part in parts:
-            self._put_heads(slice(first, first + len(part)), places, part[:, rows])
-            first += len(part)
-
-    def _put_heads(self, heads: slice, places: Places, weights: torch.Tensor) -> None:
-        if self._wanted.form == "heads":
-            self._values[heads, places] = weights.to("cpu", self._wanted.dtype)
-            return
-        top = top_k.largest(weights.flatten(0, 1), self._values.shape[-1])
-        lead = weights.shape[:2]
-        self._values[heads, places] = top.values.unflatten(0, lead).to("cpu", self._wanted.dtype)
-        self._indices[heads, places] = top.indices.unflatten(0, lead).to("cpu", torch.int32)
-        self._rest[heads, places] = top.rest.unflatten(0, lead).to("cpu", self._wanted.dtype)
-
-    def weights(self) -> Weights:
-        if self._wanted.form == "top_k":
-            return TopK(self._values, self._indices, self._rest)
-        return self._values
 
 
 def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
