@@ -188,16 +188,13 @@ class CostCeilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait: `capacity` jobs, `max_bytes` of input, `max_cells` attention scores (a job that waits alone may have more).
-    `max_wait_s` is how long a batch waits for more jobs while the engine is idle. `standing_wait_s` is the queueing delay allowed
-    in sustained overload (0: only the other limits hold). `max_cost` limits one request, `compute` the time of batches.
-    """
+    """What may wait, and for how long; `max_cost` limits one request, `compute` the time of batches."""
 
-    capacity: int
-    max_bytes: int
-    max_cells: int
-    max_wait_s: float
-    standing_wait_s: float
+    capacity: int  # jobs
+    max_bytes: int  # of input
+    max_cells: int  # attention scores; a job that waits alone may have more
+    max_wait_s: float  # how long a batch waits for more jobs while the engine is idle
+    standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
     max_cost: CostCeilings
     compute: ComputeLimits
 

@@ -45,9 +45,10 @@ class DecodingQueue:
         return (self.num_bytes + num_bytes) / self._rate if self.num_bytes else 0.0
 
     def check(self, num_bytes: int, left_s: float, most_s: float) -> None:
-        """Check a body that has arrived or is announced. Raise DeadlineExceeded if the caller's own deadline, `left_s` from now,
-        is sooner than `most_s` and too soon for it. Raise QueueFull if the wait exceeds `most_s`, or the queue is long or
-        overloaded.
+        """Check a body that has arrived or is announced.
+
+        Raise DeadlineExceeded if the caller's own deadline, `left_s` from now, is sooner than `most_s` and too soon for it.
+        Raise QueueFull if the wait exceeds `most_s`, or the queue is long or overloaded.
         """
         wait_s, now = self.wait_s(num_bytes), self._clock.now()
         if left_s < wait_s and left_s < most_s:

@@ -41,13 +41,11 @@ class Engine(Protocol[P_contra, R_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeLimits:
-    """Times of batches: a step that has not ended in `max_s` never will. A batch that likely ends in `inline_s` runs inline (0:
-    none does). A batch stops after about `step_s`.
-    """
+    """Times of batches, in seconds."""
 
-    max_s: float
-    inline_s: float
-    step_s: float = math.inf
+    max_s: float  # a step that takes longer never ends
+    inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
+    step_s: float = math.inf  # a batch stops after about this time
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,7 @@ class Job(Generic[P, R]):
             self.started_at = self.clock.now()
 
     def settle(self, result: R) -> bool:
-        """Give the caller the result; return False if the job is settled, the caller left, or the deadline passed (then it
-        fails).
-        """
+        """Give the caller the result; return False if it was settled, the caller left, or the deadline passed."""
         if self.is_settled:
             return False
         if self.started_at is None or self.batch is None:

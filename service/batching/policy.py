@@ -184,8 +184,9 @@ class Lanes(Generic[J]):
         return self._served if self._stopped is None else self._stopped
 
     def stop(self, name: Hashable, charge: float) -> None:
-        """Record that the batch of that lane has stopped after a step that costs `charge` flops: its next step starts at the
-        current virtual time, whatever the lane was charged in advance.
+        """Record that the batch of that lane has stopped after a step that costs `charge` flops.
+
+        Its next step starts at the current virtual time, whatever the lane was charged in advance.
         """
         self._stopped = name
         self._virtual_time += int(charge)
@@ -296,8 +297,9 @@ LIGHT_IN_A_BATCH = 8
 
 
 def size_class(cost: Cost, limits: BatchLimits) -> int:
-    """Return which jobs wait together: 0 if eight or more fit into a batch, 1 for larger ones that may share a batch, 2 for one
-    that runs alone. So a light job never waits for more than its share of heavy ones.
+    """Return which jobs wait together, so that a light job never waits for more than its share of heavy ones.
+
+    0 if eight or more fit into a batch, 1 for larger ones that may share a batch, 2 for one that runs alone.
     """
     fill = max(
         cost.tokens / limits.max_tokens,

@@ -246,11 +246,11 @@ async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell(_: object) -> None:
+    def wake(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed before its engine
             loop.call_soon_threadsafe(done.set)
 
-    future.add_done_callback(tell)
+    future.add_done_callback(wake)
     bound = clock.call_at(until, done.set)
     try:
         await done.wait()

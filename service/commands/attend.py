@@ -85,13 +85,7 @@ def attention(
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
     body = _body(request, {"query": query, "key": key, "value": value}, causal)
-    options = {
-        "layout": layout,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "scale": scale,
-        "softcap": softcap,
-    }
+    options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
     body |= {name: option for name, option in options.items() if option is not None}
     if weights is not None:
         body["weights"] = {"form": weights}

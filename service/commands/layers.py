@@ -87,27 +87,18 @@ def list_(layers_dir: LayersDir = None) -> None:
     from service.layers.store import Store
 
     with Console(stderr=True).status("reading …"):
-        catalog = load_all(Store(directory(layers_dir)), strict=False)
+        found = load_all(Store(directory(layers_dir)), strict=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "width", "heads", "dtype", "family", "source", "digest"):
         table.add_column(column, overflow="fold")
-    for name, stored in catalog.layers.items():
+    for name, stored in found.layers.items():
         spec = stored.spec
-        dtype = str(stored.dtype).removeprefix("torch.")
-        row = (
-            name,
-            str(spec.query_width),
-            str(spec.num_heads),
-            dtype,
-            stored.family,
-            stored.source,
-            stored.digest[7:19],
-        )
-        table.add_row(*row)
+        dtype, sizes = str(stored.dtype).removeprefix("torch."), (str(spec.query_width), str(spec.num_heads))
+        table.add_row(name, *sizes, dtype, stored.family, stored.source, stored.digest[7:19])
     Console().print(table)
-    for name, error in catalog.failures.items():
+    for name, error in found.failures.items():
         Console(stderr=True, highlight=False).print(f"{name}: {error.message}", markup=False)
-    if catalog.failures:
+    if found.failures:
         raise typer.Exit(1)
 
 

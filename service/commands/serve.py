@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.errors import ServiceError
-from service.settings import Settings, SettingsError, child_environment, load_settings, usable_cores
-from service.settings import is_loopback as _is_loopback
+from service.settings import Settings, SettingsError, child_environment, is_loopback, load_settings, usable_cores
 from service.supervisor.descriptors import allow, kept_connections
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def serve(
             raise SettingsError(f"ATTENTION_LAYERS_DIR: the directory {settings.layers_dir} does not exist")
         kept_connections(settings.max_connections)
         _check_files(settings)
-        if settings.api_keys_file is None and not _is_loopback(settings.host):
+        if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *TOLD),

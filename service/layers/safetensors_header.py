@@ -3,12 +3,9 @@
 The format: eight bytes with the header's length (little-endian), the header (a JSON object, blanks at its end), the
 tensors' bytes (little-endian, C order). `layers/` reads it in files and `wire/` in request bodies.
 Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly (no hole, no overlap, no
-byte after them), as the safetensors library requires, and if no key comes twice, which that library does not require. No
-unchecked number sizes an allocation. Sizes are Python integers. Messages show names only through `label`.
-
-JSON objects from files and headers: parses them strictly, or raises the error type that the caller names.
-Invariants: Text is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and endless depth are refused, because two
-parsers would disagree on them. The message names the text by `what` and repeats nothing of it.
+byte after them), as the safetensors library requires. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
+endless depth are refused, because two parsers would disagree on them. No unchecked number sizes an allocation. Sizes are Python
+integers. Messages repeat nothing of the text; they show names only through `label`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import orjson
 
 from service.errors import ServiceError
 
-_LEAST, _MOST = -(2**63), 2**64 - 1
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
 
 class _RefusedJsonError(ValueError):
@@ -76,8 +73,8 @@ def _finite(digits: str) -> float:
 
 
 def _small_integer(digits: str) -> int:
-    number = int(digits) if len(digits) <= len(str(_LEAST)) else _MOST + 1
-    if not _LEAST <= number <= _MOST:
+    number = int(digits) if len(digits) <= len(str(_MIN_INTEGER)) else _MAX_INTEGER + 1
+    if not _MIN_INTEGER <= number <= _MAX_INTEGER:
         raise _RefusedJsonError("has an integer that is too large")
     return number
 
