@@ -1,7 +1,9 @@
-"""Answer: decodes a reply into the result of a call, with arrays of the same kind as the query.
+"""Answer: decodes a reply into the result of a call, or raises the error that it reports.
 
-Invariants: pure. The output of an answer has the rows and the dtype of the query. A reply that is damaged or comes from something
-else raises BadAnswer. Fields that a newer service adds are ignored.
+Invariants: pure. The output of an answer has the rows and the dtype of the query, and is an array of the same kind. A reply that
+is damaged or comes from something else raises BadAnswer. Fields that a newer service adds are ignored. The `code` of an error
+response decides the class of the error. If the client does not know the code, or a proxy answered instead of the service, the
+status decides the base class, so `except Refused` also catches the new errors of a newer service.
 """
 
 from __future__ import annotations
@@ -12,13 +14,33 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, NamedTuple
 
+from attention_client import errors
 from attention_client.arrays import Array, Raw, made_like
-from attention_client.errors import BadAnswer
-from attention_client.problem import Reply
+from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, MethodNotAllowed, ServiceError
 from attention_client.safetensors_body import MEDIA_TYPE, read
 
 # What attention without a layer may return beside output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
+OK = 200
+_KINDS = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type)
+    and issubclass(kind, ServiceError)
+    and kind is not ServiceError
+    and not issubclass(kind, ClientError)
+}
+_BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
+_BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
+
+
+class Reply(NamedTuple):
+    """A complete HTTP response; the names of `headers` are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    request_id: str
 
 
 class Batch(NamedTuple):
@@ -134,7 +156,7 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
 def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of a reply, of the kind of the query, and its other fields."""
     if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
-        raise ValueError("the answer is no safetensors body; is the address that of an attention service?")
+        raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
     tensors, metadata = read(reply.content)
     output = tensors["output"]
     if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
@@ -178,7 +200,40 @@ def _bad_answer(reply: Reply) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        words = "the answer is damaged, or not that of an attention service"
+        words = "the answer is damaged, or does not come from an attention service"
         bad = BadAnswer(f"{words}: {error}" if isinstance(error, ValueError) else words)
         bad.status, bad.request_id = reply.status, reply.request_id
         raise bad from None
+
+
+def check(reply: Reply) -> Reply:
+    """Return the reply if it is a 200; otherwise raise the error that it reports."""
+    if reply.status == OK:
+        return reply
+    error = _error(reply)
+    error.status, error.request_id = reply.status, reply.request_id
+    error.retry_after_s = retry_after_s(reply.headers)
+    if isinstance(error, MethodNotAllowed):
+        error.allow = reply.headers.get("allow", "")
+    raise error
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of Retry-After, or None if it is absent or no number; the service never sends a date."""
+    value = headers.get("retry-after", "").strip()
+    return float(value[:9]) if value.isascii() and value.isdigit() else None
+
+
+def _error(reply: Reply) -> ServiceError:
+    """Return the error of a problem body (RFC 9457), or one by the status if the body lacks the service's fields."""
+    branch = _BY_STATUS.get(reply.status) or _BY_HUNDRED.get(reply.status // 100, BadAnswer)
+    try:
+        match json.loads(reply.content):
+            case {"code": str(code), "detail": str(detail), **others}:
+                kind, param = _KINDS.get(code), others.get("param")
+                if kind is None:
+                    return branch(f"{code}: {detail}")
+                return kind(detail, param=param if isinstance(param, str) else None)
+    except (ValueError, RecursionError):
+        pass
+    return branch(f"the answer with status {reply.status} does not come from this service, but perhaps from a proxy")

@@ -6,7 +6,7 @@ Invariants: a call that fails raises a ServiceError, of the class that the servi
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping, Sequence
 from typing import Any, Self, overload
 
 from attention_client import attend_many as many
@@ -98,7 +98,7 @@ class AsyncClient(ClientOptions):
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
         options |= dict(softcap=softcap, scores=scores, present=present or None, lse=lse or None)
-        call = attention_call(arrays, options, masks, weights, masked_rows)
+        call = attention_call(arrays, masks, weights, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 
     @overload
@@ -108,14 +108,8 @@ class AsyncClient(ClientOptions):
 
     @overload
     def attend_many(
-        self,
-        layer: str,
-        items: AsyncItems[Array],
-        *,
-        on_error: OnError,
-        window: int = ...,
-        timeout_s: float | None = ...,
-    ) -> AsyncGenerator[Outcome[Array]]: ...
+        self, layer: str, items: AsyncItems[Array], *, on_error: OnError, window: int = ..., timeout_s: float | None = ...
+    ) -> AsyncGenerator[Outcome[Array]]: ...  # fmt: skip
 
     def attend_many(
         self,
@@ -131,13 +125,12 @@ class AsyncClient(ClientOptions):
         Wrap it in `contextlib.aclosing` so that leaving the loop early cancels the calls in flight at once.
         """
         many.check_many(items, window, timeout_s, on_error, AsyncIterable)
-
         numbers = itertools.count()
-        return many.in_order_async(
-            items,
-            lambda item: many.started(self.http, layer, item, next(numbers), timeout_s, on_error),
-            window,
-        )
+
+        def start(item: Array | Request[Array]) -> Coroutine[Any, Any, Outcome[Array]]:
+            return many.started(self.http, layer, item, next(numbers), timeout_s, on_error)
+
+        return many.in_order_async(items, start, window)
 
     async def attend_json(
         self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None

@@ -4,11 +4,15 @@ Invariants: all calls share one connection pool, within one event loop, because 
 them. One deadline covers all attempts and waits, and each attempt sends the time left to the service. Errors of the HTTP library
 and below are converted here. No more of an answer is kept than its limit. A cancelled call closes its connection, so the service
 drops it from its queue. `close` ends every call with ConnectionFailed and returns when none is left.
+A call is retried only if there was no answer, the service refused it for now, or its engine is down; never after a wrong request,
+a failure or a deadline. Calls are pure, so a retry after a broken connection is safe too. A wait is never shorter than
+Retry-After, has jitter so that clients do not retry in step, and is not begun if the deadline would pass in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
 import time
@@ -18,16 +22,55 @@ from typing import Any, TypeVar
 import httpx2
 import stamina
 
-from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, ServiceError
+from attention_client.answer import OK, Reply, check
+from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout
-from attention_client.problem import OK, Reply, check
 from attention_client.request import Call
-from attention_client.retry_policy import Deadline, RetryPolicy
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_PROBLEM_BYTES = 2**16
+FIRST_WAIT_S = 0.1
+MAX_WAIT_S = 5.0
+SPREAD = 0.5
+_TRANSIENT = (ConnectionFailed, Refused, EngineDown)
+_FOR_EVER_S = 1e9
 
 Result = TypeVar("Result")
+
+
+class Deadline:
+    """`timeout_s` seconds from now, for all attempts together; None is no deadline."""
+
+    def __init__(self, timeout_s: float | None, now: Callable[[], float]) -> None:
+        self.timeout_s = timeout_s
+        self._now = now
+        self._end = math.inf if timeout_s is None else now() + timeout_s
+
+    def left_s(self) -> float:
+        """Return the seconds left: infinite without a deadline, negative after it."""
+        return self._end - self._now()
+
+    def left_ms(self) -> int | None:
+        """Return the whole milliseconds left, at least 1; None without a deadline, or with one in decades."""
+        left_s = self.left_s()
+        return None if left_s > _FOR_EVER_S else max(1, int(left_s * 1000))
+
+
+class RetryPolicy:
+    """Backoff hook of one call, which stamina calls after each failed attempt; `draw` returns numbers from 0 to 1."""
+
+    def __init__(self, deadline: Deadline, draw: Callable[[], float]) -> None:
+        self._deadline = deadline
+        self._draw = draw
+        self._next_wait_s = FIRST_WAIT_S
+
+    def __call__(self, error: BaseException) -> bool | float:
+        """Return the seconds to wait before the next attempt, or False to raise the error."""
+        if not isinstance(error, _TRANSIENT):
+            return False
+        wait_s = max(self._next_wait_s, error.retry_after_s or 0.0) * (1 + SPREAD * self._draw())
+        self._next_wait_s = min(MAX_WAIT_S, 2 * self._next_wait_s)
+        return wait_s if wait_s < self._deadline.left_s() else False
 
 
 class HttpTransport:
@@ -40,8 +83,7 @@ class HttpTransport:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._timeout_s, self._attempts = options.timeout_s, options.attempts
-        self._max_answer_bytes = options.max_answer_bytes
+        self._options = options
         self._clock, self._draw = clock, draw
         self._loop: asyncio.AbstractEventLoop | None = None
         self._limits: set[asyncio.Timeout] = set()
@@ -71,7 +113,7 @@ class HttpTransport:
         not valid; RuntimeError once closed or in another event loop.
         """
         request_id = checked_request_id(request_id) or secrets.token_hex(12)
-        deadline = Deadline(checked_timeout(self._timeout_s if timeout_s is None else timeout_s), self._clock)
+        deadline = Deadline(checked_timeout(self._options.timeout_s if timeout_s is None else timeout_s), self._clock)
         self._claim_loop()
         if self._is_closed:
             raise RuntimeError("the client is closed")
@@ -115,14 +157,16 @@ class HttpTransport:
 
     async def _retried(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
         policy = RetryPolicy(deadline, self._draw)
-        async for attempt in stamina.retry_context(policy, attempts=call.attempts or self._attempts, timeout=None):
+        async for attempt in stamina.retry_context(
+            policy, attempts=call.attempts or self._options.attempts, timeout=None
+        ):
             with attempt:
                 return check(await self._once(call, deadline, request_id))
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
 
     async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
         headers = {"accept": call.media_type, "x-request-id": request_id}
-        method = "GET" if call.content is None else "POST"
+        method, max_bytes = "GET" if call.content is None else "POST", self._options.max_answer_bytes
         if call.content is not None:
             headers["content-type"] = call.media_type
         if (left_ms := deadline.left_ms()) is not None:
@@ -130,17 +174,17 @@ class HttpTransport:
         try:
             async with self._http.stream(method, call.path, content=call.content, headers=headers) as got:
                 is_ok = got.status_code == OK
-                content = await _content(got, self._max_answer_bytes if is_ok else MAX_PROBLEM_BYTES)
+                content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
             raise self._no_answer(failure) from None
         except Exception as failure:
             # From the library below, a socket or the caller's transport; chained, because it may be a bug there.
             raise self._no_answer(failure) from failure
         if content is None and is_ok:
-            error = BadAnswer(f"the answer of {self._address} is larger than {self._max_answer_bytes} bytes")
+            error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes")
             error.status = OK
             raise error
-        # Of an error response that is too long the status is enough.
+        # For an error response that is too long, the status is enough.
         return Reply(got.status_code, got.headers, content or b"", got.headers.get("x-request-id", request_id))
 
     def _no_answer(self, failure: Exception) -> ConnectionFailed:
@@ -149,8 +193,8 @@ class HttpTransport:
 
 
 async def _content(got: httpx2.Response, max_bytes: int) -> bytes | None:
-    """Return the body as sent, or None if it is larger; it is read no further."""
-    assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives such a one. This is a bug."
+    """Return the body as sent, or None if it has more than `max_bytes` bytes; the rest is not read."""
+    assert isinstance(got.stream, httpx2.AsyncByteStream), "an asynchronous client gives no other. This is a bug."
     pieces, num_bytes = [], 0
     # Not `aiter_raw`: it omits the content that a test transport has read already.
     async for piece in got.stream:

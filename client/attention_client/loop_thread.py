@@ -17,17 +17,17 @@ from attention_client.errors import ServiceError
 
 Result = TypeVar("Result")
 
-_FORKED = "this was begun before the process was forked; begin it anew in this process"
+_FORKED = "this was started before the process was forked; start it again in this process"
 
 
 class LoopThread:
-    """The constructor starts the thread; `farewell` ends all work that was accepted, which the thread then waits for."""
+    """The constructor starts the thread; at its end `shut_down` ends the accepted work, and the thread waits for that work."""
 
-    def __init__(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._farewell = farewell
+    def __init__(self, shut_down: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._shut_down = shut_down
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._stopping = threading.Lock()  # work that was accepted reaches the loop before `farewell` does
+        self._stopping = threading.Lock()  # work that was accepted reaches the loop before `shut_down` does
         self._is_stopped = False
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="attention-client", daemon=True)
         self._thread.start()
@@ -60,7 +60,7 @@ class LoopThread:
             future.cancel()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Run `farewell` and end the thread; a second call does nothing."""
+        """Run `shut_down` and end the thread; a second call does nothing."""
         with self._stopping:
             if self.is_ours and not self._is_stopped:
                 self._is_stopped = True
@@ -69,7 +69,7 @@ class LoopThread:
             self._thread.join()
 
     async def _end(self) -> None:
-        await self._farewell()
+        await self._shut_down()
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
         self._loop.stop()
 

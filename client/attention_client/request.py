@@ -15,11 +15,10 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, AttentionAnswer, read_answer, read_attention
+from attention_client.answer import Answer, AttentionAnswer, Reply, read_answer, read_attention
 from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
-from attention_client.problem import Reply
 from attention_client.safetensors_body import MEDIA_TYPE, write
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -75,45 +74,40 @@ class Call(Generic[Result]):
 
 def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
+    arrays = {"query": request.query, "key": request.key, "value": request.value}
     path = f"{layer_path(layer)}/attend"
-    tensors = {
-        name: raw(array, f"/{name}", FLOATS)
-        for name in ("query", "key", "value")
-        if (array := getattr(request, name)) is not None
-    }
-    fields = _shared_fields(request.masks, request.weights, request.masked_rows, tensors)
-    query, sent = request.query, tensors["query"]
-    content = write(tensors, {"request": json_text(fields)})
-    return Call(path, lambda reply: read_answer(reply, query, sent), content, MEDIA_TYPE)
+    return _call(path, read_answer, arrays, request.masks, request.weights, request.masked_rows, {})
 
 
 def attention_call(
     arrays: Mapping[str, Array | None],
-    options: Mapping[str, object],
     masks: Sequence[Mask],
     weights: WeightsWanted,
     masked_rows: MaskedRows,
+    options: Mapping[str, object],
 ) -> Call[AttentionAnswer[Array]]:
-    """Encode a call of attention without a layer: its arrays, and its other fields, by name; None leaves a field out.
+    """Encode a call of attention without a layer; `options` are its other fields by name, and None leaves a field out.
 
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
+    scores = options.get("scores")
+    named = {**options, "scores": {"stage": scores} if isinstance(scores, str) else scores}
+    return _call(ATTENTION_PATH, read_attention, arrays, masks, weights, masked_rows, named)
+
+
+def _call(
+    path: str,
+    read: Callable[[Reply, Array, Raw], Result],
+    arrays: Mapping[str, Array | None],
+    masks: Sequence[Mask],
+    weights: WeightsWanted,
+    masked_rows: MaskedRows,
+    options: Mapping[str, object],
+) -> Call[Result]:
     given = {name: array for name, array in arrays.items() if array is not None}
     tensors = {name: raw(array, f"/{name}", FLOATS) for name, array in given.items()}
-    fields = _shared_fields(masks, weights, masked_rows, tensors)
-    fields |= {name: value for name, value in options.items() if value is not None}
-    if isinstance(scores := fields.get("scores"), str):
-        fields["scores"] = {"stage": scores}
     query, sent = given["query"], tensors["query"]
-    content = write(tensors, {"request": json_text(fields)})
-    return Call(ATTENTION_PATH, lambda reply: read_attention(reply, query, sent), content, MEDIA_TYPE)
-
-
-def _shared_fields(
-    masks: Sequence[Mask], weights: WeightsWanted, masked_rows: MaskedRows, tensors: dict[str, Raw]
-) -> dict[str, object]:
-    """Return the fields that a layer and attention without one share, and add the values of masks to `tensors`."""
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = {name: value for name, value in options.items() if value is not None}
     if masks is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if isinstance(weights, Weights):
@@ -123,7 +117,8 @@ def _shared_fields(
         fields["weights"] = {"form": weights} if isinstance(weights, str) else weights
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
-    return fields
+    content = write(tensors, {"request": json_text(fields)})
+    return Call(path, lambda reply: read(reply, query, sent), content, MEDIA_TYPE)
 
 
 def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:

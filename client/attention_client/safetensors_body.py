@@ -38,5 +38,5 @@ def read(body: bytes) -> tuple[dict[str, Entry], dict[str, Any]]:
             name: Entry(_DTYPES[tensor["dtype"]], tuple(tensor["shape"]), tensor["data"]) for name, tensor in found
         }
     except (SafetensorError, KeyError, RecursionError):
-        raise ValueError("the body is no whole safetensors file of these dtypes") from None
+        raise ValueError("the body is not a complete safetensors file with dtypes of the service") from None
     return entries, header.get("__metadata__", {})

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 # 290 for `golden`, which writes test vectors and their reference.
 MAX_SERVICE_LINES = 17_676 + 1_200 + 170 + 30 + 350 + 290
 # 286 of the client are for the conventions of other systems.
-MAX_CLIENT_LINES = 1_460 + 40 + 130 + 286
+MAX_CLIENT_LINES = 1_423 + 40 + 130 + 286
 # The aim is 2,000.
 MAX_BENCHMARK_LINES = 2_279
 MAX_FUNCTION_LINES = 40

@@ -12,10 +12,10 @@ import pytest
 import stamina
 
 from attention_client import errors
+from attention_client.answer import Reply
 from attention_client.errors import BadAnswer, ConnectionFailed
 from attention_client.http_transport import HttpTransport
 from attention_client.options import ClientOptions
-from attention_client.problem import Reply
 from attention_client.request import Call
 from tests.doubles import ManualClock, run, turns
 from tests.unit.client.answering import Answering, problem_of

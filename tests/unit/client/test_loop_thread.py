@@ -18,12 +18,12 @@ def test_after_the_end_began_no_call_is_accepted():
     """A loop drops work submitted after its last iteration, so a caller would wait for it for ever."""
     told: list[RuntimeError] = []
 
-    async def farewell() -> None:
+    async def shut_down() -> None:
         with pytest.raises(RuntimeError, match="closed") as refused:
             thread.submit(nothing())
         told.append(refused.value)
 
-    thread = LoopThread(farewell)
+    thread = LoopThread(shut_down)
     thread.stop()
     thread.stop()
     assert len(told) == 1
@@ -31,7 +31,7 @@ def test_after_the_end_began_no_call_is_accepted():
         thread.submit(nothing())
 
 
-def test_what_is_submitted_before_the_end_has_started_when_the_farewell_runs():
+def test_what_is_submitted_before_the_end_has_started_when_the_shut_down_runs():
     entered, goes_on, ends = threading.Event(), threading.Event(), asyncio.Event()
     num_started = 0
 
@@ -44,11 +44,11 @@ def test_what_is_submitted_before_the_end_has_started_when_the_farewell_runs():
         num_started += 1
         return await ends.wait()
 
-    async def farewell() -> None:
+    async def shut_down() -> None:
         assert num_started == 3
         ends.set()
 
-    thread = LoopThread(farewell)
+    thread = LoopThread(shut_down)
     thread.submit(hold())
     assert entered.wait(20)
     late = [thread.submit(wait_for_the_end()) for _ in range(3)]

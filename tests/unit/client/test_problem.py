@@ -5,8 +5,8 @@ import json
 import pytest
 
 from attention_client import errors
+from attention_client.answer import Reply, check
 from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, ServiceError
-from attention_client.problem import Reply, check
 
 
 def tree(kind: type[ServiceError]) -> list[type[ServiceError]]:

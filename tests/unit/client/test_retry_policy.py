@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client import errors
+from attention_client.answer import retry_after_s
 from attention_client.errors import BadAnswer, ConnectionFailed
-from attention_client.problem import retry_after_s
-from attention_client.retry_policy import MAX_WAIT_S, SPREAD, Deadline, RetryPolicy
+from attention_client.http_transport import MAX_WAIT_S, SPREAD, Deadline, RetryPolicy
 from tests.doubles import ManualClock
 
 ASKED_AGAIN = [
