@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Piece, answer_coding, answer_type, body_type
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests
-from service.attention.call import AnyAnswer
 from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Receive, Scope, Send
 from service.http.request_parser import HeaderFields
@@ -32,6 +33,7 @@ from service.wire.inference_codec import (
 )
 from service.wire.inference_schemas import VERSION
 from service.wire.safetensors_codec import RequestTemplates, parse_safetensors, write_safetensors
+from service.wire.tensors import TensorForm
 
 ROUTE = "/v1/layers/{layer}/attend"
 ATTENTION_ROUTE = "/v1/attention"
@@ -50,23 +52,15 @@ class Codec(NamedTuple):
     media_type: bytes
     is_text: bool
     check: Check
-    write: Callable[[AnyAnswer, AnswerFacts, CheckedRequest], Iterable[Piece]]
+    write: Callable[[dict[str, torch.Tensor], AnswerFacts, TensorForm], Iterable[Piece]]
 
 
 def _codecs(check_json: Check, check_safetensors: Check) -> tuple[Codec, ...]:
     """Return one codec for each form; error messages name them in this order."""
     return (
-        Codec(JSON, True, check_json, _write_json),
-        Codec(SAFETENSORS, False, check_safetensors, _write_safetensors),
+        Codec(JSON, True, check_json, write_json),
+        Codec(SAFETENSORS, False, check_safetensors, lambda tensors, facts, _: write_safetensors(tensors, facts)),
     )
-
-
-def _write_json(answer: AnyAnswer, facts: AnswerFacts, request: CheckedRequest) -> Iterable[Piece]:
-    return write_json(request.tensors(answer), facts, request.form)
-
-
-def _write_safetensors(answer: AnyAnswer, facts: AnswerFacts, request: CheckedRequest) -> Iterable[Piece]:
-    return write_safetensors(request.tensors(answer), facts)
 
 
 def attend_route(layer_requests: LayerRequests) -> HotRoute:
@@ -118,9 +112,9 @@ class HotRoute:
 
             with context.cancel_on_disconnect():
                 request = await context.decoded(decode)
-                answer, facts = await context.ask(layer, request)
+                tensors, facts = await context.ask(layer, request)
             headers = [(b"content-type", answer_codec.media_type)]
-            await context.send(send, headers, answer_codec.write(answer, facts, request), coding)
+            await context.send(send, headers, answer_codec.write(tensors, facts, request.form), coding)
 
     def _negotiated(self, fields: HeaderFields) -> tuple[Codec, Codec, bytes | None]:
         """Return the codec of the body, the codec of the answer, and the answer's content coding."""
@@ -156,8 +150,8 @@ class InferRoute:
             with context.cancel_on_disconnect():
                 wanted, request = await context.decoded(decode)
                 context.shorten(wanted.timeout_s)
-                answer, facts = await context.ask(model, request)
-            length, pieces = write_inference(request.tensors(answer), facts, wanted)
+                tensors, facts = await context.ask(model, request)
+            length, pieces = write_inference(tensors, facts, wanted)
             headers = [(b"content-type", JSON if length is None else OCTET_STREAM)]
             if length is not None:
                 headers.append((b"inference-header-content-length", str(length).encode()))

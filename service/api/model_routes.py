@@ -1,8 +1,7 @@
 """Model routes of the Open Inference Protocol: metadata, readiness, configuration and statistics.
 
-Invariants: a layer is a model; its one version is "1". `inputs` and `outputs` list what every request needs and gets, because
-load generators send and request all of them. The protocol has no optional tensors, so those are listed in fields of their own.
-Statistics are summed over the processes. What is not served (loading, shared memory, tracing) is not announced.
+Invariants: a layer is a model; its one version is "1". Statistics are summed over the processes. What is not served (loading,
+shared memory, tracing) is not announced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from service.api.attend_route import find_model
 from service.api.problems import announced
 from service.api.routes import ServiceView, note_route
 from service.api.shared_work import Throttle
-from service.attention.spec import LayerSpec
 from service.errors import NotReady
 from service.events import LayerTotals
 from service.layers.catalog import Served, ServedAttention
@@ -60,6 +58,7 @@ class TensorMetadata(BaseModel):
     shape: list[int]
 
 
+# Load generators send all `inputs` and request all `outputs`. The protocol has no optional tensors, so those have own fields.
 class ModelMetadata(BaseModel):
     name: str
     versions: list[str]
@@ -159,55 +158,35 @@ def _check_ready(service: ServiceView) -> None:
         raise NotReady(reason)
 
 
-def _inputs(spec: LayerSpec, *, is_needed: bool) -> list[TensorMetadata]:
-    """Return a layer's input tensors with their batch axis."""
-    every = (
-        (True, "query", spec.query_width),
-        (spec.needs_key, "key", spec.key_width),
-        (spec.needs_value, "value", spec.value_width),
-    )
-    return [
-        TensorMetadata(name=name, datatype="FP32", shape=[_ANY, _ANY, width])
-        for needed, name, width in every
-        if needed == is_needed
-    ]
+def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:
+    shape = [_ANY] * (rank - 1) + [last_size]
+    return [TensorMetadata(name=name, datatype=datatype, shape=shape) for name in names.split()]
 
 
-def _masks() -> list[TensorMetadata]:
-    """Return the input tensors of masks; one may also have fewer axes, and any of them may be 1."""
-    every = (("attend_mask", "BOOL", 4), ("ignore_mask", "BOOL", 4), ("bias", "FP32", 4), ("lengths", "INT64", 2))
-    return [TensorMetadata(name=name, datatype=kind, shape=[_ANY] * rank) for name, kind, rank in every]
+# A mask may also have fewer axes, and any of them may be 1.
+_MASKS = _tensors("attend_mask ignore_mask", 4, datatype="BOOL") + _tensors("bias", 4)
+_MASKS += _tensors("lengths", 2, datatype="INT64")
 
 
 def _metadata(model: Served) -> ModelMetadata:
     if isinstance(model, ServedAttention):
-        return _attention_metadata(model.name)
-    spec = model.spec
+        needed, optional = _tensors("query key value", 4), _tensors("past_key past_value", 4) + _tensors("sinks", 1)
+        output, optional_outputs = _tensors("output", 4), _tensors("weights scores present_key present_value", 4)
+        optional_outputs += _tensors("lse", 3)
+    else:
+        spec = model.spec
+        needed, optional = _tensors("query", 3, spec.query_width), []
+        (needed if spec.needs_key else optional).extend(_tensors("key", 3, spec.key_width))
+        (needed if spec.needs_value else optional).extend(_tensors("value", 3, spec.value_width))
+        output, optional_outputs = _tensors("output", 3, spec.out_width), _tensors("weights", 4)
     return ModelMetadata(
         name=model.name,
         versions=[VERSION],
         platform=PLATFORM,
-        inputs=_inputs(spec, is_needed=True),
-        outputs=[TensorMetadata(name="output", datatype="FP32", shape=[_ANY, _ANY, spec.out_width])],
-        optional_inputs=_inputs(spec, is_needed=False) + _masks(),
-        optional_outputs=[TensorMetadata(name="weights", datatype="FP32", shape=[_ANY] * 4)],
-    )
-
-
-def _attention_metadata(name: str) -> ModelMetadata:
-    """Return the tensors of attention without a layer, whose sizes are the caller's own."""
-
-    def floats(rank: int, *names: str) -> list[TensorMetadata]:
-        return [TensorMetadata(name=x, datatype="FP32", shape=[_ANY] * rank) for x in names]
-
-    return ModelMetadata(
-        name=name,
-        versions=[VERSION],
-        platform=PLATFORM,
-        inputs=floats(4, "query", "key", "value"),
-        outputs=floats(4, "output"),
-        optional_inputs=floats(4, "past_key", "past_value") + floats(1, "sinks") + _masks(),
-        optional_outputs=floats(4, "weights", "scores", "present_key", "present_value") + floats(3, "lse"),
+        inputs=needed,
+        outputs=output,
+        optional_inputs=optional + _MASKS,
+        optional_outputs=optional_outputs,
     )
 
 

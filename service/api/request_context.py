@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import torch
+
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
@@ -176,7 +178,7 @@ class RequestContext:
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
         """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
 
-        In overload this raises the refusal of a body of that length, before reading it if the length is announced.
+        In overload this refuses a body of that length, before reading it if the length is announced.
         """
         self._is_binary = is_binary
         announced = self.fields.make(_announced_bytes)
@@ -205,7 +207,7 @@ class RequestContext:
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     def cancel_on_disconnect(self) -> CancelOnDisconnect:
-        """Return a context manager that cancels its block when the client disconnects, and then raises ClientGone."""
+        """Return a context manager whose block ends with ClientGone when the client disconnects."""
         return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
@@ -215,7 +217,10 @@ class RequestContext:
             result = await decode()
         else:
             try:
-                async with asyncio.timeout(self._left_s()), self._requests.bodies.decoding(num_bytes):
+                async with (
+                    asyncio.timeout(self._timeout_s - self._elapsed_s()),
+                    self._requests.bodies.decoding(num_bytes),
+                ):
                     result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
@@ -224,7 +229,7 @@ class RequestContext:
         return result
 
     async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
-        """Return the JSON object in `text`, parsed here or, if that takes long, by the helper process."""
+        """Return the JSON object in `text`, parsed on the event loop or, if that takes long, by the helper process."""
         limits = self.limits
         if parse_s(text) <= MAX_HERE_S:
             return parse(text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
@@ -252,8 +257,8 @@ class RequestContext:
         """Return the lane; the digest tells a layer from its replacement, because both may have requests waiting."""
         return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
-    async def ask(self, layer: Served, request: CheckedRequest) -> tuple[AnyAnswer, AnswerFacts]:
-        """Return the layer's answer and the answer's fields besides its tensors; raise what the batcher raises.
+    async def ask(self, layer: Served, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
+        """Return the tensors and the other fields of the layer's answer; raise what the batcher raises.
 
         The answer's bytes are reserved until it is sent, because a client that reads slowly keeps all of it in memory.
         """
@@ -272,13 +277,14 @@ class RequestContext:
         record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
-        return outcome.result, AnswerFacts(
+        facts = AnswerFacts(
             masked_rows=request.masked_rows,
             layer=layer.name,
             digest=layer.digest,
             batch=batch,
             timing_ms=self._timing_ms,
         )
+        return request.tensors(outcome.result), facts
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
@@ -296,9 +302,6 @@ class RequestContext:
 
     def _elapsed_s(self) -> float:
         return self._requests.now() - self._complete
-
-    def _left_s(self) -> float:
-        return max(0.0, self._timeout_s - self._elapsed_s())
 
 
 def _announced_bytes(fields: HeaderFields) -> int:
@@ -319,7 +322,7 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
 
 
 class LayerRequests:
-    """`catalog` returns the served layers, or raises NotReady; `now` returns monotonic seconds."""
+    """What all requests of a process share. `catalog` returns the served layers, or raises NotReady."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Listener: accepts connections, never more of them than there are connection slots.
 
-Must not know: HTTP, the protocol of a connection (`make`), what becomes of open connections when it closes (`worker/server.py`).
-Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. Above `most` there are MAX_OVERFLOW
-more slots, for one request each. A new overflow connection evicts the oldest one, so that health is answered however many
-connections stay silent. A process without free descriptors waits PAUSE_S and does not spin.
+Must not know: HTTP, the protocol of a connection, what becomes of open connections when it closes (`worker/server.py`).
+Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. A new overflow connection evicts the
+oldest one, so that health is answered however many connections stay silent. A process without free descriptors waits PAUSE_S.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 BACKLOG = 2048
 MAX_OVERFLOW = 64
@@ -54,15 +55,15 @@ class ConnectionSlot:
     def leave(self) -> None:
         self._others.pop(self, None)
 
-    def give_up(self) -> None:
-        """Evict the connection: its protocol or handshake sees the socket end."""
+    def evict(self) -> None:
+        """Evict the connection by shutting down its socket."""
         self.leave()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class ConnectionSlots:
-    """`most` slots for connections that may be kept, and MAX_OVERFLOW for overflow connections."""
+    """`most` slots for connections that may be kept, and MAX_OVERFLOW for overflow connections, of one request each."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -76,14 +77,35 @@ class ConnectionSlots:
         if len(self._kept) < self._most:
             return ConnectionSlot(taken, self._kept, is_overflow=False)
         if len(self._overflow) >= MAX_OVERFLOW:
-            next(iter(self._overflow)).give_up()
+            next(iter(self._overflow)).evict()
         return ConnectionSlot(taken, self._overflow, is_overflow=True)
+
+
+class ConnectionSet(set[T]):
+    """uvicorn's set of connections, which shrinks by `discard` only; `emptied` waits until it is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def add(self, item: T) -> None:
+        super().add(item)
+        self._empty.clear()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self._empty.set()
+
+    async def emptied(self) -> None:
+        await self._empty.wait()
 
 
 class Listener:
     """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
-    With `tls` the handshake may take `handshake_timeout_s`. `resting` is called with the error that pauses accepting.
+    With `tls` the handshake may take `handshake_timeout_s`. `report_pause` gets the error that pauses accepting.
     """
 
     def __init__(
@@ -93,7 +115,7 @@ class Listener:
         make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
-        resting: Callable[[OSError], None],
+        report_pause: Callable[[OSError], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
@@ -101,7 +123,7 @@ class Listener:
         self._make = make
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
-        self._resting = resting
+        self._report_pause = report_pause
         self._connecting: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
 
@@ -125,9 +147,9 @@ class Listener:
         """Return when the connection has its protocol, or is gone."""
         taken.setblocking(False)
         slot = self._slots.give(taken)
-        patience: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
+        tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
         try:
-            await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **patience)
+            await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
         except BaseException as error:
             slot.leave()
             taken.close()
@@ -148,6 +170,6 @@ class Listener:
             task.add_done_callback(self._connecting.discard)
 
     def _rest(self, error: OSError) -> None:
-        self._resting(error)
+        self._report_pause(error)
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)

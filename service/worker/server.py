@@ -21,14 +21,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSlots, Listener
+from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, has_all
 
@@ -42,8 +42,6 @@ PART_S = 0.2
 SHED_PER_S = 500
 # A process with a fault is to be replaced soon: a body that is still arriving must not hold it for the whole grace.
 FAULT_GRACE_S = 2.0
-
-T = TypeVar("T")
 
 
 def _nothing() -> None:
@@ -106,7 +104,7 @@ class Server(uvicorn.Server):
         self._log = get_logger()
         self._leaving = False
         self._leave = asyncio.Event()
-        self._connections: _Watched[Connection] = _Watched()
+        self._connections: ConnectionSet[Connection] = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
         self._tasks = self.server_state.tasks
 
@@ -182,7 +180,7 @@ class Server(uvicorn.Server):
         connection = functools.partial(Connection, self.config, self.server_state, state, limits, WriteCoalescer())
         slots = ConnectionSlots(limits.max_connections)
         self._listener = Listener(
-            self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._resting
+            self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._report_pause
         )
         self._listener.open()
         self.started = True
@@ -227,7 +225,7 @@ class Server(uvicorn.Server):
         await self._quiet(CUT_S)
         await self.lifespan.shutdown()
 
-    def _resting(self, error: OSError) -> None:
+    def _report_pause(self, error: OSError) -> None:
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     async def _parted(self, end: float) -> bool:
@@ -251,27 +249,6 @@ class Server(uvicorn.Server):
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
-
-
-class _Watched(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; `emptied` waits until it is empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def add(self, item: T) -> None:
-        super().add(item)
-        self._empty.clear()
-
-    def discard(self, item: object) -> None:
-        super().discard(item)
-        if not self:
-            self._empty.set()
-
-    async def emptied(self) -> None:
-        await self._empty.wait()
 
 
 def _is_idle(connection: Any) -> bool:
