@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from service import __version__
 from service.api.attend_route import find_model
-from service.api.problems import announced
+from service.api.problems import problem_responses
 from service.api.routes import ServiceView, note_route
 from service.api.shared_work import Throttle
 from service.errors import NotReady
@@ -28,7 +28,7 @@ from service.wire.inference_schemas import VERSION
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
 _ANY = -1
-_WORDS = {404: "no such model", 503: "not ready, draining or down"}
+_MEANINGS = {404: "no such model", 503: "not ready, draining or down"}
 
 
 class ServerLive(BaseModel):
@@ -70,7 +70,7 @@ class ModelMetadata(BaseModel):
 
 
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return announced(_WORDS, *statuses, as_inference=True)
+    return problem_responses(_MEANINGS, *statuses, as_inference=True)
 
 
 def make_models_router(service: ServiceView) -> APIRouter:

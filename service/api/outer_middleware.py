@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
 from service.api.auth.access import Access
-from service.api.problems import is_inference, render, render_inference, unknown_failure
+from service.api.problems import internal_fault, is_inference, render, render_inference
 from service.batching.job import BatchInfo
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
@@ -188,7 +188,7 @@ class OuterMiddleware:
         except ServiceError as error:
             await self._problem(error, send, record, error.__cause__)
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            await self._problem(unknown_failure(), send, record, error)
+            await self._problem(internal_fault(), send, record, error)
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
         found = self._found.get(scope["path"])

@@ -95,11 +95,13 @@ def render(error: ServiceError, request_id: str) -> Problem:
     return Problem(status, _headers(error, MEDIA_TYPE, body), body)
 
 
-def announced(words: Mapping[int, str], *statuses: int, as_inference: bool = False) -> dict[int | str, dict[str, Any]]:
+def problem_responses(
+    meanings: Mapping[int, str], *statuses: int, as_inference: bool = False
+) -> dict[int | str, dict[str, Any]]:
     """Return the error responses for OpenAPI: the meaning of each status on a route, and the schema of its body."""
     media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
     content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {status: {"description": words[status], "content": content} for status in statuses}
+    return {status: {"description": meanings[status], "content": content} for status in statuses}
 
 
 def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
@@ -117,6 +119,6 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
     return headers
 
 
-def unknown_failure() -> ServiceError:
+def internal_fault() -> ServiceError:
     """Return the error that a client receives for any exception that is no ServiceError."""
     return errors.EngineFailed("an internal fault; the log has its traceback under the request id")

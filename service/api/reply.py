@@ -48,14 +48,11 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
 
 def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
     """Return the type in `offered` to which Accept gives the highest weight; raise NotAcceptable if it allows none."""
-    values = fields[b"accept"]
-    if not values or values == (b"*/*",):
+    weights = _weights(fields[b"accept"])
+    if not weights:
         return offered[0]
-    wishes = _wishes(values)
-    if not wishes:
-        return offered[0]
-    best = max(offered, key=lambda media: _quality_of(media, wishes))  # max keeps the first of equals
-    if not _quality_of(best, wishes) > 0:
+    best = max(offered, key=lambda media: _media_quality(media, weights))  # max keeps the first of equals
+    if not _media_quality(best, weights) > 0:
         raise NotAcceptable(f"Accept must allow {' or '.join(media.decode('ascii') for media in offered)}")
     return best
 
@@ -66,16 +63,12 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
     With `take_offers`, a list of several codings counts as asking. Raises NotAcceptable if neither a coding in `offered` nor
     the plain answer is allowed.
     """
-    values = fields[b"accept-encoding"]
-    if not values:
-        return None
-    wishes = _wishes(values)
-    everything = wishes.pop(b"*", None)
-    anything = everything or 0.0
-    plain = wishes.pop(b"identity", everything)
-    best = max(offered, key=lambda coding: wishes.get(coding, anything))
-    quality = wishes.get(best, anything)
-    is_asked = len(wishes) == 1 or take_offers
+    weights = _weights(fields[b"accept-encoding"])
+    wildcard = weights.pop(b"*", None)
+    plain = weights.pop(b"identity", wildcard)
+    best = max(offered, key=lambda coding: weights.get(coding, wildcard or 0.0))
+    quality = weights.get(best, wildcard or 0.0)
+    is_asked = len(weights) == 1 or take_offers
     if plain == quality == 0:
         raise NotAcceptable(
             f"Accept-Encoding must allow identity or {' or '.join(coding.decode('ascii') for coding in offered)}"
@@ -85,23 +78,23 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
     return best if quality > 0 and is_asked else None
 
 
-def _wishes(values: Sequence[bytes]) -> dict[bytes, float]:
+def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
     """Map the entries of a header, in lower case, to their weights."""
     found: dict[bytes, float] = {}
     for entry in b",".join(values).split(b","):
         name, *parameters = (part.strip().lower() for part in entry.split(b";"))
         if name:
-            found[name] = _weight(parameters)
+            found[name] = _quality(parameters)
     return found
 
 
-def _quality_of(media: bytes, wishes: dict[bytes, float]) -> float:
+def _media_quality(media: bytes, weights: dict[bytes, float]) -> float:
     """Return the weight of the most specific range that matches, 0 if none does."""
     ranges = (media, media.partition(b"/")[0] + b"/*", b"*/*")
-    return next((wishes[name] for name in ranges if name in wishes), 0.0)
+    return next((weights[name] for name in ranges if name in weights), 0.0)
 
 
-def _weight(parameters: list[bytes]) -> float:
+def _quality(parameters: list[bytes]) -> float:
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"q":

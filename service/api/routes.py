@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from service.api.outer_middleware import record_of
-from service.api.problems import announced
+from service.api.problems import problem_responses
 from service.api.shared_work import Memo
 from service.errors import NotReady
 from service.events import LayerTotals
@@ -109,7 +109,7 @@ class ServiceView(Protocol):
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_WORDS = {404: "no such layer", 503: "not ready, draining or down"}
+_MEANINGS = {404: "no such layer", 503: "not ready, draining or down"}
 _PUT = (
     "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer if the file has changed. The layer "
     "is checked with real forward passes before it is served, and the answer is sent when every process serves it: 201 "
@@ -122,7 +122,7 @@ _DELETE = (
     "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
     "in the layer directory: PUT or a restart of the service loads it again."
 )
-_CHANGE_WORDS = {
+_CHANGE_MEANINGS = {
     403: "the key is no admin key, or there is no keys file with one",
     404: "the layer directory has no such file, or no layer of that name is served",
     409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
@@ -153,7 +153,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
         "/readyz",
         summary="Every layer has answered a real forward pass lately, in every process",
         response_model=HealthAnswer,
-        responses=announced(_WORDS, 503),
+        responses=problem_responses(_MEANINGS, 503),
         tags=["operations"],
     )
     async def readyz() -> JSONResponse:
@@ -179,7 +179,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         "/v1/layers",
         summary="What is served",
         response_model=LayersAnswer,
-        responses=announced(_WORDS, 503),
+        responses=problem_responses(_MEANINGS, 503),
         tags=["layers"],
     )
     async def list_layers() -> Response:
@@ -192,7 +192,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         "/v1/layers/{layer}",
         summary="One layer: widths, heads, digest, numerics, limits",
         response_model=LayerAnswer,
-        responses=announced(_WORDS, 404, 503),
+        responses=problem_responses(_MEANINGS, 404, 503),
         tags=["layers"],
     )
     async def get_layer(layer: str) -> JSONResponse:
@@ -208,11 +208,11 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         tags=["admin"],
         responses={
             201: {"description": "the layer is new", "model": LayerAnswer},
-            **announced(_CHANGE_WORDS, 403, 404, 409, 422, 503),
+            **problem_responses(_CHANGE_MEANINGS, 403, 404, 409, 422, 503),
         },
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
-        is_new = await _stayed(request.receive, service.put_layer(layer))
+        is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
         return JSONResponse(
             service.describe(service.catalog.get(layer)).model_dump(), status_code=201 if is_new else 200
         )
@@ -224,29 +224,29 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         status_code=204,
         response_class=Response,
         tags=["admin"],
-        responses=announced(_CHANGE_WORDS, 403, 404, 503),
+        responses=problem_responses(_CHANGE_MEANINGS, 403, 404, 503),
     )
     async def drop_layer(request: Request, layer: str) -> Response:
-        await _stayed(request.receive, service.drop_layer(layer))
+        await _unless_disconnected(request.receive, service.drop_layer(layer))
         return Response(status_code=204)
 
 
-async def _stayed(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
+async def _unless_disconnected(receive: Receive, change: Coroutine[Any, Any, R]) -> R:
     """Return the result of the change; if the client disconnects first, cancel the change and raise ClientGone."""
-    changing = asyncio.ensure_future(change)
-    leaving = asyncio.ensure_future(_left(receive))
+    task = asyncio.ensure_future(change)
+    disconnect = asyncio.ensure_future(_raise_at_disconnect(receive))
     try:
-        await asyncio.wait({changing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not changing.done():
-            leaving.result()
-        return await changing
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            disconnect.result()
+        return await task
     finally:
-        changing.cancel()
-        leaving.cancel()
-        await asyncio.gather(changing, leaving, return_exceptions=True)
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _raise_at_disconnect(receive: Receive) -> None:
     """Discard the body; raise ClientGone when the client disconnects, or the error of a malformed body."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -31,7 +31,6 @@ from service.http.request_parser import (
     ChunkedBody,
     CountedBody,
     Head,
-    HeaderFields,
     HeadLimits,
     check_begun,
     glimpse,
@@ -322,7 +321,7 @@ class Connection(HttpToolsProtocol):
             self._writing.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
-        scope = request_scope(self._common_scope, head.line, head.fields, head.named, self.app_state, head.authority)
+        scope = request_scope(self._common_scope, head, self.app_state)
         if self._slot.is_overflow:
             scope[CROWDED] = True
         cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._slot.is_overflow)
@@ -336,7 +335,7 @@ class Connection(HttpToolsProtocol):
         """Start the connection's last response, an error; drop what still arrives."""
         self._stage, self._begun = Stage.DROP, b""
         self._reading.clear()
-        scope = request_scope(self._common_scope, glimpse(begun), [], HeaderFields(), self.app_state)
+        scope = request_scope(self._common_scope, Head(glimpse(begun)), self.app_state)
         scope[REFUSED] = error
         self._start(scope, keeps_alive=False)
 

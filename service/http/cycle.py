@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service.errors import ServiceError
 from service.http.asgi import CALLER, FIELDS, ClientGone
-from service.http.request_parser import HeaderFields, RequestLine
+from service.http.request_parser import Head, HeaderFields
 from service.loop_time import LoopTick
 
 Piece = bytes | bytearray | memoryview
@@ -123,9 +123,6 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-Fields = list[tuple[bytes, bytes]]
-
-
 def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
     """Return the part of the ASGI scope that all requests of a connection share."""
     return {
@@ -138,20 +135,11 @@ def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
     }
 
 
-def request_scope(
-    common: dict[str, Any],
-    line: RequestLine,
-    fields: Fields,
-    named: HeaderFields,
-    state: dict[str, Any],
-    authority: bytes = b"",
-) -> dict[str, Any]:
-    """Return a request's ASGI scope. An `authority` replaces Host.
-
-    `fields` are copied, because an application may change its scope. Only this service reads `named`.
-    """
-    if authority:
-        fields = [*(field for field in fields if field[0] != b"host"), (b"host", authority)]
+def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's ASGI scope. The header fields are copied, because an application may change its scope."""
+    line, fields, named = head.line, list(head.fields), head.named
+    if head.authority:
+        fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)
     return {
         **common,
@@ -160,7 +148,7 @@ def request_scope(
         "path": line.path,
         "raw_path": line.raw_path,
         "query_string": line.query,
-        "headers": fields.copy(),
+        "headers": fields,
         FIELDS: named,
         "state": state.copy(),
     }

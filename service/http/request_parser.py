@@ -103,14 +103,14 @@ class Head(NamedTuple):
     """A request before its body. `length` is None for a body in chunks. Requests may share a cached Head: never change it."""
 
     line: RequestLine
-    fields: list[tuple[bytes, bytes]]
-    named: HeaderFields
+    fields: Sequence[tuple[bytes, bytes]] = ()
+    named: HeaderFields = HeaderFields()
     """The same fields by name."""
-    length: int | None
-    keeps_alive: bool
-    expects_continue: bool
-    authority: bytes
-    """The host of a target that is a whole URL; else empty."""
+    length: int | None = None
+    keeps_alive: bool = False
+    expects_continue: bool = False
+    authority: bytes = b""
+    """The host of a target that is a whole URL, which replaces Host; else empty."""
 
 
 def read_head(head: bytes, limits: HeadLimits) -> Head:

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
-from service.api.problems import INFERENCE_STATUS, STATUS, announced, is_inference
+from service.api.problems import INFERENCE_STATUS, STATUS, is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
@@ -186,7 +186,7 @@ def _refusals(path: str) -> dict[str, Any]:
     table = INFERENCE_STATUS if as_inference else STATUS
     codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
     words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
-    answers = announced(words, *sorted(words), as_inference=as_inference)
+    answers = problem_responses(words, *sorted(words), as_inference=as_inference)
     return {str(status): answer for status, answer in answers.items()}
 
 
