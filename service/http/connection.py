@@ -39,6 +39,10 @@ from service.http.request_parser import (
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 LINGER_S = 2.0
+# Most clients stop sending when they read an answer. What arrives before that is dropped afterwards, in a few large pieces: under
+# overload, reading refused bodies as they arrive took half of a process (docs/log.md).
+DISCARD_DELAY_S = 0.05
+DISCARD_PAUSE_S = 0.01
 MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
@@ -152,6 +156,7 @@ class Connection(HttpToolsProtocol):
         self._is_last = self._may_end = False  # the request closes the connection; a waiting request may
         self._is_shed = False
         self._num_dropped_bytes = 0
+        self._linger_ends_at = 0.0
         self._reading = Deadline(self.loop, self._read_too_late)
         self._writing = Deadline(self.loop, self._written_too_late)
 
@@ -219,7 +224,7 @@ class Connection(HttpToolsProtocol):
             elif self._stage is Stage.BODY:
                 data = self._take_body(data)
             else:
-                self._wait(data) if self._stage is Stage.EARLY else self._drop(data)
+                self._wait(data) if self._stage is Stage.EARLY else self._count_dropped(len(data))
                 return
 
     def _take_head(self, data: Bytes) -> Bytes:
@@ -275,8 +280,8 @@ class Connection(HttpToolsProtocol):
             self._flow.is_full = True
             self._flow.pause_reading()
 
-    def _drop(self, data: Bytes) -> None:
-        self._num_dropped_bytes += len(data)
+    def _count_dropped(self, num_bytes: int) -> None:
+        self._num_dropped_bytes += num_bytes
         if self._num_dropped_bytes > MAX_LINGER_BYTES:
             self.transport.abort()
 
@@ -287,7 +292,9 @@ class Connection(HttpToolsProtocol):
         """
         if self._has_ended and self._is_waited_for():
             return
-        if self._stage is Stage.HEAD and self._begun:
+        if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
+            self._discard()
+        elif self._stage is Stage.HEAD and self._begun:
             self._refuse(
                 ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"), self._begun
             )
@@ -383,7 +390,26 @@ class Connection(HttpToolsProtocol):
         if is_silent or self.transport.is_closing():
             self.transport.close()
             return
-        self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._reading.set(LINGER_S)
+            self._linger_ends_at = self.loop.time() + LINGER_S
+            self.flow.pause_reading()
+            self._reading.set(DISCARD_DELAY_S)
+        else:
+            self.flow.resume_reading()
+            self._reading.set(LINGER_S)
+
+    def _discard(self) -> None:
+        """Discard what has arrived while the connection lingers, in the kernel; until its end, come back for more."""
+        try:
+            num_bytes = self._slot.discard()
+        except BlockingIOError:
+            num_bytes = None
+        except OSError:  # reset
+            num_bytes = 0
+        if num_bytes == 0:
+            self.transport.close()
+        elif num_bytes is not None:
+            self._count_dropped(num_bytes)
+        if not self.transport.is_closing():
+            self._reading.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))

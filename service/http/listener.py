@@ -22,6 +22,8 @@ MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
 BATCH = 16
 PAUSE_S = 1.0
+# As many bytes as one call may discard; never written, so it takes no memory.
+_DISCARDED = bytearray(2**22)
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
@@ -51,6 +53,13 @@ class ConnectionSlot:
     def is_reset(self) -> bool:
         """Whether the client has reset the connection. Without a read or a write only the kernel knows."""
         return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+    def discard(self) -> int:
+        """Discard the bytes that have arrived without copying them; return how many, 0 at the end of the stream.
+
+        Raises BlockingIOError if none has arrived, and another OSError after a reset.
+        """
+        return self._socket.recv_into(_DISCARDED, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 
     def leave(self) -> None:
         self._others.pop(self, None)

@@ -11,7 +11,14 @@ import pytest
 
 from service.api.request_body import caller_of
 from service.errors import QueueFull
-from service.http.connection import LINGER_S, MAX_DROPPED_BYTES, MAX_LINGER_BYTES, PAUSE_S, RESET_CHECK_S
+from service.http.connection import (
+    DISCARD_DELAY_S,
+    LINGER_S,
+    MAX_DROPPED_BYTES,
+    MAX_LINGER_BYTES,
+    PAUSE_S,
+    RESET_CHECK_S,
+)
 from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -398,16 +405,44 @@ async def test_an_answer_before_a_large_rest_is_the_last_and_the_client_can_read
     assert room.wire.events == ["eof", "close"]
 
 
-@on_the_loop
-async def test_lingering_is_bounded_in_bytes():
+async def refused_early() -> Room:
     room = Room()
     await room.send(post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1))[: -MAX_DROPPED_BYTES - 1])
-    piece = b"x" * 2**20
-    for _ in range(MAX_LINGER_BYTES // len(piece)):
-        room.connection.data_received(piece)
     assert room.wire.events == ["eof"]
-    room.connection.data_received(b"x")
+    return room
+
+
+@on_the_loop
+async def test_lingering_is_bounded_in_bytes():
+    room = await refused_early()
+    for _ in range(MAX_LINGER_BYTES // 2**22):
+        room.taken.num_arrived = 2**22
+        await room.advance(DISCARD_DELAY_S)
+    assert room.wire.events == ["eof"]
+    room.taken.num_arrived = 1
+    await room.advance(DISCARD_DELAY_S)
     assert room.wire.events == ["eof", "abort"]
+
+
+@on_the_loop
+async def test_what_a_refused_client_still_sends_is_discarded_unread_after_a_moment():
+    room = await refused_early()
+    room.taken.num_arrived = 2**20
+    assert not room.wire.is_reading
+    await room.advance(DISCARD_DELAY_S - 0.01)
+    assert room.taken.num_arrived
+    await room.advance(0.01)
+    assert not room.taken.num_arrived
+    assert room.wire.events == ["eof"]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@on_the_loop
+async def test_lingering_ends_when_the_client_has_closed_or_reset_the_connection(is_reset):
+    room = await refused_early()
+    room.taken.num_arrived, room.taken.is_reset = None, is_reset
+    await room.advance(DISCARD_DELAY_S)
+    assert room.wire.events == ["eof", "close"]
 
 
 @on_the_loop

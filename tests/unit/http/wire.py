@@ -97,9 +97,18 @@ class Wire:
 
 
 class Taken:
-    """A connection's socket, whose TCP state the kernel reports."""
+    """A connection's socket: the kernel reports its TCP state and has `num_arrived` bytes, None for the end of the stream."""
 
     is_reset = False
+    num_arrived: int | None = 0
+
+    def recv_into(self, *_):
+        if self.is_reset:
+            raise ConnectionResetError
+        if self.num_arrived == 0:
+            raise BlockingIOError
+        found, self.num_arrived = self.num_arrived or 0, self.num_arrived and 0
+        return found
 
     def getsockopt(self, *_):
         return bytes([7 if self.is_reset else 8])
