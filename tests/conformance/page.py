@@ -1,7 +1,7 @@
 """Writes the tables of docs/conformance.md from the conformance tests: `make conformance`.
 
-A line of an article is the docstring of its test: first what is asked, then what differs and why. Lines of torch and ONNX are
-made from their cases. Without the package onnx its table stays as it is.
+A line of an article is the docstring of its test: first what is asked, then what differs and why. Lines of torch, ONNX and
+of Keras, Flax and JAX are made from their cases. Without the package onnx its table stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conformance import test_articles, torch_cases
+from tests.conformance import parity_cases, test_articles, torch_cases
 from tests.conformance.onnx_cases import OnnxCase, onnx_cases, question_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +113,7 @@ def page(before: str, cases: Sequence[OnnxCase]) -> str:
         "layers": list(_layer_lines()),
         "errata": _table(("article", "what", "printed", "right", "test"), _errata_rows()),
         "torch": _table(("case", "shape of query", "request"), _torch_rows()),
+        "parity": _table(("case", "shape of query", "request", "differs"), _parity_rows()),
     }
     if cases:
         tables["onnx"] = _table(("case", "opset", "request", "differs"), _onnx_rows(cases))
@@ -147,7 +148,7 @@ def _errata_rows() -> Iterator[Sequence[str]]:
 def _layer_lines() -> Iterator[str]:
     """The first line of each module that goes through a layer."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        if path.stem not in {"test_articles", "test_torch_attention", "test_onnx_attention"}:
+        if path.stem not in {"test_articles", "test_torch_attention", "test_onnx_attention", "test_parity"}:
             doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             yield f"- `{path.name}`: {doc.splitlines()[0]}"
 
@@ -162,6 +163,14 @@ def _as_json(fields: Mapping[str, object], masks: Sequence[Mapping[str, object]]
 def _torch_rows() -> Iterator[Sequence[str]]:
     for case in torch_cases.CASES:
         yield [case.name, case.shape.words, _as_json(case.fields, case.masks)]
+
+
+def _parity_rows() -> Iterator[Sequence[str]]:
+    for case in parity_cases.CASES:
+        asked = case.asked("float64")
+        fields = {name: asked[name] for name in ("layout", "scale") if name in asked}
+        masks = [{"kind": mask.kind, **mask.fields} for mask in asked["masks"]]
+        yield [case.name, case.shape.words, _as_json(fields, masks), case.system.differs]
 
 
 def _onnx_rows(cases: Sequence[OnnxCase]) -> Iterator[Sequence[str]]:
