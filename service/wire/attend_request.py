@@ -24,7 +24,7 @@ from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.answer import named_tensors
 from service.wire.layouts import Layout
-from service.wire.mask_kinds import MAX_MASKS, MaskField, RequestMasks, kind_of
+from service.wire.mask_kinds import MAX_MASKS, MaskList, RequestMasks, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind
@@ -103,8 +103,7 @@ class AttendRequest(StrictModel):
     query: Tensor
     key: Tensor | None = None
     value: Tensor | None = None
-    # A factory, because pydantic deep-copies a default list for every request.
-    masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
+    masks: MaskList
     weights: WeightsSelection | None = None
     masked_rows: Literal["zero", "error"] = "zero"
     encoding: Literal["list", "base64"] | None = None

@@ -34,7 +34,7 @@ from service.wire.attend_request import (
     with_masked_rows,
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
-from service.wire.mask_kinds import MAX_MASKS, MaskField, RequestMasks
+from service.wire.mask_kinds import MaskList, RequestMasks
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensors import answer_form, check_fields, decode_tensor
 
@@ -64,32 +64,25 @@ class AttentionRequest(StrictModel):
     query: Tensor
     key: Tensor
     value: Tensor
-    layout: Annotated[
-        LayoutName | None, Field(description="order of the axes; default: ld for 2 axes, bhld for 4; 3 axes must say")
-    ] = None
-    num_heads: Annotated[Heads | None, Field(description="query heads, only with layout packed")] = None
-    num_kv_heads: Annotated[
-        Heads | None, Field(description="key and value heads, only with layout packed; default: num_heads")
-    ] = None
-    scale: Annotated[float | None, Field(description="factor of query·key; default: 1/√d")] = None
-    softcap: Annotated[float | None, Field(description="c > 0: a score s becomes c·tanh(s/c), before the masks")] = None
-    past_key: Annotated[
-        Tensor | None, Field(description="[Hkv, P, d], with B in front of a batch; stands before key")
-    ] = None
-    past_value: Annotated[Tensor | None, Field(description="[Hkv, P, V], with B in front of a batch")] = None
-    present: Annotated[bool, Field(description="return present_key and present_value: the past and the new rows")] = (
-        False
+    layout: LayoutName | None = Field(
+        default=None, description="order of the axes; default: ld for 2 axes, bhld for 4; 3 axes must say"
     )
-    sinks: Annotated[Tensor | None, Field(description="[H]: one logit a head, in the softmax's denominator only")] = (
-        None
+    num_heads: Heads | None = Field(default=None, description="query heads, only with layout packed")
+    num_kv_heads: Heads | None = Field(
+        default=None, description="key and value heads, only with layout packed; default: num_heads"
     )
-    # A factory, because pydantic deep-copies a default list for every request.
-    masks: Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
+    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
+    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
+    past_key: Tensor | None = Field(
+        default=None, description="[Hkv, P, d], with B in front of a batch; stands before key"
+    )
+    past_value: Tensor | None = Field(default=None, description="[Hkv, P, V], with B in front of a batch")
+    present: bool = Field(default=False, description="return present_key and present_value: the past and the new rows")
+    sinks: Tensor | None = Field(default=None, description="[H]: one logit a head, in the softmax's denominator only")
+    masks: MaskList
     weights: WeightsSelection | None = None
     scores: ScoresField | None = None
-    lse: Annotated[bool, Field(description="return the natural log-sum-exp of the masked scores, sink included")] = (
-        False
-    )
+    lse: bool = Field(default=False, description="return the natural log-sum-exp of the masked scores, sink included")
     masked_rows: Literal["zero", "error"] = "zero"
     encoding: Literal["list", "base64"] | None = None
 
@@ -112,9 +105,11 @@ def check_attention(
         masks.check_axes()
     tensors = {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
     call = _call(body, layout, {"query": query, **tensors})
-    sizes = _sizes(call)
+    past = 0 if call.past_key is None else call.past_key.shape[2]
+    b, n, rows, _ = call.query.shape
+    sizes = Sizes(b, n, rows, past + call.key.shape[2])
     call = call._replace(
-        mask=masks.combined(sizes, is_batch=layout.has_batch, past=sizes.keys - call.key.shape[2]),
+        mask=masks.combined(sizes, is_batch=layout.has_batch, past=past),
         weights=None if body.weights is None else body.weights.wanted(sizes),
         scores=None if body.scores is None else body.scores.wanted(sizes),
     )
@@ -126,8 +121,13 @@ def check_attention(
 
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
     """Return the call without its masks and selections; raises BadShape, BadDtype and InvalidInput."""
-    query, key, value = (layout.rows(tensors[name], name) for name in ("query", "key", "value"))
-    past_key, past_value = _past(layout, tensors)
+    query, key, value = (layout.rows(tensors[name], name) for name in REQUIRED)
+    past_key, past_value = (
+        layout.past(tensors[name], name) if name in tensors else None for name in ("past_key", "past_value")
+    )
+    if (past_key is None) != (past_value is None):
+        missing = "past_key" if past_key is None else "past_value"
+        raise InvalidInput("past_key and past_value come together", param=f"/{missing}")
     call = AttentionCall(
         query,
         key,
@@ -143,14 +143,6 @@ def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Te
     )
     _check_together(call)
     return call
-
-
-def _past(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    found = [layout.past(tensors[name], name) if name in tensors else None for name in ("past_key", "past_value")]
-    if (found[0] is None) != (found[1] is None):
-        missing = "past_key" if found[0] is None else "past_value"
-        raise InvalidInput("past_key and past_value come together", param=f"/{missing}")
-    return found[0], found[1]
 
 
 def _number(value: float | None, name: str, query: torch.dtype, least: float = -math.inf) -> float | None:
@@ -194,12 +186,6 @@ def _check_together(call: AttentionCall) -> None:
 def _expect(name: str, what: str, found: int, expected: int, other: str) -> None:
     if found != expected:
         raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")
-
-
-def _sizes(call: AttentionCall) -> Sizes:
-    past = 0 if call.past_key is None else call.past_key.shape[2]
-    b, n, queries, _ = call.query.shape
-    return Sizes(b, n, queries, past + call.key.shape[2])
 
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:

@@ -34,16 +34,14 @@ class InferParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    causal: Annotated[Causal | None, Field(description="no looking ahead: where query row 0 stands")] = None
+    causal: Causal | None = Field(default=None, description="no looking ahead: where query row 0 stands")
     attend_mask_axes: MaskAxes = None
     ignore_mask_axes: MaskAxes = None
     bias_axes: MaskAxes = None
-    weights: Annotated[Literal["heads", "mean"] | None, Field(description="attention weights to return")] = None
+    weights: Literal["heads", "mean"] | None = Field(default=None, description="attention weights to return")
     masked_rows: Literal["zero", "error"] | None = None
-    timeout: Annotated[int | None, Field(ge=0, description="deadline in microseconds; 0 = the service's own")] = None
-    binary_data_output: Annotated[bool | None, Field(description="outputs that do not say otherwise come as bytes")] = (
-        None
-    )
+    timeout: int | None = Field(default=None, ge=0, description="deadline in microseconds; 0 = the service's own")
+    binary_data_output: bool | None = Field(default=None, description="outputs that do not say otherwise come as bytes")
     sequence_id: Any = None
     sequence_start: Any = None
     sequence_end: Any = None
@@ -58,13 +56,11 @@ WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", 
 class AttentionParameters(InferParameters):
     """What else changes an answer of `sdpa`, attention without a layer."""
 
-    scale: Annotated[float | None, Field(description="factor of query·key; default: 1/√d")] = None
-    softcap: Annotated[float | None, Field(description="c > 0: a score s becomes c·tanh(s/c), before the masks")] = None
-    scores: Annotated[Literal["scaled", "capped", "masked"] | None, Field(description="stage of the output scores")] = (
-        None
-    )
-    lse: Annotated[bool | None, Field(description="return the log-sum-exp of the masked scores")] = None
-    present: Annotated[bool | None, Field(description="return present_key and present_value")] = None
+    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
+    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
+    scores: Literal["scaled", "capped", "masked"] | None = Field(default=None, description="stage of the output scores")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
+    present: bool | None = Field(default=None, description="return present_key and present_value")
 
 
 class InferOutput(BaseModel):

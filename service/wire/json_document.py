@@ -36,13 +36,8 @@ _SHORT = 64
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
 _COUNTED_BYTES = 4 * 2**20
-_KINDS: tuple[tuple[Literal["i", "u", "d"], type[np.generic]], ...] = (
-    ("i", np.int64),
-    ("u", np.uint64),
-    ("d", np.float64),
-)
-# What simdjson's methods raise if elements are not numbers, or not of the requested kind.
-_OTHER_KIND = (ValueError, TypeError, RuntimeError)
+# simdjson's letters for kinds of numbers.
+_KINDS: dict[Literal["i", "u", "d"], type[np.generic]] = {"i": np.int64, "u": np.uint64, "d": np.float64}
 
 
 class _NotForSimdjsonError(Exception):
@@ -302,10 +297,12 @@ class _Reader:
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others; `is_whole`: the first has neither fraction nor exponent."""
-    for kind, dtype in _KINDS if is_whole else _KINDS[-1:]:
+    for kind, dtype in _KINDS.items():
+        if kind != "d" and not is_whole:
+            continue
         try:
             values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype)
-        except _OTHER_KIND:
+        except (ValueError, TypeError, RuntimeError):  # elements are not numbers, or not all of this kind
             continue
         if len(values) != math.prod(shape):
             return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
 from service.wire.json_document import LONG_STRING, Json, parse
-from service.wire.number_list import Fault, NumberList
+from service.wire.number_list import NO_VALUES, Fault, NumberList
 
 REQUEST = struct.Struct("<QII")
 """Bytes of the body, its maximum depth, its maximum count of numbers."""
@@ -57,9 +57,9 @@ def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
         if isinstance(found, str):
             about, data = None, found.encode("utf-8", "surrogatepass")
         else:
-            about = {k: v for k in _ABOUT if (v := getattr(found, k)) is not None}
-            about["fault"] = found.fault and dataclasses.astuple(found.fault)
             data = found.values.tobytes()
+            about = dataclasses.asdict(dataclasses.replace(found, values=NO_VALUES))
+            del about["values"]
         parts.append({"path": path, "num_bytes": len(data), "numbers": about})
         blobs.append(data)
         container[name] = None
@@ -83,18 +83,13 @@ def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
     return document
 
 
-_ABOUT = ("shape", "is_whole", "first_boolean", "first_minus_inf")
-
-
 def _unpacked(about: dict[str, Any] | None, data: memoryview) -> str | NumberList:
     if about is None:
         return str(data, "utf-8", "surrogatepass")
-    fault = about.pop("fault")
-    shape = tuple(about.pop("shape"))
-    if fault is not None:
-        index, what = fault
-        fault = Fault(tuple(index), what)
-    return NumberList(np.frombuffer(data), shape, **about, fault=fault)
+    about["shape"] = tuple(about["shape"])
+    if about["fault"] is not None:
+        about["fault"] = Fault(tuple(about["fault"]["index"]), about["fault"]["what"])
+    return NumberList(np.frombuffer(data), **about)
 
 
 def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str | int, ...]]]:

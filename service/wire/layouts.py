@@ -59,10 +59,7 @@ class Layout(NamedTuple):
                 )
             tensor = tensor.unflatten(-1, (heads, -1))
         tensor = tensor.permute([self.axes.index(axis) for axis in _AXES if axis in self.axes])
-        for place, axis in enumerate(_AXES):
-            if axis not in self.axes:
-                tensor = tensor.unsqueeze(place)
-        return tensor
+        return tensor[tuple(slice(None) if axis in self.axes else None for axis in _AXES)]
 
     def past(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return past_key or past_value, [Hkv, P, d] with B in front of a batch, as [B, Hkv, P, d]; raises BadShape."""

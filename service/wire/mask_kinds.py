@@ -2,8 +2,7 @@
 
 A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, and a constructor in
 the client. Invariants: Sizes never decide what an axis of values means. The rank decides where it has one reading; elsewhere
-`axes` is required, so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast. Nothing here
-reads scores.
+`axes` is required, so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _READINGS = {
 
 
 class MaskPlace(NamedTuple):
-    """The sizes that a mask must fit; `param` is the JSON pointer of the mask, `values_param` that of its values.
-
-    `past` is the number of keys that stand before those of the request.
-    """
+    """The sizes that a mask must fit, the JSON pointers of the mask and of its values, and the number of keys of the past."""
 
     sizes: Sizes
     is_batch: bool
@@ -52,7 +48,7 @@ class MaskPlace(NamedTuple):
     past: int = 0
 
     @property
-    def full_sizes(self) -> dict[str, int]:
+    def size_of(self) -> dict[str, int]:
         """The size of each axis by its letter."""
         return dict(zip("bhls", self.sizes, strict=True))
 
@@ -80,10 +76,7 @@ class TableMask(ValuedMask):
     axes: Annotated[Axes | None, Field(description=_AXES_WORDS)] = None
 
     def check_axes_of_batch(self, param: str, values_param: str) -> None:
-        """Raise MaskAxesRequired if the rank of the values has two readings in a batch and `axes` does not choose one.
-
-        `param` is the JSON pointer of the mask, `values_param` that of its values. No size is looked at.
-        """
+        """Raise MaskAxesRequired if the rank of the values has two readings in a batch and `axes` does not choose one."""
         if self.axes is None and (rank := rank_of(self.values)) in _READINGS:
             name = "axes" if values_param.startswith(param) else f"the parameter {values_param.lstrip('/')}_axes"
             raise MaskAxesRequired(
@@ -103,19 +96,15 @@ class TableMask(ValuedMask):
             )
         tensor = decode_tensor(self.values, TensorField(place.values_param, self.VALUES))
         axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
-        have, want = dict(zip(axes, tensor.shape, strict=False)), place.full_sizes
-        if not axes or len(axes) != tensor.dim() or any(size not in (want[name], 1) for name, size in have.items()):
+        have, full = dict(zip(axes, tensor.shape, strict=False)), place.size_of
+        if not axes or len(axes) != tensor.dim() or any(size not in (full[axis], 1) for axis, size in have.items()):
             raise self._wrong_shape(place, str(list(tensor.shape)))
-        return tensor.reshape([have.get(name, 1) for name in want])
+        return tensor.reshape([have.get(axis, 1) for axis in full])
 
     def _wrong_shape(self, place: MaskPlace, found: str) -> BadMask:
-        full = place.full_sizes
-        shapes = [
-            f"{[full[name] for name in axes]} (axes {axes})"
-            for axes in get_args(Axes)
-            if place.is_batch or "b" not in axes
-        ]
-        words = f"{', '.join(shapes[:-1])} or {shapes[-1]}, and any axis may be 1; got {found}"
+        known = [axes for axes in get_args(Axes) if place.is_batch or "b" not in axes]
+        *shapes, last = [f"{[place.size_of[axis] for axis in axes]} (axes {axes})" for axes in known]
+        words = f"{', '.join(shapes)} or {last}, and any axis may be 1; got {found}"
         if self.axes is not None:
             words += f" as axes {self.axes}"
         return BadMask(f"{words_of(place.values_param)} must be {words}", param=place.values_param)
@@ -238,6 +227,8 @@ class WindowMask(_Aligned):
 MaskField = Annotated[
     AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask, Field(discriminator="kind")
 ]
+# A factory, because pydantic deep-copies a default list for every request.
+MaskList = Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
 MASK_KINDS: dict[str, type[MaskKind]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(MaskField)[0])
 }

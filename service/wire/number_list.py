@@ -19,6 +19,7 @@ import numpy.typing as npt
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
 BEYOND_FLOAT64 = "a number beyond the range of float64"
+NO_VALUES = np.empty(0)
 OTHER_SHAPE = "a list or a number of another shape"
 
 _NAMES: dict[type, str] = {bool: "a boolean", type(None): "null", dict: "an object"}
@@ -84,9 +85,7 @@ def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList
         return NumberList(values, shape, float not in kinds, first_boolean, first_minus_inf)
     position = next(i for i, item in enumerate(items) if not _is_number(item))
     fault = Fault(index_of(position, shape), _described(items[position]))
-    return NumberList(
-        np.empty(0), shape, True, _before(first_boolean, position), _before(first_minus_inf, position), fault
-    )
+    return NumberList(NO_VALUES, shape, True, first_boolean, first_minus_inf, fault)
 
 
 def _floats(items: Sequence[object]) -> Float64s | None:
@@ -101,12 +100,8 @@ def _floats(items: Sequence[object]) -> Float64s | None:
     return values if np.count_nonzero(~np.isfinite(values)) == items.count("-inf") else None
 
 
-def _before(found: int | None, position: int) -> int | None:
-    return found if found is not None and found < position else None
-
-
 def _faulty(index: tuple[int, ...], what: str) -> NumberList:
-    return NumberList(np.empty(0), (), fault=Fault(index, what))
+    return NumberList(NO_VALUES, (), fault=Fault(index, what))
 
 
 def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,10 +1,9 @@
 """Safetensors codec: reads a request from a safetensors file and writes an answer as one; templates skip repeated checks.
 
-The body is one safetensors file. Its tensors are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key,
-`request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
-read. Nothing is copied here: a tensor is a view of the body. From here on both forms of a request take the same path, so they
-give the same bits and the same errors. An answer's tensors are not copied either. Those of wider dtypes come first, so that each
-one is aligned for a reader that maps the bytes. The bits arrive unchanged, whatever the values are.
+The tensors of a body are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key, `request`: the JSON of the
+other fields, masks without their values. Invariants: The whole header is checked before any tensor is read. Nothing is copied: a
+tensor of a request is a view of its body. Both forms of a request take the same path from here on, so they give the same bits and
+the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader that maps the bytes.
 
 Callers send the same few shapes repeatedly. Apart from the values, the checks of a request depend only on the layer and on the
 header and length of its body. A template comes from a request that passed every check and has no masks, because with masks the
@@ -32,14 +31,14 @@ from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
 from service.wire.tensors import RawTensor, bytes_of, bytes_to_tensor
 
 MAX_HEADER_BYTES = 256 * 1024
-# Callers send the same few shapes repeatedly, and reading a header costs ten times as much as a cache lookup.
+# Reading a header costs ten times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
-# The tensors of every kind of request; which of them a request takes, its fields say.
+# The names of tensors in any kind of request; the fields of the request decide which of them it takes.
 TENSORS = ("query", "key", "value", "past_key", "past_value", "sinks")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
-# Other writers put it into the metadata of every file; it has no meaning here.
-_TOLERATED = {"format"}
+# Other writers put `format` into the metadata of every file; it has no meaning here.
+_METADATA = {"request", "format"}
 
 
 def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, object]:
@@ -47,7 +46,7 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     to no field, and the errors of `json_document.parse` for the JSON of the other fields.
     """
     header = read_header(header_of(body), len(body))
-    if header.metadata.keys() - {"request"} - _TOLERATED:
+    if header.metadata.keys() - _METADATA:
         raise UnknownField("the header's __metadata__ may have only the key request")
     document = _parse_request(header.metadata.get("request", "{}"), max_depth, max_numbers)
     _check_no_values(document)

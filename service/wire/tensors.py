@@ -79,14 +79,11 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
     is at most 4, and axes may be empty. Raises UnknownField, BadDtype, BadShape, BadEncoding, NonFinite, CostLimit and
     InvalidInput. A value of another kind raises BadMask for BOOL and BadDtype otherwise.
     """
-    if isinstance(value, RawTensor):
-        dtype, shape = _dtype(value.dtype, field), _checked_shape(value.shape, field)
-        _check_count(len(value.data), shape, field, what="bytes", each=dtype.itemsize)
-        return bytes_to_tensor(value.data, field, dtype, shape)
     if isinstance(value, dict):
         _check_members(value, field)
-        dtype, shape = _dtype(value["dtype"], field), _shape(value["shape"], field)
-        return _decode_data(value["data"], field, dtype, shape)
+        return _decode_data(value["data"], field, _dtype(value["dtype"], field), _shape(value["shape"], field))
+    if isinstance(value, RawTensor):
+        return _decode_data(value.data, field, _dtype(value.dtype, field), _shape(value.shape, field))
     numbers = _numbers(value)
     if numbers is None:
         raise InvalidInput(
@@ -166,18 +163,16 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     param = f"{field.param}/shape"
     if isinstance(value, NumberList):  # a nested list, or one of more than 64 entries
         raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
-    if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
-        raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
-    return _checked_shape(tuple(value), field)
-
-
-def _checked_shape(shape: tuple[int, ...], field: TensorField) -> tuple[int, ...]:
-    if len(shape) > MAX_RANK:
-        raise _rank_error(field, len(shape))
+    if not isinstance(value, tuple):  # tuples come from codecs, which have checked their sizes
+        if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
+            raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
+        value = tuple(value)
+    if len(value) > MAX_RANK:
+        raise _rank_error(field, len(value))
     # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
-    if math.prod(max(size, 1) for size in shape) > MAX_VALUES:
-        raise CostLimit(f"the shape of {field.words} has more than {MAX_VALUES:,} values", param=f"{field.param}/shape")
-    return shape
+    if math.prod(max(size, 1) for size in value) > MAX_VALUES:
+        raise CostLimit(f"the shape of {field.words} has more than {MAX_VALUES:,} values", param=param)
+    return value
 
 
 def _rank_error(field: TensorField, rank: int) -> BadShape:
@@ -191,9 +186,9 @@ def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: 
 
 
 def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor of a flat list or a base64 string, whose dtype and shape are known."""
-    if isinstance(data, str):
-        content = _decode_base64(data, field)
+    """Return the tensor of bytes, a base64 string or a flat list, whose dtype and shape are known."""
+    if isinstance(data, memoryview | str):
+        content = _decode_base64(data, field) if isinstance(data, str) else data
         _check_count(len(content), shape, field, what="bytes", each=dtype.itemsize)
         return bytes_to_tensor(content, field, dtype, shape)
     numbers = _numbers(data) if isinstance(data, list | NumberList) else None
