@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.engine_protocol import ComputeLimits
-from service.batching.job import Cost
+from service.batching.job import Cost, Work
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
@@ -91,13 +91,6 @@ class Congestion:
 WINDOW = 16  # batches: enough for a mixture of sizes, few enough to follow a change of load
 SHORTEST_S = 1e-6  # a coarse clock may measure 0
 LONGEST_RETRY_S = 60
-
-
-class Work(NamedTuple):
-    """An amount of work, in so many jobs."""
-
-    flops: int
-    num_jobs: int
 
 
 class Speed:
@@ -265,12 +258,12 @@ class Admission:
 
         With several callers, only those above their fair share are refused.
         """
-        own_flops = self._lanes.fair_flops(lane, caller)
+        own_flops = self._lanes.fair_share(lane, caller).flops
         overloaded_s = self.congestion.overloaded_s(lane, own_flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",
-                retry_after_s=self.speed.retry_after_s(self._lanes.flops_ahead(lane, caller)),
+                retry_after_s=self.speed.retry_after_s(self._lanes.ahead(lane, caller).flops),
             )
 
     def _check_time(self, lane: Hashable, flops: int, left_s: float, now: float, caller: Hashable) -> None:
@@ -283,12 +276,11 @@ class Admission:
         lanes = self._lanes
         if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
             return
-        ahead = Work(lanes.flops_ahead(lane, caller), lanes.jobs_ahead(lane, caller))
         beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
         most_left_s = self._limits.compute.step_s if may_run_between else math.inf
-        likely_s = self.speed.finish_s(flops, ahead, beside, now, most_left_s)
+        likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), beside, now, most_left_s)
         if likely_s > left_s:
             raise DeadlineExceeded(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"

@@ -35,6 +35,13 @@ class Cost(NamedTuple):
 NOTHING = Cost(sequences=0, tokens=0, cells=0, weights_bytes=0, input_bytes=0, flops=0)
 
 
+class Work(NamedTuple):
+    """An amount of work, in so many jobs."""
+
+    flops: int
+    num_jobs: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """The batch that a job was computed in; an observer of the batch may leave values for its members in `notes`."""

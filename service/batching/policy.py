@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from service.batching.job import Cost
+from service.batching.job import Cost, Work
 
 # Work charged per job besides its flops, so that small requests are not free: the loop's own work for a job takes as long as
 # 2**24 flops.
@@ -76,15 +76,13 @@ class FairQueue(Collection[J]):
         """The oldest job of each caller."""
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
-    def num_callers(self, with_caller: Hashable) -> int:
-        """Return the number of callers with a waiting job, `with_caller` included."""
-        return len({with_caller} | {name for name, caller in self._callers.items() if caller.jobs})
-
-    def num_of(self, caller: Hashable) -> int:
-        return len(self._callers[caller].jobs) if caller in self._callers else 0
-
-    def flops_of(self, caller: Hashable) -> int:
-        return self._callers[caller].flops if caller in self._callers else 0
+    def fair_share(self, caller: Hashable) -> Work:
+        """Return the work done before a job that this caller adds now: the caller's own, and as much for each other one."""
+        own = self._callers.get(caller)
+        if own is None or not own.jobs:
+            return Work(0, 0)
+        num_callers = sum(bool(found.jobs) for found in self._callers.values())
+        return Work(min(self.flops, own.flops * num_callers), min(self._num_jobs, len(own.jobs) * num_callers))
 
     def append(self, job: J) -> None:
         caller = self._callers.get(job.caller)
@@ -221,20 +219,15 @@ class Lanes(Generic[J]):
         """Return the work that waits in a lane."""
         return self._lanes[name].flops if name in self._lanes else 0
 
-    def fair_flops(self, name: Hashable, caller: Hashable) -> int:
-        """Return the work done in a lane before a job this caller adds now: the caller's own, and as much for each other one."""
+    def fair_share(self, name: Hashable, caller: Hashable) -> Work:
+        """Return the work done in a lane before a job that this caller adds now."""
         lane = self._lanes.get(name)
-        return 0 if lane is None else min(lane.flops, lane.flops_of(caller) * lane.num_callers(caller))
+        return Work(0, 0) if lane is None else lane.fair_share(caller)
 
-    def flops_ahead(self, name: Hashable, caller: Hashable = None) -> int:
+    def ahead(self, name: Hashable, caller: Hashable = None) -> Work:
         """Return the work done before a job added to this lane now: its own lane's, and as much for each other one."""
-        return min(self.num_flops, self.fair_flops(name, caller) * len(self._lanes))
-
-    def jobs_ahead(self, name: Hashable, caller: Hashable = None) -> int:
-        """Return the same in jobs."""
-        lane = self._lanes.get(name)
-        own = 0 if lane is None else min(len(lane), lane.num_of(caller) * lane.num_callers(caller))
-        return min(self.num_jobs, own * len(self._lanes))
+        own, num_lanes = self.fair_share(name, caller), len(self._lanes)
+        return Work(min(self.num_flops, own.flops * num_lanes), min(self.num_jobs, own.num_jobs * num_lanes))
 
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from service.batching.admission import WINDOW, Speed, Work
+from service.batching.admission import WINDOW, Speed
 from service.batching.engine_protocol import (
     BatchEvent,
     ComputeLimits,
@@ -28,7 +28,7 @@ from service.batching.engine_protocol import (
     SplitEvent,
     Stopped,
 )
-from service.batching.job import BatchInfo, Job, P, R
+from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
+from service.batching.job import Work
 from service.batching.policy import JOB_OVERHEAD_FLOPS, FairQueue
 from tests.unit.batching.items import Item, cost, given
 
@@ -53,8 +54,9 @@ def test_each_job_is_taken_once_and_callers_keep_their_order(items, data):
     for caller in "xyz":
         own = [item for item in left if item.caller == caller]
         assert [item for item in queue if item.caller == caller] == own
-        assert (queue.num_of(caller), queue.flops_of(caller)) == (len(own), sum(item.cost.flops for item in own))
-        assert queue.num_callers(caller) == len({item.caller for item in left} | {caller})
+        flops, num_callers = sum(item.cost.flops for item in own), len({item.caller for item in left})
+        share = Work(min(queue.flops, flops * num_callers), min(len(left), len(own) * num_callers))
+        assert queue.fair_share(caller) == share
     assert {head.number for head in queue.heads} == {
         min(item.number for item in left if item.caller == caller) for caller in {item.caller for item in left}
     }

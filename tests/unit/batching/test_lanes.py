@@ -34,7 +34,7 @@ def test_a_job_can_be_removed_from_anywhere_once(waiting, data):
     assert lanes.num_lanes == len({item.lane for item in left}), "empty lanes disappear"
     for lane in "abcd":
         own = sum(item.cost.flops for item in left if item.lane == lane)
-        assert lanes.flops_ahead(lane) == min(lanes.num_flops, own * lanes.num_lanes)
+        assert lanes.ahead(lane).flops == min(lanes.num_flops, own * lanes.num_lanes)
     assert {head.number for head in lanes.heads} == {
         min(item.number for item in left if item.lane == lane) for lane in {item.lane for item in left}
     }
@@ -44,9 +44,9 @@ def test_a_job_can_be_removed_from_anywhere_once(waiting, data):
 
 def test_the_work_ahead_is_that_of_the_lane_and_as_much_for_each_other_lane():
     lanes = lanes_of([Item("a", cost(flops=10)), Item("a", cost(flops=10)), Item("b", cost(flops=500))])
-    assert lanes.flops_ahead("a") == 40
-    assert lanes.flops_ahead("b") == 520, "never more than there is"
-    assert lanes.flops_ahead("new") == 0, "a new lane is next but for ties"
+    assert lanes.ahead("a").flops == 40
+    assert lanes.ahead("b").flops == 520, "never more than there is"
+    assert lanes.ahead("new").flops == 0, "a new lane is next but for ties"
 
 
 # Shares

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.batching.admission import Speed, Work
+from service.batching.admission import Speed
+from service.batching.job import Work
 
 NOTHING = Work(0, 0)
 
