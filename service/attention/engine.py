@@ -226,7 +226,7 @@ class Engine:
     def _can_run_inline(self, batch: Sequence[LayerCall]) -> bool:
         """Return whether the caller's thread may compute the batch.
 
-        Not on a GPU, which computes while the caller goes on. Not with several torch threads: torch would start as many for the
+        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many for the
         caller's thread. Not before the layer has a variant in the batch's dtype.
         """
         num_threads = max(self.options.num_threads, torch.get_num_threads())

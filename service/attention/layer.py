@@ -98,10 +98,10 @@ class Layer:
         stops = itertools.accumulate(self._widths)
         # Slices share memory, so that weights that are not packed are held once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
-        apart = [packed(part) for part in slices]
-        needs_a_copy = any(isinstance(projection, Packed) for projection in apart)
+        separate = [packed(part) for part in slices]
+        needs_a_copy = any(isinstance(projection, Packed) for projection in separate)
         is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
-        return apart, packed(together) if is_fused else None
+        return separate, packed(together) if is_fused else None
 
     def _projections(self) -> list[Projection]:
         inputs = [self._fused] if isinstance(self._fused, Plain) else [*self._inputs, self._fused]
@@ -173,10 +173,8 @@ class Layer:
         each = zip(views, outputs, strict=True)
         for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
             kernels.attend_same_length(heads, length, self.spec.scale, output)
-        apart = [
-            self._attend_call(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]
-        ]
-        return [None] * num_same_length + apart
+        found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
+        return [None] * num_same_length + found
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""
@@ -208,7 +206,7 @@ class Layer:
         counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
         return list(itertools.starmap(Heads, zip(*map(_head_views, columns, counts, lengths), strict=True)))
 
-    def _attend_call(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
+    def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
         """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
         for b, (views, output) in enumerate(sequences):

@@ -1,7 +1,6 @@
 """Preemption: a long batch computes in steps, so that other batches compute between them.
 
-Lives here: the points at which a forward pass may stop, and the batch that stops there.
-Must not know: what is computed, what computes in between, why.
+Lives here: the points at which a forward pass may stop, and the batch that stops there. Independent of what is computed.
 Invariants: A batch computes the same pieces whether it stops or not; only the time between two pieces differs. A stopped
 batch keeps its thread and its tensors, but holds nothing of the engine. A dropped batch ends at the point where it stopped.
 """
@@ -52,7 +51,7 @@ class Steps(Generic[R]):
         self._step_s = step_s
         self._notify = notify
         self._step = self.first
-        self._goes_on = threading.Semaphore(0)
+        self._resumed = threading.Semaphore(0)
         self._is_dropped = False
         self._due = 0.0
 
@@ -84,7 +83,7 @@ class Steps(Generic[R]):
         self._lock.release()
         try:
             step.set_result(self)
-            self._goes_on.acquire()
+            self._resumed.acquire()
         finally:
             self._lock.acquire()
         self.stopped_s += time.perf_counter() - now
@@ -96,7 +95,7 @@ class Steps(Generic[R]):
         """Continue a stopped batch; return the future of its next step."""
         step = self._step
         self._notify(False)
-        self._goes_on.release()
+        self._resumed.release()
         return step
 
     def drop(self) -> None:
@@ -105,6 +104,6 @@ class Steps(Generic[R]):
         self.resume()
 
     def finish(self) -> None:
-        """Let the batch run to its end without stops; a stopped batch goes on."""
+        """Let the batch run to its end without stops; a stopped batch resumes."""
         self._step_s = self._due = math.inf
-        self._goes_on.release()
+        self._resumed.release()

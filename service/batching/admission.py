@@ -106,7 +106,7 @@ class Speed:
         self.rate = 0.0
         """Flops per second of the median batch; 0 before the first."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
-        self._charge_rate = self._s_a_job = self._batch_s = 0.0
+        self._charge_rate = self._s_per_job = self._batch_s = 0.0
         self._running = Work(0, 0)
         self._began = 0.0
 
@@ -125,19 +125,19 @@ class Speed:
         self.rate = statistics.median_low([work.flops / took for work, took in self._batches])
         charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
         self._charge_rate = statistics.median_low(charges)
-        self._s_a_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
+        self._s_per_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
         self._batch_s = statistics.median_low([took for _, took in self._batches])
 
     def charge_of(self, seconds: float) -> float:
         """Return the flops charged for batches that take so long together, overheads included; 0 before the first batch."""
         return self._charge_rate * seconds
 
-    def less(self, work: Work, seconds: float) -> Work:
-        """Return what is left of a batch after that time."""
+    def remaining(self, work: Work, seconds: float) -> Work:
+        """Return what is left of a batch after `seconds`."""
         return Work(max(0, work.flops - int(self.rate * seconds)), work.num_jobs)
 
     def retry_after_s(self, flops: int) -> int:
-        """Return whole seconds until that much queued work is likely done, at least 1 and at most 60."""
+        """Return whole seconds until `flops` of queued work are likely done, at least 1 and at most 60."""
         if not self._batches:
             return 1
         rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
@@ -147,23 +147,24 @@ class Speed:
         """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
         return self._batch_s + (self._running.flops + flops) / (self.rate or math.inf) < left_s
 
-    def finish_s(self, flops: int, ahead: Work, beside: Work, now: float, most_left_s: float = math.inf) -> float:
-        """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `beside` in its lane.
+    def finish_s(self, flops: int, ahead: Work, same_lane: Work, now: float, most_left_s: float = math.inf) -> float:
+        """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `same_lane` waiting.
 
-        The sum of what is left of the running batch (at most `most_left_s`), the work ahead, and the job's own batch. Other
-        waiting jobs fill that batch up to the usual length. 0 if nothing is known or nothing is ahead.
+        The sum of what is left of the running batch (at most `most_left_s`), the work ahead, and the job's own batch. Jobs of
+        the same lane fill that batch up to the usual length. 0 if nothing is known or nothing is ahead.
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
-        passed_s, rate, s_a_job = now - self._began, self.rate, self._s_a_job
-        left_s = min(self._running.flops / rate - passed_s, most_left_s)
-        by_work = self._finish_s(left_s, ahead.flops / rate, flops / rate, beside.flops / rate)
-        left_s = min(self._running.num_jobs * s_a_job - passed_s, most_left_s)
-        by_number = self._finish_s(left_s, ahead.num_jobs * s_a_job, s_a_job, beside.num_jobs * s_a_job)
-        return min(by_work, by_number)
+        running, before, own, lane = map(self._seconds, (self._running, ahead, Work(flops, 1), same_lane))
+        passed_s, likely_s = now - self._began, math.inf
+        for running_s, ahead_s, own_s, lane_s in zip(running, before, own, lane, strict=True):
+            left_s = max(0.0, min(running_s - passed_s, most_left_s))
+            likely_s = min(likely_s, left_s + ahead_s + max(own_s, min(self._batch_s, own_s + lane_s)))
+        return likely_s
 
-    def _finish_s(self, left_s: float, ahead_s: float, own_s: float, beside_s: float) -> float:
-        return max(0.0, left_s) + ahead_s + max(own_s, min(self._batch_s, own_s + beside_s))
+    def _seconds(self, work: Work) -> tuple[float, float]:
+        """Return how long the work likely takes: by its flops, and by its number of jobs."""
+        return work.flops / self.rate, work.num_jobs * self._s_per_job
 
 
 # A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.
@@ -276,11 +277,11 @@ class Admission:
         lanes = self._lanes
         if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
             return
-        beside = Work(lanes.flops(lane), len(lanes.jobs(lane)))
+        same_lane = Work(lanes.flops(lane), len(lanes.jobs(lane)))
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
         most_left_s = self._limits.compute.step_s if may_run_between else math.inf
-        likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), beside, now, most_left_s)
+        likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
         if likely_s > left_s:
             raise DeadlineExceeded(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"

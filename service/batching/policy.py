@@ -193,11 +193,11 @@ class Lanes(Generic[J]):
             self._lanes[name].start = self._virtual_time
 
     def resume(self) -> None:
-        """Record that the stopped batch goes on or has ended."""
+        """Record that the stopped batch resumes or has ended."""
         self._stopped = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """Return the lane that runs next before the stopped batch goes on, or None; never that batch's own lane."""
+        """Return the lane that runs next before the stopped batch resumes, or None; never that batch's own lane."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)

@@ -4,7 +4,7 @@ Independent of callers, and of which jobs run together and when.
 Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
 engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. A foreign exception is
 translated once, here; its text never reaches a caller. An engine that is down ends the run, and so does a step that does not
-end. A stopped batch goes on only while a caller waits for it. After an inline batch the loop has time for other requests.
+end. A stopped batch resumes only while a caller waits for it. After an inline batch the loop has time for other requests.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Runner(Generic[P, R]):
                 batch.drop()
                 return None, total_s
             started_at = self._clock.now()
-            self._speed.begin(self._speed.less(work, total_s), started_at)
+            self._speed.begin(self._speed.remaining(work, total_s), started_at)
             future = batch.resume()
 
     def _settle(self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]]) -> list[list[Job[P, R]]]:

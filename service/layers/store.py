@@ -64,14 +64,14 @@ class Store:
     def save(self, layer: StoredLayer) -> Path:
         """Write or replace the layer's file; a crash leaves the old file, or none."""
         path = self.directory / f"{layer.name}{SUFFIX}"
-        beside = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
+        temporary = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             try:
-                _write_synced(beside, _encode(layer))
-                beside.replace(path)
+                _write_synced(temporary, _encode(layer))
+                temporary.replace(path)
             finally:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             _sync_directory(self.directory)
         except OSError as error:
             raise LayerError(f'layer "{layer.name}": the layer directory cannot be written') from error
@@ -105,8 +105,10 @@ def _encode(layer: StoredLayer) -> bytes:
     }
     text = json.dumps(about_layer, sort_keys=True, allow_nan=False)
     # safetensors refuses tensors that share memory, as those of a layer built in code may
-    apart = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in layer.tensors.items()}
-    return safetensors.torch.save(apart, metadata={"spec": text})
+    unshared = {
+        key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in layer.tensors.items()
+    }
+    return safetensors.torch.save(unshared, metadata={"spec": text})
 
 
 def _decode(name: str, file: io.FileIO) -> StoredLayer:
