@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.auth.rate_limit import Bucket, Limiter, Rate
+from service.api.auth.rate_limit import Limiter, Rate
 from service.errors import RateLimited
 from tests.doubles import ManualClock
 
@@ -14,11 +14,12 @@ GAPS = st.lists(st.floats(0, 20) | st.just(0.0), max_size=100)
 
 @given(RATES, GAPS)
 def test_t_seconds_admit_at_most_burst_plus_t_times_the_rate(rate, gaps):
-    now, bucket, taken = 1e5, Bucket(rate, 1e5), [1e5]
+    clock, taken = ManualClock(1e5), [1e5]
+    limiter = Limiter(rate, clock.now)
     for gap in gaps:
-        now += gap
-        if bucket.take(now) == 0:
-            taken.append(now)
+        clock.advance(gap)
+        if limiter.wait_s(b"x") == 0:
+            taken.append(clock.now())
     for first in range(1, len(taken)):
         for last in range(first, len(taken)):
             passed = taken[last] - taken[first]
@@ -45,15 +46,17 @@ def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
 
 @given(RATES, GAPS)
 def test_a_refused_request_costs_no_token(rate, gaps):
-    """Who hammers gets exactly as much as one who asks whenever there is a token."""
-    hammered, asked = Bucket(rate, 0.0), Bucket(rate, 0.0)
+    """A client that repeats refused requests gets exactly as much as one that asks whenever there is a token."""
+    times = [0.0]
+    eager, patient = (Limiter(rate, lambda: times[-1]) for _ in range(2))
     now = 0.0
     for gap in gaps:
-        now += gap
-        while (wait := hammered.take(now)) == 0:
-            assert asked.take(now) == 0
+        times.append(now := now + gap)
+        while (wait_s := eager.wait_s(b"x")) == 0:
+            assert patient.wait_s(b"x") == 0
         for part in (0.25, 0.5, 0.9):
-            assert hammered.take(now + wait * part) > 0
+            times.append(now + wait_s * part)
+            assert eager.wait_s(b"x") > 0
 
 
 @pytest.mark.parametrize(("per_s", "waits"), [(10.0, 1), (1.0, 1), (0.5, 2), (0.3, 4), (1 / 60, 60)])
