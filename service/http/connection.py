@@ -149,43 +149,43 @@ class Connection(HttpToolsProtocol):
         self._slot = slot
         self._coalescer = coalescer
         self._stage = Stage.HEAD
-        self._is_resting = False  # between two requests; the first one is due from the start
-        self._begun = self._waiting = b""
+        self._is_idle = False  # between two requests, so not before the first
+        self._partial_head = self._early_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
-        self._has_ended = False
-        self._is_last = self._may_end = False  # the request closes the connection; a waiting request may
-        self._is_shed = False
+        self._is_half_closed = False
+        self._is_last = self._early_is_last = False  # whether this request, or one that waits, says that it is the last
+        self._is_shedding = False
         self._num_dropped_bytes = 0
         self._linger_ends_at = 0.0
-        self._reading = Deadline(self.loop, self._read_too_late)
-        self._writing = Deadline(self.loop, self._written_too_late)
+        self._read_deadline = Deadline(self.loop, self._on_read_deadline)
+        self._write_deadline = Deadline(self.loop, self._on_write_deadline)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         self._common_scope = common_scope(self)
         self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
-        self._reading.set(self._limits.header_timeout_s)
+        self._read_deadline.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading.stop()
-        self._writing.stop()
-        self._stage, self._begun, self._waiting = Stage.DROP, b"", b""
+        self._read_deadline.stop()
+        self._write_deadline.stop()
+        self._stage, self._partial_head, self._early_bytes = Stage.DROP, b"", b""
         self._slot.leave()
         super().connection_lost(exc)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.report_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        self._wait(data) if self._waiting else self._take(data)
+        self._keep_early(data) if self._early_bytes else self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
-        self._has_ended = True
+        self._is_half_closed = True
         self._coalescing.send_held()  # these responses precede the client's end, so they are sent
-        waiting = self._waiting.lower()
-        self._may_end = b"close" in waiting or b"http/1.0" in waiting
-        return self.transport.can_write_eof() and self._is_waited_for()
+        early = self._early_bytes.lower()
+        self._early_is_last = b"close" in early or b"http/1.0" in early
+        return self.transport.can_write_eof() and self._client_waits()
 
     def shutdown(self) -> None:
         self._coalescing.send_held()
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
 
     def shed(self) -> None:
         """Make the next response the last. Between two requests nothing happens, because the client may be sending."""
-        self._is_shed = True
+        self._is_shedding = True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -204,14 +204,14 @@ class Connection(HttpToolsProtocol):
         if limits.min_response_bytes_per_s:
             cycle.paused_at = self.loop.time()
             left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
-        self._writing.set(limits.write_timeout_s + min(0.0, left_s))
+        self._write_deadline.set(limits.write_timeout_s + min(0.0, left_s))
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.cycle.response_complete:
-            self._writing.set(self._limits.write_timeout_s)  # for the rest of the response
+            self._write_deadline.set(self._limits.write_timeout_s)  # for the rest of the response
             return
-        self._writing.clear()
+        self._write_deadline.clear()
         if self.cycle.paused_at is not None:  # else the previous response's pause is over
             self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
@@ -224,11 +224,12 @@ class Connection(HttpToolsProtocol):
             elif self._stage is Stage.BODY:
                 data = self._take_body(data)
             else:
-                self._wait(data) if self._stage is Stage.EARLY else self._count_dropped(len(data))
+                self._keep_early(data) if self._stage is Stage.EARLY else self._count_dropped(len(data))
                 return
 
     def _take_head(self, data: Bytes) -> Bytes:
-        begun = (self._begun + data).removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
+        # RFC 9112, section 2.2: skip one empty line before a request.
+        begun = (self._partial_head + data).removeprefix(CRLF)
         end = begun.find(END)
         try:
             if end >= 0:
@@ -241,10 +242,10 @@ class Connection(HttpToolsProtocol):
         if end >= 0:
             self._open(head)
             return memoryview(begun)[end + len(END) :]
-        self._begun = begun
-        if self._is_resting:
-            self._reading.set(self._limits.header_timeout_s)
-        self._is_resting = False
+        self._partial_head = begun
+        if self._is_idle:
+            self._read_deadline.set(self._limits.header_timeout_s)
+        self._is_idle = False
         return b""
 
     def _take_body(self, data: Bytes) -> Bytes:
@@ -258,8 +259,8 @@ class Connection(HttpToolsProtocol):
         if not cycle.response_complete:
             cycle.arrived(piece, is_whole=body.is_complete)
         if not body.is_complete and rest:
-            self._wait(rest)
-            self.loop.call_later(PAUSE_S, self._take_waiting)
+            self._keep_early(rest)
+            self.loop.call_later(PAUSE_S, self._take_early)
             return b""
         if body.is_complete:
             self._stage = Stage.EARLY
@@ -267,16 +268,16 @@ class Connection(HttpToolsProtocol):
                 self._await_next()
         return rest
 
-    def _take_waiting(self) -> None:
-        data, self._waiting, self._flow.is_full = self._waiting, b"", False
+    def _take_early(self) -> None:
+        data, self._early_bytes, self._flow.is_full = self._early_bytes, b"", False
         self._take(data)
-        if self._has_ended and not self._is_waited_for():
+        if self._is_half_closed and not self._client_waits():
             self._coalescing.send_held()
             self.transport.close()
 
-    def _wait(self, data: Bytes) -> None:
-        self._waiting += data
-        if len(self._waiting) > MAX_EARLY_BYTES:
+    def _keep_early(self, data: Bytes) -> None:
+        self._early_bytes += data
+        if len(self._early_bytes) > MAX_EARLY_BYTES:
             self._flow.is_full = True
             self._flow.pause_reading()
 
@@ -285,47 +286,47 @@ class Connection(HttpToolsProtocol):
         if self._num_dropped_bytes > MAX_LINGER_BYTES:
             self.transport.abort()
 
-    def _read_too_late(self) -> None:
+    def _on_read_deadline(self) -> None:
         """Handle the end of the header deadline, the keep-alive time, the lingering close, or the time to drop a body's rest.
 
         After a half-close this is the time to check for a reset.
         """
-        if self._has_ended and self._is_waited_for():
+        if self._is_half_closed and self._client_waits():
             return
         if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
             self._discard()
-        elif self._stage is Stage.HEAD and self._begun:
-            self._refuse(
-                ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"), self._begun
-            )
+        elif self._stage is Stage.HEAD and self._partial_head:
+            error = ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s")
+            self._refuse(error, self._partial_head)
         else:
             self._coalescing.send_held()
             self.transport.close()
 
-    def _is_waited_for(self) -> bool:
+    def _client_waits(self) -> bool:
         """Return whether a client that half-closed still waits for a response; if so, check again later."""
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
-            may_wait = bool(self._waiting)  # decided when the waiting bytes are parsed
+            may_wait = bool(self._early_bytes)  # decided when these bytes are parsed
         else:
-            may_wait = self._stage is Stage.DROP or self._is_last or (self._may_end and bool(self._waiting))
+            is_early_last = self._early_is_last and bool(self._early_bytes)
+            may_wait = self._stage is Stage.DROP or self._is_last or is_early_last
         if not may_wait or self._slot.is_reset:
             return False
-        self._reading.set(RESET_CHECK_S)
+        self._read_deadline.set(RESET_CHECK_S)
         return True
 
-    def _written_too_late(self) -> None:
+    def _on_write_deadline(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
     # Requests.
 
     def _open(self, head: Head) -> None:
-        self._begun, self._is_resting, self._is_last = b"", False, not head.keeps_alive
-        self._reading.clear()
+        self._partial_head, self._is_idle, self._is_last = b"", False, not head.keeps_alive
+        self._read_deadline.clear()
         if not self.flow.write_paused:  # else the deadline is the previous response's
-            self._writing.clear()
+            self._write_deadline.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head, self.app_state)
@@ -340,8 +341,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError, begun: bytes) -> None:
         """Start the connection's last response, an error; drop what still arrives."""
-        self._stage, self._begun = Stage.DROP, b""
-        self._reading.clear()
+        self._stage, self._partial_head = Stage.DROP, b""
+        self._read_deadline.clear()
         scope = request_scope(self._common_scope, Head(glimpse(begun)), self.app_state)
         scope[REFUSED] = error
         self._start(scope, keeps_alive=False)
@@ -356,7 +357,7 @@ class Connection(HttpToolsProtocol):
 
     def may_be_reused(self) -> bool:
         """Return whether the connection takes another request: the rest of the body is small and certain to arrive."""
-        if self._is_shed and not self._waiting:  # requests that have arrived are answered first
+        if self._is_shedding and not self._early_bytes:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
             return True
@@ -367,37 +368,37 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._stage is Stage.DROP:
             return
-        self._writing.set(self._limits.write_timeout_s)
+        self._write_deadline.set(self._limits.write_timeout_s)
         self.flow.resume_reading()
         if self._stage is Stage.BODY:
-            self._reading.set(self._limits.header_timeout_s)
+            self._read_deadline.set(self._limits.header_timeout_s)
         else:
             self._await_next()
 
     def _await_next(self) -> None:
-        self._stage, self._is_resting = Stage.HEAD, True
-        self._reading.set(self.timeout_keep_alive)
-        if self._waiting:
-            self._take_waiting()
+        self._stage, self._is_idle = Stage.HEAD, True
+        self._read_deadline.set(self.timeout_keep_alive)
+        if self._early_bytes:
+            self._take_early()
             self.flow.resume_reading()
 
     def _lingering_close(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
-        is_silent = self._has_ended or (self._stage is Stage.EARLY and not self._waiting)
-        self._stage, self._waiting, self._flow.is_full = Stage.DROP, b"", False
-        self._reading.clear()
-        self._writing.set(self._limits.write_timeout_s)
-        if is_silent or self.transport.is_closing():
+        is_finished = self._is_half_closed or (self._stage is Stage.EARLY and not self._early_bytes)
+        self._stage, self._early_bytes, self._flow.is_full = Stage.DROP, b"", False
+        self._read_deadline.clear()
+        self._write_deadline.set(self._limits.write_timeout_s)
+        if is_finished or self.transport.is_closing():
             self.transport.close()
             return
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._linger_ends_at = self.loop.time() + LINGER_S
             self.flow.pause_reading()
-            self._reading.set(DISCARD_DELAY_S)
+            self._read_deadline.set(DISCARD_DELAY_S)
         else:
             self.flow.resume_reading()
-            self._reading.set(LINGER_S)
+            self._read_deadline.set(LINGER_S)
 
     def _discard(self) -> None:
         """Discard what has arrived while the connection lingers, in the kernel; until its end, come back for more."""
@@ -412,4 +413,4 @@ class Connection(HttpToolsProtocol):
         elif num_bytes is not None:
             self._count_dropped(num_bytes)
         if not self.transport.is_closing():
-            self._reading.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))
+            self._read_deadline.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))

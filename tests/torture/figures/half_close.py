@@ -45,7 +45,7 @@ def plant() -> None:
     def is_refused(connection: Connection) -> bool:
         return connection._stage is Stage.DROP and not connection.cycle.response_complete
 
-    Connection._is_waited_for = is_refused  # type: ignore[method-assign, assignment]
+    Connection._client_waits = is_refused  # type: ignore[method-assign, assignment]
 
 
 def measure(form: Form) -> Iterator[Row]:
