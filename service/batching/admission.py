@@ -259,6 +259,8 @@ class Admission:
 
         With several callers, only those above their fair share are refused.
         """
+        if not self.congestion.has_long_queue:
+            return
         own_flops = self._lanes.fair_share(lane, caller).flops
         overloaded_s = self.congestion.overloaded_s(lane, own_flops, now)
         if overloaded_s is not None:

@@ -51,11 +51,8 @@ class ServedAttention:
     loaded: LoadedLayer
     name: str = dataclasses.field(default=SDPA, init=False)
     digest: None = dataclasses.field(default=None, init=False)
-
-    @property
-    def row_values(self) -> int:
-        """A guess, because a request brings its own widths: 8 heads of 64."""
-        return 512
+    row_values: int = dataclasses.field(default=512, init=False)
+    """A guess, because a request brings its own widths: 8 heads of 64."""
 
     def output_bytes(self, call: Call | AttentionCall) -> int:
         """Return the bytes of the output [B, N, L, V], in the dtype of the query."""
