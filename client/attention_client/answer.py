@@ -16,20 +16,14 @@ from typing import Any, Generic, NamedTuple
 
 from attention_client import errors
 from attention_client.arrays import Array, Raw, made_like
-from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, MethodNotAllowed, ServiceError
+from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 from attention_client.safetensors_body import MEDIA_TYPE, read
 
 # What attention without a layer may return beside output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 OK = 200
-_KINDS = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type)
-    and issubclass(kind, ServiceError)
-    and kind is not ServiceError
-    and not issubclass(kind, ClientError)
-}
+_REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
+_KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
 _BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
 _BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
 

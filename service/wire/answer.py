@@ -176,7 +176,7 @@ def named_tensors(answer: AnyAnswer, layout: Layout) -> dict[str, torch.Tensor]:
     if isinstance(answer, AttentionAnswer):
         found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
         return {name: _laid_out(tensor, name, layout) for name, tensor in found.items()}
-    return found if layout.has_batch else {name: tensor[0] for name, tensor in found.items()}
+    return found if "b" in layout.axes else {name: tensor[0] for name, tensor in found.items()}
 
 
 def _laid_out(tensor: torch.Tensor, name: str, layout: Layout) -> torch.Tensor:

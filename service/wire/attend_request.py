@@ -24,7 +24,7 @@ from service.batching.job import Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.answer import named_tensors
 from service.wire.layouts import Layout
-from service.wire.mask_kinds import MAX_MASKS, MaskList, RequestMasks, kind_of
+from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind
@@ -133,6 +133,39 @@ class RequestLimits:
         ):
             if need > limit:
                 raise CostLimit(f"the request needs {need:,} {what}; a request may have at most {limit:,}")
+
+
+class RequestMasks:
+    """The masks of one request, each with the JSON pointer to itself and the one to its values."""
+
+    def __init__(self, masks: Sequence[MaskKind], values_params: Sequence[str] = ()) -> None:
+        """`values_params` are the pointers to the values of the first masks; the default is `/masks/<i>/values`."""
+        self._masks = [
+            (mask, f"/masks/{i}", values_params[i] if i < len(values_params) else f"/masks/{i}/values")
+            for i, mask in enumerate(masks)
+        ]
+
+    def fields(self) -> list[tuple[object, TensorField]]:
+        """Return the values of the masks before decoding, with their fields."""
+        return [
+            (mask.values, TensorField(values_param, mask.VALUES))
+            for mask, _, values_param in self._masks
+            if isinstance(mask, ValuedMask)
+        ]
+
+    def check_axes(self) -> None:
+        """Raise MaskAxesRequired for a mask of a batch with two readings, before any shape is checked: no size may choose one."""
+        for mask, param, values_param in self._masks:
+            if isinstance(mask, TableMask):
+                mask.check_axes_of_batch(param, values_param)
+
+    def combined(self, sizes: Sizes, *, is_batch: bool, past: int = 0) -> CombinedMask | None:
+        """Return the masks as tensors; None without masks. `past` is the number of keys before those of the request."""
+        found = tuple(
+            mask.mask(MaskPlace(sizes, is_batch, param, values_param, past))
+            for mask, param, values_param in self._masks
+        )
+        return CombinedMask(sizes, found) if found else None
 
 
 class CheckedRequest(NamedTuple):

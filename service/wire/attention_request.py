@@ -24,6 +24,7 @@ from service.wire.attend_request import (
     CheckedRequest,
     Indices,
     RequestLimits,
+    RequestMasks,
     WeightsField,
     WeightsSelection,
     chosen,
@@ -34,7 +35,7 @@ from service.wire.attend_request import (
     with_masked_rows,
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
-from service.wire.mask_kinds import MaskList, RequestMasks
+from service.wire.mask_kinds import MaskList
 from service.wire.schemas import StrictModel, Tensor
 from service.wire.tensors import answer_form, check_fields, decode_tensor
 

@@ -8,14 +8,13 @@ the client. Invariants: Sizes never decide what an axis of values means. The ran
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from pydantic import Field, WithJsonSchema
 
 from service.attention import masks
-from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.masks import Mask, Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
 from service.wire.number_list import NumberList
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
@@ -247,36 +246,3 @@ def kind_of(mask: object, param: str) -> type[MaskKind]:
     if not isinstance(kind, str) or kind not in MASK_KINDS:
         raise BadMask(f"the mask's kind must be one of {', '.join(MASK_KINDS)}", param=f"{param}/kind")
     return MASK_KINDS[kind]
-
-
-class RequestMasks:
-    """The masks of one request, each with the JSON pointer to itself and the one to its values."""
-
-    def __init__(self, masks: Sequence[MaskKind], values_params: Sequence[str] = ()) -> None:
-        """`values_params` are the pointers to the values of the first masks; the default is `/masks/<i>/values`."""
-        self._masks = [
-            (mask, f"/masks/{i}", values_params[i] if i < len(values_params) else f"/masks/{i}/values")
-            for i, mask in enumerate(masks)
-        ]
-
-    def fields(self) -> list[tuple[object, TensorField]]:
-        """Return the values of the masks before decoding, with their fields."""
-        return [
-            (mask.values, TensorField(values_param, mask.VALUES))
-            for mask, _, values_param in self._masks
-            if isinstance(mask, ValuedMask)
-        ]
-
-    def check_axes(self) -> None:
-        """Raise MaskAxesRequired for a mask of a batch with two readings, before any shape is checked: no size may choose one."""
-        for mask, param, values_param in self._masks:
-            if isinstance(mask, TableMask):
-                mask.check_axes_of_batch(param, values_param)
-
-    def combined(self, sizes: Sizes, *, is_batch: bool, past: int = 0) -> CombinedMask | None:
-        """Return the masks as tensors; None without masks. `past` is the number of keys before those of the request."""
-        found = tuple(
-            mask.mask(MaskPlace(sizes, is_batch, param, values_param, past))
-            for mask, param, values_param in self._masks
-        )
-        return CombinedMask(sizes, found) if found else None

@@ -50,13 +50,22 @@ BY_INFERENCE = {dtype.inference: dtype for dtype in DTYPES}
 FLOATS_ARE_A_BIAS = 'a mask of floats is a "bias"'
 
 
-class TensorKind(enum.Enum):
-    """The kinds of values that a field may hold, with their description in error messages."""
+_FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
+_WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
 
-    FLOAT = "a number"
-    BIAS = 'a number or "-inf"'
-    BOOL = f"true, false, 0 or 1 ({FLOATS_ARE_A_BIAS})"
-    INT = "a whole number"
+
+class TensorKind(enum.Enum):
+    """The kinds of values that a field may hold: their words in error messages, their dtypes, and the dtype of nested lists."""
+
+    FLOAT = "a number", _FLOATS, torch.float32
+    BIAS = 'a number or "-inf"', _FLOATS, torch.float32
+    BOOL = f"true, false, 0 or 1 ({FLOATS_ARE_A_BIAS})", {"bool": torch.bool, **_WHOLES}, torch.bool
+    INT = "a whole number", _WHOLES, torch.int64
+
+    def __init__(self, words: str, dtypes: dict[str, torch.dtype], list_dtype: torch.dtype) -> None:
+        self.words = words
+        self.dtypes = dtypes
+        self.list_dtype = list_dtype
 
 
 class TensorField(NamedTuple):
@@ -70,10 +79,10 @@ class TensorField(NamedTuple):
         return words_of(self.param)
 
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
-        """Return the error for `what`, found at `index`."""
+        """Return the error for a value that is `what`, and not of the field's kind."""
         kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
         error = NonFinite if what == BEYOND_FLOAT64 else kind_error
-        return error(f"{self.words} has {what}{at(index)}, expected {self.kind.value}", param=self.param)
+        return error(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
         return NonFinite(f"{self.words} has {what}{at(index)}", param=self.param)

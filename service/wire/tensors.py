@@ -24,7 +24,7 @@ import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.number_list import Float64s, NumberList, index_of, nested_numbers
-from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, TensorField, TensorKind, at
+from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind, at
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -33,20 +33,6 @@ MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
 _MEMBERS = ("dtype", "shape", "data")
 _QUAD = 4  # characters of base64 that stand for three bytes
-_FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
-_WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
-_DTYPES: dict[TensorKind, dict[str, torch.dtype]] = {
-    TensorKind.FLOAT: _FLOATS,
-    TensorKind.BIAS: _FLOATS,
-    TensorKind.BOOL: {"bool": torch.bool, **_WHOLES},
-    TensorKind.INT: _WHOLES,
-}
-_LIST_DTYPES = {
-    TensorKind.FLOAT: torch.float32,
-    TensorKind.BIAS: torch.float32,
-    TensorKind.BOOL: torch.bool,
-    TensorKind.INT: torch.int64,
-}
 _STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
 # The bits of +inf, and of -inf, which has the sign bit too.
 _INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
@@ -91,7 +77,7 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
         )
     if len(numbers.shape) > MAX_RANK:
         raise _rank_error(field, len(numbers.shape))
-    return _numbers_to_tensor(numbers, field, _LIST_DTYPES[field.kind], numbers.shape)
+    return _numbers_to_tensor(numbers, field, field.kind.list_dtype, numbers.shape)
 
 
 def rank_of(value: object) -> int | None:
@@ -150,10 +136,10 @@ def _check_members(value: Mapping[str, object], field: TensorField) -> None:
 
 
 def _dtype(name: object, field: TensorField) -> torch.dtype:
-    found = _DTYPES[field.kind].get(name) if isinstance(name, str) else None
+    found = field.kind.dtypes.get(name) if isinstance(name, str) else None
     if found is None:
-        words = f"the dtype of {field.words} must be one of {', '.join(_DTYPES[field.kind])}"
-        if field.kind is TensorKind.BOOL and isinstance(name, str) and name in _FLOATS:
+        words = f"the dtype of {field.words} must be one of {', '.join(field.kind.dtypes)}"
+        if field.kind is TensorKind.BOOL and isinstance(name, str) and name in TensorKind.FLOAT.dtypes:
             words += f"; {FLOATS_ARE_A_BIAS}"
         raise BadDtype(words, param=f"{field.param}/dtype")
     return found
