@@ -19,11 +19,18 @@ from service.batching.job import Cost, Work
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
+# Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-"""Seconds after which a long queue is not a burst."""
+# Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
+# that of a busy service without a queue (docs/reliability.md has the figures).
 MAX_BATCHES = 2
-"""Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within
-three times that of a busy service without a queue (docs/reliability.md has the figures)."""
+# Batches that `Speed` remembers: enough for a mixture of sizes, few enough to follow a change of load.
+WINDOW = 16
+# A coarse clock may measure 0.
+SHORTEST_S = 1e-6
+LONGEST_RETRY_S = 60
+# A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.
+SHARE = 4
 
 
 class _Long(NamedTuple):
@@ -86,11 +93,6 @@ class Congestion:
         """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""
         found = self._long.get(lane)
         return now - found.since if found is not None and found.is_overloaded and queued_flops > found.most else None
-
-
-WINDOW = 16  # batches: enough for a mixture of sizes, few enough to follow a change of load
-SHORTEST_S = 1e-6  # a coarse clock may measure 0
-LONGEST_RETRY_S = 60
 
 
 class Speed:
@@ -165,10 +167,6 @@ class Speed:
     def _seconds(self, work: Work) -> tuple[float, float]:
         """Return how long the work likely takes: by its flops, and by its number of jobs."""
         return work.flops / self.rate, work.num_jobs * self._s_per_job
-
-
-# A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.
-SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,15 @@ from service.batching.job import Cost, Work
 # Work charged per job besides its flops, so that small requests are not free: the loop's own work for a job takes as long as
 # 2**24 flops.
 JOB_OVERHEAD_FLOPS = 2**24
+# Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
+# cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without this charge, a lane of tiny
+# jobs would be owed millions of batches for one large batch of another lane.
+BATCH_OVERHEAD_FLOPS = 2**24
+# The largest batch that runs between two steps of a long one, 0.1 s on one core. A larger one waits until the long one has ended,
+# so that at most one long batch is unfinished.
+MAX_FLOPS_BETWEEN = 2**33
+# A job is light if at least this many of its size fit into a batch.
+LIGHT_IN_A_BATCH = 8
 
 
 class Waiting(Protocol):
@@ -109,15 +118,6 @@ class FairQueue(Collection[J]):
         if not caller.jobs and caller.next_start <= self._virtual_time:
             del self._callers[job.caller]
         return True
-
-
-# Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
-# cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without this charge, a lane of tiny
-# jobs would be owed millions of batches for one large batch of another lane.
-BATCH_OVERHEAD_FLOPS = 2**24
-# The largest batch that runs between two steps of a long one, 0.1 s on one core. A larger one waits until the long one has ended,
-# so that at most one long batch is unfinished.
-MAX_FLOPS_BETWEEN = 2**33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +284,6 @@ class Lanes(Generic[J]):
         self.num_bytes += sign * cost.input_bytes
         self.num_cells += sign * cost.cells
         self.num_flops += sign * cost.flops
-
-
-LIGHT_IN_A_BATCH = 8
 
 
 def size_class(cost: Cost, limits: BatchLimits) -> int:

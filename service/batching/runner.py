@@ -35,19 +35,20 @@ from service.loop_time import Clock
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
 TICKS_TO_ARRIVE = 2
+# A batch of more sequences never runs inline: flops predict its time badly.
+MAX_SEQUENCES = 64
+# A paused machine doubles the time of one batch in a hundred; a misjudged batch took ten times as long and more.
+FAR_TOO_LONG = 3
+# Layers come and go, and each has few lanes; above this number the records of all lanes are dropped.
+MAX_LANES = 1024
+# Is awaited before a stopped batch resumes, with the batch's lane and the seconds of its last step.
+Between = Callable[[Hashable, float], Awaitable[object]]
 
 
 async def take_in_arrivals() -> None:
     """Let the event loop take in the requests that have arrived."""
     for _ in range(TICKS_TO_ARRIVE):
         await asyncio.sleep(0)
-
-
-MAX_SEQUENCES = 64
-# A paused machine doubles the time of one batch in a hundred; a misjudged batch took ten times as long and more.
-FAR_TOO_LONG = 3
-# Layers come and go, and each has few lanes; above this number all records are dropped, doubts too.
-MAX_LANES = 1024
 
 
 @dataclass(slots=True)
@@ -102,9 +103,6 @@ class InlinePolicy:
             pace.batches_off_loop = WINDOW
 
 
-Between = Callable[[Hashable, float], Awaitable[object]]
-
-
 class _Attempt(NamedTuple):
     """One run of a batch: its work, how long it took, and for how much of that it blocked the loop."""
 
@@ -115,10 +113,7 @@ class _Attempt(NamedTuple):
 
 
 class Runner(Generic[P, R]):
-    """Runs the batches of one engine; `speed` learns from them.
-
-    `between` is awaited before a stopped batch resumes, with the batch's lane and the seconds of its last step.
-    """
+    """Runs the batches of one engine; `speed` learns from them."""
 
     def __init__(
         self,
@@ -167,8 +162,8 @@ class Runner(Generic[P, R]):
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
         # A long batch may have stopped already: then its future is done and the batch is not.
-        has_ended = future.done() and stopped(future) is None
-        if not has_ended:
+        ended_at_once = future.done() and stopped(future) is None
+        if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
                 return []
@@ -176,7 +171,7 @@ class Runner(Generic[P, R]):
             del last
         parts = self._settle(jobs, _Attempt(batch, work, compute_s, waited_s), future)
         del future
-        if has_ended:
+        if ended_at_once:
             await take_in_arrivals()
         return parts
 
