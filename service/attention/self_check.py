@@ -25,7 +25,7 @@ LARGE_BATCH = 12
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
-
+# What computes calls: a layer, or attention without a layer.
 Variant = Layer | ScaledDotProduct
 
 

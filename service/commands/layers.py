@@ -72,14 +72,13 @@ def import_(
         )
         Store(directory(layers_dir)).save(stored)
     spec = stored.spec
-    Console(highlight=False).print(
-        f"{name}: {spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}, {stored.family}, {stored.digest[:19]}…"
-    )
+    sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
+    Console(highlight=False).print(f"{name}: {sizes}, {stored.family}, {stored.digest[:19]}…")
 
 
 @app.command("list")
 def list_(layers_dir: LayersDir = None) -> None:
-    """The stored layers; one that cannot be read says why."""
+    """List the stored layers, and say of each file that cannot be read why."""
     from rich.console import Console
     from rich.table import Table
 
@@ -114,7 +113,7 @@ def check(
     scale: Scale = None,
     layers_dir: LayersDir = None,
 ) -> None:
-    """Parity of a stored layer with its source: largest absolute error of output and weights."""
+    """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     from rich.console import Console
 
     with Console(stderr=True).status("checking …"):

@@ -122,7 +122,7 @@ def worker(
     run_dir: Annotated[Path, typer.Option()],
     peers: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """One process of the service (started by `serve`)."""
+    """Run one process of the service; `serve` starts it."""
     from service.attention.heap import keep_freed
     from service.observability.logs import configure_logs
 
