@@ -59,8 +59,8 @@ class WeightsField(StrictModel):
             )
         if self.k is not None and self.k > sizes.keys:
             raise InvalidInput(f"weights.k must be from 1 to {sizes.keys}, the number of keys", param="/weights/k")
-        heads = chosen(self.heads, sizes.heads, "/weights/heads")
-        queries = chosen(self.queries, sizes.queries, "/weights/queries")
+        heads = decode_indices(self.heads, sizes.heads, "/weights/heads")
+        queries = decode_indices(self.queries, sizes.queries, "/weights/queries")
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
 
 
@@ -74,7 +74,7 @@ WeightsSelection = Annotated[
 ]
 
 
-def chosen(value: object, count: int, param: str) -> tuple[int, ...] | None:
+def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
     """Return the indices in the caller's order, None for all; raises InvalidInput unless they are unique and in range."""
     if value is None:
         return None

@@ -27,7 +27,7 @@ from service.wire.attend_request import (
     RequestMasks,
     WeightsField,
     WeightsSelection,
-    chosen,
+    decode_indices,
     float_field,
     input_bytes,
     read_model,
@@ -54,8 +54,8 @@ class ScoresField(StrictModel):
 
     def wanted(self, sizes: Sizes) -> ScoresWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
-        heads = chosen(self.heads, sizes.heads, "/scores/heads")
-        queries = chosen(self.queries, sizes.queries, "/scores/queries")
+        heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
+        queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
         return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
 
 

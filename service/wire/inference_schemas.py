@@ -30,7 +30,7 @@ Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
 
 
 class InferParameters(BaseModel):
-    """What changes an answer; and what clients send of themselves and a stateless layer has no use for. null says nothing."""
+    """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -41,7 +41,9 @@ class InferParameters(BaseModel):
     weights: Literal["heads", "mean"] | None = Field(default=None, description="attention weights to return")
     masked_rows: Literal["zero", "error"] | None = None
     timeout: int | None = Field(default=None, ge=0, description="deadline in microseconds; 0 = the service's own")
-    binary_data_output: bool | None = Field(default=None, description="outputs that do not say otherwise come as bytes")
+    binary_data_output: bool | None = Field(
+        default=None, description="outputs without a flag of their own come as bytes"
+    )
     sequence_id: Any = None
     sequence_start: Any = None
     sequence_end: Any = None
@@ -54,7 +56,7 @@ WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", 
 
 
 class AttentionParameters(InferParameters):
-    """What else changes an answer of `sdpa`, attention without a layer."""
+    """The parameters of `sdpa`, attention without a layer."""
 
     scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
     softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
@@ -114,7 +116,7 @@ class InferOutputAnswer(BaseModel):
 
 
 class InferAnswer(BaseModel):
-    """An inference answer; `parameters` say what `/v1` says beside the tensors."""
+    """An inference answer; `parameters` are the fields of `/v1` beside the tensors."""
 
     model_name: str
     model_version: str
@@ -124,6 +126,6 @@ class InferAnswer(BaseModel):
 
 
 class InferenceError(BaseModel):
-    """How every route of the protocol says what is wrong."""
+    """The body of an error on every route of the protocol."""
 
     error: str

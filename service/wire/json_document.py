@@ -93,8 +93,8 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
     if reader.num_lists != _count(body, "["):
-        # Either a list is hidden between numbers, which simdjson flattens silently, or a string has a bracket.
-        reader = _Reader(max_depth, max_numbers, takes_arrays=False)
+        # Either the fast path missed a list among numbers, which simdjson flattens silently, or a string has a bracket.
+        reader = _Reader(max_depth, max_numbers, uses_fast_path=False)
         document = reader.value(root, 0)
     reader.check()
     return document
@@ -157,10 +157,10 @@ def _pointer(path: tuple[str | int, ...]) -> str | None:
 class _Reader:
     """Converts the elements of one document, from either parser, and enforces the limits."""
 
-    def __init__(self, max_depth: int, max_numbers: int, *, takes_arrays: bool = True) -> None:
+    def __init__(self, max_depth: int, max_numbers: int, *, uses_fast_path: bool = True) -> None:
         self._max_depth = max_depth
         self._max_numbers = max_numbers
-        self._takes_arrays = takes_arrays
+        self._uses_fast_path = uses_fast_path
         self._num_members = 0
         self._num_characters = 0
         self._num_numbers = 0
@@ -186,15 +186,15 @@ class _Reader:
         if isinstance(found, simdjson.Array | list):
             return self._list(found, depth)
         if isinstance(found, str):
-            self._keep(found)
+            self._count_characters(found)
         return found  # type: ignore[return-value]  # a scalar of JSON
 
     def _object(self, pairs: list[tuple[str, object]], depth: int) -> dict[str, Json]:
         self._check_depth(depth + 1)
-        self._count(len(pairs))
+        self._count_members(len(pairs))
         found = {}
         for name, member in pairs:
-            self._keep(name)
+            self._count_characters(name)
             found[name] = self.value(member, depth + 1)
         if len(found) != len(pairs):
             raise DuplicateKey("an object of the body has a duplicate key")
@@ -207,18 +207,17 @@ class _Reader:
             return []
         first = entries[0]
         if isinstance(first, simdjson.Object | _Pairs):
-            return self._mixed(entries, depth)
-        if self._takes_arrays and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
+            return self._list_of_objects(entries, depth)
+        if self._uses_fast_path and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
             numbers = self._array(entries, first, depth)
             if numbers is not None:
                 return numbers
         nested = self._nested(entries, depth)
-        return self._mixed(entries, depth) if nested is None else nested
+        return self._list_of_objects(entries, depth) if nested is None else nested
 
-    def _mixed(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
-        """Convert a list that holds objects."""
+    def _list_of_objects(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
         self.num_lists += 1
-        self._count(len(entries))
+        self._count_members(len(entries))
         return [self.value(entry, depth + 1) for entry in entries]
 
     def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
@@ -275,7 +274,7 @@ class _Reader:
         if num_lists == 1 and len(whole) <= _SHORT:
             for entry in whole:
                 if isinstance(entry, str):
-                    self._keep(entry)
+                    self._count_characters(entry)
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self._num_numbers <= self._max_numbers else []
 
@@ -283,12 +282,12 @@ class _Reader:
         if depth > self._max_depth:
             raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
 
-    def _count(self, num_members: int) -> None:
+    def _count_members(self, num_members: int) -> None:
         self._num_members += num_members
         if self._num_members > MAX_MEMBERS:
             raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries besides its numbers")
 
-    def _keep(self, text: str) -> None:
+    def _count_characters(self, text: str) -> None:
         if len(text) <= LONG_STRING:
             self._num_characters += len(text)
         if self._num_characters > MAX_CHARACTERS:

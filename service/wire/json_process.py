@@ -28,15 +28,15 @@ ANSWER = struct.Struct("<QQ")
 _ERRORS = {kind.code: kind for kind in (BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite)}
 
 
-def serve(line: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer requests until the other end closes."""
-    with line, line.makefile("rb") as requests:
+    with connection, connection.makefile("rb") as requests:
         while head := requests.read(REQUEST.size):
             num_bytes, max_depth, max_numbers = REQUEST.unpack(head)
             text, blobs = _answer(requests.read(num_bytes), max_depth, max_numbers)
-            line.sendall(ANSWER.pack(len(text), sum(map(len, blobs))))
+            connection.sendall(ANSWER.pack(len(text), sum(map(len, blobs))))
             for data in (text, *blobs):
-                line.sendall(data)
+                connection.sendall(data)
 
 
 def _answer(body: bytes, max_depth: int, max_numbers: int) -> tuple[bytes, list[bytes]]:

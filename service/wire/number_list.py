@@ -22,7 +22,7 @@ BEYOND_FLOAT64 = "a number beyond the range of float64"
 NO_VALUES = np.empty(0)
 OTHER_SHAPE = "a list or a number of another shape"
 
-_NAMES: dict[type, str] = {bool: "a boolean", type(None): "null", dict: "an object"}
+_NAMES: dict[type, str] = {type(None): "null", dict: "an object"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():
-        _put(document, name, _raw(entry, view))
+        _add_tensor(document, name, _raw(entry, view))
     return document
 
 
@@ -104,7 +104,7 @@ def _check_no_values(document: dict[str, object]) -> None:
             )
 
 
-def _put(document: dict[str, object], name: str, tensor: RawTensor) -> None:
+def _add_tensor(document: dict[str, object], name: str, tensor: RawTensor) -> None:
     if name in TENSORS:
         document[name] = tensor
         return

@@ -253,20 +253,20 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
 
 def _to_flags(numbers: NumberList, field: TensorField) -> Values:
     values = numbers.values
-    _check_none(numbers, field, (values != 0) & (values != 1), "a number other than 0 and 1")
+    _refuse_first(numbers, field, (values != 0) & (values != 1), "a number other than 0 and 1")
     _check_written_whole(numbers, field)
     return values.astype(np.bool_)
 
 
 def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
     values, limit = numbers.values, min(torch.iinfo(dtype).max, _MAX_EXACT)
-    _check_none(numbers, field, np.trunc(values) != values, "a fraction")
-    _check_none(numbers, field, np.abs(values) > limit, f"a number beyond {limit}")
+    _refuse_first(numbers, field, np.trunc(values) != values, "a fraction")
+    _refuse_first(numbers, field, np.abs(values) > limit, f"a number beyond {limit}")
     _check_written_whole(numbers, field)
     return values.astype(_STORED[dtype])
 
 
-def _check_none(numbers: NumberList, field: TensorField, wrong: npt.NDArray[np.bool_], what: str) -> None:
+def _refuse_first(numbers: NumberList, field: TensorField, wrong: npt.NDArray[np.bool_], what: str) -> None:
     """Raise an error for the first number that is wrong."""
     if wrong.any():
         raise field.wrong(what, index_of(int(wrong.argmax()), numbers.shape))
@@ -318,7 +318,7 @@ def bytes_to_tensor(
     """
     if not data:
         return torch.empty(shape, dtype=dtype)
-    bits: Bits = np.frombuffer(data, dtype=_UNSIGNED[dtype.itemsize])
+    bits: Bits = np.frombuffer(data, _UNSIGNED[dtype.itemsize])
     if not bits.flags.aligned:
         bits = bits.copy()
     if field.kind is TensorKind.BOOL:
