@@ -1,4 +1,4 @@
-"""Caller: as our own transport tells of him, and as any other ASGI server does."""
+"""Caller: as our own transport reports it, and as any other ASGI server does."""
 
 import asyncio
 
@@ -8,8 +8,8 @@ from tests.doubles import turns
 
 
 def test_our_own_transport_provides_the_caller():
-    told = object()
-    assert caller_of({CALLER: told}, asyncio.Queue[Message]().get) is told
+    cycle = object()
+    assert caller_of({CALLER: cycle}, asyncio.Queue[Message]().get) is cycle
 
 
 def test_another_servers_disconnect_is_reported_once():

@@ -1,4 +1,4 @@
-"""The edge: one answer, one count, one end for every request, whatever happens inside."""
+"""Outer middleware: one answer, one count, one end for every request, whatever happens inside."""
 
 import asyncio
 import json
@@ -51,10 +51,10 @@ def serve(inner, method: str = "GET", headers: list[tuple[bytes, bytes]] | None 
         sent.append(message)
 
     routes = [Route("/x", ok, methods=["POST"]), Route("/x", ok, methods=["GET"])]
-    edge = OuterMiddleware(inner, lambda: list(routes), ledger, lambda: 0.0)
+    middleware = OuterMiddleware(inner, lambda: list(routes), ledger, lambda: 0.0)
     scope = {"type": "http", "method": method, "path": "/x", "headers": headers or [], "root_path": "", **(more or {})}
 
-    asyncio.run(edge(scope, nothing_comes, send))
+    asyncio.run(middleware(scope, nothing_comes, send))
     return sent, ledger.events
 
 
@@ -72,7 +72,7 @@ def test_an_answer_is_counted_once_and_carries_the_fixed_headers():
     assert len(names[b"x-request-id"]) == 24
 
 
-def test_a_failure_of_the_family_becomes_its_problem():
+def test_a_service_error_becomes_its_problem():
     sent, events = serve(failing(BadShape("three axes", param="/query")))
     status, body = problem(sent)
     assert (status, body["code"], body["detail"], body["param"]) == (422, "bad_shape", "three axes", "/query")
@@ -138,7 +138,7 @@ def test_head_does_not_change_the_scope_of_the_server():
 
 
 def test_a_broken_answer_is_counted_as_its_failure():
-    """Not as a caller who left: of those no objective hears."""
+    """Not as a disconnect, which no objective counts."""
 
     async def breaking(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -1,4 +1,4 @@
-"""An context between its body and its batch: where it is decoded, and who is told what while it waits for that."""
+"""Request context: where a body is decoded, and how the request ends while it waits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def idle_batcher() -> Any:
     return SimpleNamespace(check_open=lambda _: None, is_congested=False)
 
 
-class House:
-    """A layer_requests with a real thread and nothing else, and the contexts of callers who send `body`."""
+class Setup:
+    """LayerRequests with a real thread and doubles, and the contexts of requests with a body."""
 
     def __init__(self, **changes: Any) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
@@ -50,7 +50,7 @@ class House:
         self.layer_requests = LayerRequests(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
 
     async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
-        """One whose body has been read, and the connection that it came over."""
+        """Return a context whose body has been read, and the messages of its connection."""
         messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b"x" * num_bytes})
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -64,10 +64,10 @@ class House:
 class Held:
     """Work that holds the thread until it is let go."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.runs = threading.Event()
         self.may_go_on = threading.Event()
-        self._house = house
+        self._house = setup
 
     async def work(self) -> None:
         await self._house.layer_requests.run_off_loop(self._hold)
@@ -77,13 +77,13 @@ class Held:
         assert self.may_go_on.wait(10)
 
 
-def story(told: Callable[[House], Awaitable[None]], **changes: Any) -> None:
+def story(check: Callable[[Setup], Awaitable[None]], **changes: Any) -> None:
     async def main() -> None:
-        house = House(**changes)
+        setup = Setup(**changes)
         try:
-            await told(house)
+            await check(setup)
         finally:
-            await house.layer_requests.end()
+            await setup.layer_requests.end()
 
     asyncio.run(main())
 
@@ -101,54 +101,54 @@ def where() -> Any:
     ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "checking"), (OFF_LOOP * 9, "checking")]
 )
 def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
-    async def told(house: House) -> None:
-        context, _ = await house.context(num_bytes)
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(num_bytes)
         found: Any = await context.checked(where)
         assert found.thread.startswith(thread)
 
-    story(told)
+    story(check)
 
 
 @pytest.mark.parametrize(("num_numbers", "is_off_loop"), [(1, False), (100_000, False), (300_000, True)])
 def test_only_json_that_takes_long_to_parse_starts_the_helper_process(num_numbers, is_off_loop):
-    async def told(house: House) -> None:
-        context, _ = await house.context(1)
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(1)
         found = await context.parsed(b'{"query":[[' + b",".join([b"0.5"] * num_numbers) + b"]]}")
         assert found["query"].shape == (1, num_numbers)
-        assert (house.layer_requests.parser._started is not None) == is_off_loop
+        assert (setup.layer_requests.parser._started is not None) == is_off_loop
 
-    story(told)
+    story(check)
 
 
 def test_large_masks_are_counted_off_the_loop():
-    async def told(house: House) -> None:
-        context, _ = await house.context(1)
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(1)
         request: Any = SimpleNamespace(count_masked_rows=len, counted=where)
         found: Any = await context.checked(lambda: request)
         assert found.thread.startswith("checking")
 
-    story(told)
+    story(check)
 
 
 def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported():
-    async def told(house: House) -> None:
-        held = Held(house)
-        first, _ = await house.context(OFF_LOOP)
+    async def check(setup: Setup) -> None:
+        held = Held(setup)
+        first, _ = await setup.context(OFF_LOOP)
         decoding = asyncio.ensure_future(first.decoded(held.work))
         await asyncio.to_thread(held.runs.wait)
-        late, _ = await house.context(OFF_LOOP, x_request_timeout_ms="2")
+        late, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
         with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
             await late.decoded(nothing)
         held.may_go_on.set()
         await asyncio.gather(decoding, return_exceptions=True)
 
-    story(told)
+    story(check)
 
 
 def test_a_disconnect_during_decoding_frees_its_entry():
-    async def told(house: House) -> None:
-        held = Held(house)
-        context, messages = await house.context(OFF_LOOP)
+    async def check(setup: Setup) -> None:
+        held = Held(setup)
+        context, messages = await setup.context(OFF_LOOP)
 
         async def serve() -> None:
             with context.cancel_on_disconnect():
@@ -159,21 +159,21 @@ def test_a_disconnect_during_decoding_frees_its_entry():
         messages.put_nowait({"type": "http.disconnect"})
         with pytest.raises(ClientGone):
             await serving
-        after, _ = await house.context(OFF_LOOP)
+        after, _ = await setup.context(OFF_LOOP)
         await after.decoded(nothing)
         held.may_go_on.set()
 
-    story(told)
+    story(check)
 
 
 def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
-    async def told(house: House) -> None:
-        intake = house.layer_requests.intake
-        decoded, _ = await house.context(OFF_LOOP)
-        refused, _ = await house.context(OFF_LOOP - 1)
+    async def check(setup: Setup) -> None:
+        intake = setup.layer_requests.intake
+        decoded, _ = await setup.context(OFF_LOOP)
+        refused, _ = await setup.context(OFF_LOOP - 1)
         assert intake.num_bytes == 2 * OFF_LOOP - 1
         with pytest.raises(QueueFull, match="does not fit beside them"):
-            await house.context(INTAKE - 2 * OFF_LOOP + 2)
+            await setup.context(INTAKE - 2 * OFF_LOOP + 2)
         await decoded.decoded(nothing)
         assert intake.num_bytes == OFF_LOOP - 1
 
@@ -184,15 +184,15 @@ def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_reque
             await refused.decoded(wrong)
         assert intake.num_bytes == 0
 
-    story(told)
+    story(check)
 
 
 def test_under_sustained_overload_the_body_is_not_read():
-    async def told(house: House) -> None:
+    async def check(setup: Setup) -> None:
         def refuse(lane: Any, caller: Any) -> None:
             raise QueueFull("the queue stands")
 
-        house.batcher.is_congested, house.batcher.check_lane = True, refuse
+        setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
         received: list[str] = []
 
         async def receive() -> dict[str, Any]:
@@ -200,64 +200,64 @@ def test_under_sustained_overload_the_body_is_not_read():
             return {"type": "http.request", "body": b""}
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
-        start_record(scope, house.clock.now())
-        context = house.layer_requests.open(scope, receive)
+        start_record(scope, setup.clock.now())
+        context = setup.layer_requests.open(scope, receive)
         with pytest.raises(QueueFull, match="stands"):
             await context.read((), LAYER, is_binary=True)
         assert received == []
 
-    story(told)
+    story(check)
 
 
 def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
-    async def told(house: House) -> None:
-        context, _ = await house.context(OFF_LOOP)
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(OFF_LOOP)
         await context.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
         call = Call("wide", torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
             await context.ask(layer, CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
-        assert house.layer_requests.answers.num_bytes == 0
+        assert setup.layer_requests.answers.num_bytes == 0
 
-    story(told)
+    story(check)
 
 
 def test_after_close_no_request_enters_and_entered_ones_continue():
-    async def told(house: House) -> None:
-        context, _ = await house.context(OFF_LOOP)
-        house.layer_requests.close()
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(OFF_LOOP)
+        setup.layer_requests.close()
         with pytest.raises(Draining):
-            await house.context(OFF_LOOP)
+            await setup.context(OFF_LOOP)
         assert await context.decoded(nothing)
 
-    story(told)
+    story(check)
 
 
 @pytest.mark.parametrize("value", ["0", "000", "-1", "1.5", "", "x", "1e3", "²"])
 def test_a_malformed_deadline_is_refused(value):
-    async def told(house: House) -> None:
+    async def check(setup: Setup) -> None:
         with pytest.raises(InvalidInput, match="whole number of milliseconds"):
-            await house.context(OFF_LOOP, x_request_timeout_ms=value)
+            await setup.context(OFF_LOOP, x_request_timeout_ms=value)
 
-    story(told)
+    story(check)
 
 
 @pytest.mark.parametrize("value", ["1" * 12, "9" * 400, "0" * 400 + "1"])
 def test_a_deadline_of_many_digits_is_capped(value):
-    async def told(house: House) -> None:
-        context, _ = await house.context(1, x_request_timeout_ms=value)
+    async def check(setup: Setup) -> None:
+        context, _ = await setup.context(1, x_request_timeout_ms=value)
         assert await context.decoded(nothing)
 
-    story(told)
+    story(check)
 
 
 def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
-    """L6 Where his body is still arriving, and where it waits to be decoded."""
+    """L6: while its body arrives, and while it waits to be decoded."""
 
-    async def told(house: House) -> None:
-        held = Held(house)
-        first, _ = await house.context(OFF_LOOP)
-        second, _ = await house.context(OFF_LOOP)
+    async def check(setup: Setup) -> None:
+        held = Held(setup)
+        first, _ = await setup.context(OFF_LOOP)
+        second, _ = await setup.context(OFF_LOOP)
 
         async def decode(context: RequestContext, work: Any) -> None:
             with context, context.cancel_on_disconnect():
@@ -265,11 +265,11 @@ def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
 
         tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
         await asyncio.to_thread(held.runs.wait)
-        house.layer_requests.settle()
+        setup.layer_requests.settle()
         for task in tasks:
             with pytest.raises(Draining, match="shut down before"):
                 await task
         held.may_go_on.set()
-        assert house.layer_requests.intake.num_bytes == 0
+        assert setup.layer_requests.intake.num_bytes == 0
 
-    story(told)
+    story(check)
