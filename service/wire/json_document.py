@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from collections.abc import Iterator
 from typing import Literal, NoReturn, TypeAlias, Union, cast
 
 import numpy as np
@@ -106,7 +107,7 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(_decoded(body), 0)
     reader.check()
-    if (path := _path_to_infinity(document)) is not None:
+    for path in _infinite(document):
         raise NonFinite("a number of the body is beyond the range of float64", param=_pointer(path))
     return document
 
@@ -134,17 +135,13 @@ def _refuse_constant(_name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
 
 
-def _path_to_infinity(document: Json) -> tuple[str | int, ...] | None:
-    """Return the path to a number that Python reads as infinite (1e999), outside large lists of numbers."""
-    if isinstance(document, float) and math.isinf(document):
-        return ()
-    entries = (
-        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
-    )
-    for name, entry in entries:
-        if (rest := _path_to_infinity(entry)) is not None:
-            return name, *rest
-    return None
+def _infinite(found: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path to each number that Python reads as infinite (1e999), outside large lists of numbers."""
+    if isinstance(found, float) and math.isinf(found):
+        yield path
+    elif isinstance(found, dict | list):
+        for name, entry in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from _infinite(entry, (*path, name))
 
 
 def _pointer(path: tuple[str | int, ...]) -> str | None:
