@@ -22,7 +22,6 @@ _SHOWN = {
     "w3": "lengths 8 to 256, with all weights",
     "w2json": "16 tokens, JSON lists",
     "w2c1": "16 tokens, one caller",
-    "attention": "16 tokens, without a layer",
 }
 
 

@@ -12,7 +12,7 @@ MAX_SERVICE_LINES = 17_545 + 1_200 + 170 + 30 + 350 + 290 + 35
 # 286 of the client are for the conventions of other systems.
 MAX_CLIENT_LINES = 1_417 + 40 + 130 + 286
 # The aim is 2,000.
-MAX_BENCHMARK_LINES = 2_279
+MAX_BENCHMARK_LINES = 2_278
 MAX_FUNCTION_LINES = 40
 
 
