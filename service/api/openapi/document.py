@@ -116,57 +116,40 @@ def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str
 
 def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
     """Return the OpenAPI operation of each hot route, with examples for a layer of this spec if there is one."""
-    attend = _operation(
-        ROUTE,
-        "attend",
-        "Attend: one sequence or a batch through a layer",
-        _DESCRIPTION,
-        _content("AttendRequest", SAFETENSORS, {} if spec is None else _attend_examples(spec)),
-        ("the layer's answer", _content("AttendAnswer", SAFETENSORS)),
-        "layers",
-    )
-    attention = _operation(
-        ATTENTION_ROUTE,
-        "attention",
-        "Attention: scaled dot-product attention on your own tensors",
-        _ATTENTION_DESCRIPTION,
-        _content("AttentionRequest", SAFETENSORS, _attention_examples()),
-        ("the output and what else was asked for", _content("AttentionReply", SAFETENSORS)),
-        "attention",
-    )
+    attend = {
+        "tags": ["layers"],
+        "summary": "Attend: one sequence or a batch through a layer",
+        "description": _DESCRIPTION,
+        "operationId": "attend",
+        **_request("AttendRequest", SAFETENSORS, {} if spec is None else _attend_examples(spec)),
+        **_responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
+    }
+    attention = {
+        "tags": ["attention"],
+        "summary": "Attention: scaled dot-product attention on your own tensors",
+        "description": _ATTENTION_DESCRIPTION,
+        "operationId": "attention",
+        **_request("AttentionRequest", SAFETENSORS, _attention_examples()),
+        **_responses(ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS),
+    }
     infer = {
-        route: _operation(
-            route,
-            operation_id,
-            "Infer: the same layers for the protocol's own clients",
-            _INFER_DESCRIPTION,
-            _content("InferRequest", OCTET_STREAM, {} if spec is None else _infer_examples(spec)),
-            ("the model's outputs", _content("InferAnswer", OCTET_STREAM)),
-            "open inference protocol",
-        )
-        for route, operation_id in zip(INFER_ROUTES, ("infer", "infer_version"), strict=True)
+        "tags": ["open inference protocol"],
+        "summary": "Infer: the same layers for the protocol's own clients",
+        "description": _INFER_DESCRIPTION,
+        "operationId": "infer",
+        **_request("InferRequest", OCTET_STREAM, {} if spec is None else _infer_examples(spec)),
+        **_responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
     }
-    return {ROUTE: attend, ATTENTION_ROUTE: attention, **infer}
+    infer_version = infer | {"operationId": "infer_version"}
+    return dict(zip((ROUTE, ATTENTION_ROUTE, *INFER_ROUTES), (attend, attention, infer, infer_version), strict=True))
 
 
-def _operation(
-    route: str,
-    operation_id: str,
-    summary: str,
-    description: str,
-    body: dict[str, Any],
-    answer: tuple[str, dict[str, Any]],
-    tag: str,
-) -> dict[str, Any]:
-    meaning, content = answer
-    return {
-        "tags": [tag],
-        "summary": summary,
-        "description": description,
-        "operationId": operation_id,
-        "requestBody": {"required": True, "content": body},
-        "responses": {"200": {"description": meaning, "content": content}, **_refusals(route)},
-    }
+def _request(model: str, binary: bytes, examples: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": _content(model, binary, examples)}}
+
+
+def _responses(route: str, meaning: str, model: str, binary: bytes) -> dict[str, Any]:
+    return {"responses": {"200": {"description": meaning, "content": _content(model, binary)}, **_refusals(route)}}
 
 
 def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
