@@ -83,13 +83,13 @@ class Service:
         batching = batch_limits(settings)
         self.batcher: Batcher[LayerCall, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
+        self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
+            self._registry, self._not_loaded, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         desired_file = DesiredStateFile(status.directory)
         self._reconciler = Reconciler(
             self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_peers=status.has_peers
@@ -106,9 +106,10 @@ class Service:
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        if self._registry.catalog is None:
-            raise NotReady(self.readiness.reason, retry_after_s=1)
-        return self._registry.catalog
+        return self.layer_requests.catalog()
+
+    def _not_loaded(self) -> str:
+        return self.readiness.reason
 
     async def start(self) -> None:
         """Return before the layers are loaded, but after the API keys are read."""
