@@ -17,7 +17,7 @@ from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
 from service.http.request_parser import HeadLimits
 from service.settings import Settings, is_loopback
-from service.supervisor.descriptors import kept_connections
+from service.supervisor.descriptors import max_connections
 from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
@@ -114,6 +114,6 @@ def transport_limits(settings: Settings) -> ConnectionLimits:
         head=HeadLimits(settings.max_header_bytes, settings.max_target_bytes, settings.max_headers),
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
-        max_connections=kept_connections(settings.max_connections),
+        max_connections=max_connections(settings.max_connections),
         min_response_bytes_per_s=settings.min_response_bytes_per_s,
     )

@@ -15,7 +15,7 @@ import typer
 
 from service.errors import ServiceError
 from service.settings import Settings, SettingsError, child_environment, is_loopback, load_settings, usable_cores
-from service.supervisor.descriptors import allow, kept_connections
+from service.supervisor.descriptors import max_connections, raise_descriptor_limit
 
 if TYPE_CHECKING:
     import socket
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from service.worker.service import Service
     from service.worker.tls import Tls
 
-# After this many missed heartbeats a process is late and the service is not ready.
-LATE_BEATS = 6
-MIN_LATE_S = 5.0
+# After this many missed heartbeats of a process the service is not ready.
+MAX_MISSED_HEARTBEATS = 6
+MIN_HEARTBEAT_AGE_S = 5.0
 # How long one thread may keep the interpreter from another. The compute thread needs it between two products, a hundred times in
 # a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
 SWITCH_INTERVAL_S = 0.0005
@@ -47,31 +47,30 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    from service.supervisor import supervisor
-    from service.supervisor.plan import TOLD, Plan
-    from service.supervisor.processes import unblocked_streams, write_log_line  # the other commands do not need it
+    from service.supervisor.processes import nonblocking_streams, write_log_line  # the other commands do not need it
+    from service.supervisor.supervisor import WORKER_OPTIONS, Plan, exec_supervisor
 
-    with unblocked_streams():
+    with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
         if not settings.layers_dir.is_dir():
             raise SettingsError(f"ATTENTION_LAYERS_DIR: the directory {settings.layers_dir} does not exist")
-        kept_connections(settings.max_connections)
+        max_connections(settings.max_connections)
         _check_files(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     plan = Plan(
-        command=(sys.executable, "-m", "service", "worker", *TOLD),
+        command=(sys.executable, "-m", "service", "worker", *WORKER_OPTIONS),
         environment=child_environment(settings),
         host=settings.host,
         port=settings.port,
         workers=num_workers(settings),
         drain_delay_s=settings.drain_delay_s,
         shutdown_grace_s=settings.shutdown_grace_s,
-        silence_s=settings.stuck_s,
+        watchdog_timeout_s=settings.stuck_s,
         run_dir=settings.run_dir,
     )
-    supervisor.become(plan)
+    exec_supervisor(plan)
 
 
 def _check_files(settings: Settings) -> None:
@@ -118,7 +117,7 @@ def worker(
     port: Annotated[int, typer.Option()],
     slot: Annotated[int, typer.Option()],
     lifeline: Annotated[int, typer.Option()],
-    pulse: Annotated[int, typer.Option()],
+    watchdog: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
     peers: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -130,22 +129,22 @@ def worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
     configure_logs(settings.log_level)
-    raise typer.Exit(_run(settings, port, slot, lifeline, pulse, run_dir, peers))
+    raise typer.Exit(_run(settings, port, slot, lifeline, watchdog, run_dir, peers))
 
 
-def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, run_dir: Path, peers: int) -> int:
+def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int, run_dir: Path, peers: int) -> int:
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
     from service.supervisor.notification import SupervisorNotifier
-    from service.supervisor.processes import say_once, unbuffer_streams
+    from service.supervisor.processes import print_error_once, unbuffer_streams
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.supervisor.watchdog import Watchdog
 
     unbuffer_streams()
     notifier = SupervisorNotifier()
-    allow(kept_connections(settings.max_connections))
+    raise_descriptor_limit(max_connections(settings.max_connections))
     listener = _listener(settings, port, has_peers=peers > 0)
     import torch  # only a worker imports it, and only after its listener exists
 
@@ -154,14 +153,14 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
     export = _trace_export(settings)
     run = RunDirectory(run_dir)
     with contextlib.suppress(OSError):  # the first heartbeat reports why
-        run.keep()
+        run.restore()
     metrics = Metrics(Shared(run.metrics, slot))
     status = _status(settings, run, metrics, notifier, has_peers=peers > 0)
-    begun = Watchdog(pulse, slot).begin
+    begun = Watchdog(watchdog, slot).start
     try:
         server = _server(settings, listener, metrics, status, export, begun, lifeline, run_dir)
     except ServiceError as error:
-        say_once(run_dir, error.message)
+        print_error_once(run_dir, error.message)
         return EXIT_REFUSED
     try:
         return server.run_to_end()
@@ -169,7 +168,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, pulse: int, ru
         metrics.close()
         finish_logs()
         if notifier.is_orphaned:
-            run.leave()
+            run.release()
         if export is not None:
             export.close()
 
@@ -190,13 +189,13 @@ def _server(
     from service.app import build
     from service.limits import transport_limits
     from service.observability.telemetry import Telemetry
-    from service.supervisor.processes import say_once
+    from service.supervisor.processes import print_error_once
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
-            say_once(run_dir, reason)
+            print_error_once(run_dir, reason)
         server.leave(exit_code)
 
     telemetry = Telemetry(metrics, time.monotonic)
@@ -224,12 +223,12 @@ def _status(
 ) -> WorkerStatus:
     from service.supervisor.worker_status import WorkerStatus
 
-    def keep() -> bool:
-        return any([run.keep(), metrics.keep()])
+    def restore() -> bool:
+        return any([run.restore(), metrics.restore()])
 
-    late_s = max(MIN_LATE_S, LATE_BEATS * settings.heartbeat_s)
+    max_age_s = max(MIN_HEARTBEAT_AGE_S, MAX_MISSED_HEARTBEATS * settings.heartbeat_s)
     return WorkerStatus(
-        run.heartbeats, num_workers(settings), late_s, notifier=notifier, keep=keep, has_peers=has_peers
+        run.heartbeats, num_workers(settings), max_age_s, notifier=notifier, restore=restore, has_peers=has_peers
     )
 
 

@@ -1,10 +1,9 @@
 """Line writer: writes log lines, with their time, to a standard stream without ever waiting for a reader.
 
-A module of its own because the supervisor cannot afford what `observability/logs.py` loads. Independent of what a line is about
-and of its readers.
-Invariants: The stream does not block (`processes.unblock`). A line that finds no room waits in memory and is written before any
-later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited. A line
-written in part (a full disk) is finished before the next one.
+A module of its own because the supervisor stays small: `observability/logs.py` loads structlog (17 MB).
+Invariants: The stream does not block (`processes.set_nonblocking`). A line that finds no room waits in memory and is written
+before any later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited.
+A line written in part (a full disk) is finished before the next one.
 
 Times are ISO 8601 in UTC to the microsecond; `datetime` takes three times as long to format one.
 """

@@ -7,7 +7,7 @@ cannot make a series. Each request is counted once when it arrives and once at i
 So at rest received = requests + cancelled. What `is_counted` excludes is counted nowhere.
 
 Processes share by slot, not by pid: a replaced process goes on counting where the dead one stopped, so totals never fall and
-files do not pile up. A dead process's live gauges are removed (`RunDirectory.bury`).
+files do not pile up. A dead process's live gauges are removed (`RunDirectory.clean_up`).
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Metrics:
         self._compute_seconds[layer,]
 
     def layers_served(self, names: Iterable[str]) -> None:
-        """Hide series of other layers and keep their values: they go on where they were if the layer comes back."""
+        """Hide series of other layers and restore their values: they go on where they were if the layer comes back."""
         self._served = frozenset(names)
 
     def layers_worked(self, sums: Mapping[str, LayerTotals]) -> None:
@@ -303,9 +303,9 @@ class Metrics:
         """Return everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
         return self._series.render(self._served)
 
-    def keep(self) -> bool:
+    def restore(self) -> bool:
         """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
-        return self._values is not None and self._values.keep()
+        return self._values is not None and self._values.restore()
 
     def close(self) -> None:
         """Write what was deferred and close the files; the counts stay in them."""

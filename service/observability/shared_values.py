@@ -83,11 +83,11 @@ class SharedValues:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._files: dict[str, MmapedDict] = {}
-        self._places: dict[Path, tuple[int, int] | None] = {}
+        self._file_ids: dict[Path, tuple[int, int] | None] = {}
         self._values: list[_Value] = []
         self._changed: list[_Value] = []
         self._tick = LoopTick(self.write)
-        with contextlib.suppress(OSError):  # `keep` tries again and raises the error
+        with contextlib.suppress(OSError):  # `restore` tries again and raises the error
             self._open()
 
     def __call__(
@@ -106,7 +106,7 @@ class SharedValues:
         value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
         self._values.append(value)
         with contextlib.suppress(OSError):  # no space for one series more: only this process has it
-            value.go_on_in(self._files.get(kind))
+            value.attach(self._files.get(kind))
         return value
 
     def changed(self, value: _Value) -> None:
@@ -122,9 +122,9 @@ class SharedValues:
     @property
     def is_shared(self) -> bool:
         """Whether the files are in their place and whole; any thread may call it."""
-        return bool(self._places) and all(_place(path) == place for path, place in self._places.items())
+        return bool(self._file_ids) and all(_file_id(path) == place for path, place in self._file_ids.items())
 
-    def keep(self) -> bool:
+    def restore(self) -> bool:
         """Make the files again if one is lost, with all values; return whether one was. Raise OSError if there is no space."""
         if self.is_shared:
             return False
@@ -133,7 +133,7 @@ class SharedValues:
         self._open()
         with self._or_without_files():
             for value in self._values:
-                value.move_to(self._files[value.kind])
+                value.switch_to(self._files[value.kind])
         return True
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class SharedValues:
                     os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
             for kind, path in paths.items():
                 self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
-        self._places = {path: _place(path) for path in paths.values()}
+        self._file_ids = {path: _file_id(path) for path in paths.values()}
 
     @contextlib.contextmanager
     def _or_without_files(self) -> Iterator[None]:
@@ -164,9 +164,9 @@ class SharedValues:
             raise
 
     def _close(self) -> None:
-        files, self._files, self._places = self._files, {}, {}
+        files, self._files, self._file_ids = self._files, {}, {}
         for value in self._values:
-            value.move_to(None)
+            value.switch_to(None)
         for file in files.values():
             file.close()  # type: ignore[no-untyped-call]
 
@@ -184,7 +184,7 @@ class _File(MmapedDict):
         super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
-def _place(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
     """Return a file's identity (device, inode); None if it is gone or cut."""
     try:
         found = path.stat()
@@ -206,13 +206,13 @@ class _Value:
         self._value = 0.0
         self._is_changed = False
 
-    def go_on_in(self, file: MmapedDict | None) -> None:
+    def attach(self, file: MmapedDict | None) -> None:
         """Continue from what the slot's last process left in the file; raise OSError if there is no space."""
         if file is not None:
             self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
         self._file = file
 
-    def move_to(self, file: MmapedDict | None) -> None:
+    def switch_to(self, file: MmapedDict | None) -> None:
         """Switch to another file with this value's own number; raise OSError if there is no space."""
         self._file = file
         self.write()

@@ -1,6 +1,6 @@
 """Notification: one process signals the others that there is something new to read in the run directory.
 
-Invariants: A notification carries no message; the files do. One sent before a process can listen is delivered as soon as it can:
+Invariants: A notification carries no message; the files do. One that is sent before a process listens is delivered when it does:
 the supervisor starts workers with the signal blocked. A lost one costs only time: every heartbeat reads the directory too.
 """
 
@@ -11,28 +11,28 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-# One worker sends it so that all read what they share.
-NEWS = signal.SIGUSR1
+# A worker sends it to the supervisor, and the supervisor to every worker.
+NOTIFY_SIGNAL = signal.SIGUSR1
 
 
 class Notifier(Protocol):
-    def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard` on the running loop at every notification from now on."""
+    def listen(self, notified: Callable[[], None]) -> None:
+        """Call `notified` on the running loop at every notification from now on."""
 
     def notify(self) -> None: ...
 
 
-class Alone:
+class NoNotifier:
     """The notifier of a service with one process: there is no other process to notify."""
 
-    def listen(self, heard: Callable[[], None]) -> None:
+    def listen(self, notified: Callable[[], None]) -> None:
         pass
 
     def notify(self) -> None:
         pass
 
 
-ALONE = Alone()
+NO_NOTIFIER = NoNotifier()
 
 
 class SupervisorNotifier:
@@ -41,11 +41,11 @@ class SupervisorNotifier:
     def __init__(self) -> None:
         self._supervisor = os.getppid()
 
-    def listen(self, heard: Callable[[], None]) -> None:
+    def listen(self, notified: Callable[[], None]) -> None:
         import asyncio  # noqa: PLC0415 (memory: the supervisor imports this file too)
 
-        asyncio.get_running_loop().add_signal_handler(NEWS, heard)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NEWS})
+        asyncio.get_running_loop().add_signal_handler(NOTIFY_SIGNAL, notified)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOTIFY_SIGNAL})
 
     @property
     def is_orphaned(self) -> bool:
@@ -55,4 +55,4 @@ class SupervisorNotifier:
     def notify(self) -> None:
         # The signal would end another parent that does not handle it.
         if not self.is_orphaned:
-            os.kill(self._supervisor, NEWS)
+            os.kill(self._supervisor, NOTIFY_SIGNAL)

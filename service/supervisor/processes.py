@@ -1,11 +1,11 @@
 """Processes: what the supervisor needs from the operating system: a port, streams, children and signals.
 
 Independent of torch, settings, what a process does, and when it is started, replaced or ended (`supervisor/supervisor.py`).
-Invariants: Nothing here polls. A child begins with no signal ignored and only NEWS blocked, which would end it before it can
-listen. It has a process group of its own, so that Ctrl-C reaches only the supervisor. Every child holds the read end of one pipe
-(the lifeline), and only the supervisor holds the write end. So the supervisor's end, however it comes, is an end-of-file for
-every child. Every child holds the write end of the watchdog pipe (`pulse`). Nothing that a process of the service writes to
-stdout or stderr waits for a reader, be it a log line, a traceback or output of C code.
+Invariants: Nothing here polls. A child begins with no signal ignored and only NOTIFY_SIGNAL blocked, which would end it before it
+listens. It has a process group of its own, so that Ctrl-C reaches only the supervisor. Every child holds the read end of one pipe
+(the lifeline), and only the supervisor holds the write end. So every child reads an end-of-file when the supervisor ends, even by
+SIGKILL. Every child holds the write end of the watchdog pipe. Nothing that a process of the service writes to stdout or stderr
+waits for a reader, be it a log line, a traceback or output of C code.
 
 Signals come through Python's wake-up pipe, not through sigwait. A thread that a library started (OpenBLAS starts one at the
 import of NumPy) has them unblocked; a signal that came while this thread did not wait would end the process there.
@@ -29,9 +29,9 @@ from types import FrameType
 
 from service.errors import ServiceError
 from service.observability.line_writer import FINISH_S, LineWriter, log_line
-from service.supervisor.notification import NEWS
+from service.supervisor.notification import NOTIFY_SIGNAL
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NEWS)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NOTIFY_SIGNAL)
 STDOUT, STDERR = 1, 2
 _log = LineWriter(STDOUT)
 
@@ -67,29 +67,29 @@ def reserve_port(host: str, port: int) -> socket.socket:
     return reserved
 
 
-def say_once(run_dir: Path, message: str) -> None:
-    """Write one line to stderr, unless another process of the service has: they mostly refuse for the same reason."""
+def print_error_once(run_dir: Path, message: str) -> None:
+    """Write one line to stderr, unless another process of the service has: most refuse to start for the same reason."""
     try:
         (run_dir / "refusal").open("x").close()
     except FileExistsError:
         return
-    except OSError:  # the marker cannot be made: rather twice than never
+    except OSError:  # without the marker the line may come twice
         pass
-    say(message)
+    print_error(message)
 
 
-def say(message: str) -> None:
+def print_error(message: str) -> None:
     """Write one line to stderr, if there is room."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"attention-service: {message}\n")
         sys.stderr.flush()
 
 
-def unblock(descriptor: int) -> bool:
-    """Make a write to this stream fail where it would wait for a reader; return False if only a Relay can do that.
+def set_nonblocking(descriptor: int) -> bool:
+    """Make a write to this stream fail instead of waiting for a reader; return False if only a Relay can do that.
 
-    O_NONBLOCK belongs to the open file, which a shell and other programs share. So a pipe is opened once more, which leaves
-    theirs as it is. A file and a device like /dev/null have no reader. A terminal would take a part of a line.
+    O_NONBLOCK belongs to the open file, which a shell and other programs share. So a pipe is opened once more for this process
+    alone. A file and a device like /dev/null have no reader. A terminal would take a part of a line.
     """
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISFIFO(mode):
@@ -138,9 +138,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def unblocked_streams() -> Iterator[None]:
-    """Unblock stdout and stderr of this process and of its children; waiting lines have FINISH_S at the end."""
-    relays = [Relay(descriptor) for descriptor in (STDOUT, STDERR) if not unblock(descriptor)]
+def nonblocking_streams() -> Iterator[None]:
+    """Make stdout and stderr non-blocking, for children too; at the end, waiting lines have FINISH_S to find a reader."""
+    relays = [Relay(descriptor) for descriptor in (STDOUT, STDERR) if not set_nonblocking(descriptor)]
     unbuffer_streams()
     try:
         yield
@@ -150,8 +150,8 @@ def unblocked_streams() -> Iterator[None]:
             relay.close()
 
 
-def _in_the_pipe(_: int, __: FrameType | None) -> None:
-    """Do nothing: what Python's own handler wrote into the pipe is enough."""
+def _only_wake_up(_: int, __: FrameType | None) -> None:
+    """Do nothing: Python has written the signal's number into the wake-up pipe."""
 
 
 class Posix:
@@ -163,18 +163,20 @@ class Posix:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for signum in SIGNALS:
             # Also if our parent ignored it: with SIGCHLD ignored, a child's exit is never reported.
-            signal.signal(signum, _in_the_pipe)
+            signal.signal(signum, _only_wake_up)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self.lifeline, self._keep = os.pipe()
+        self.lifeline, self._lifeline_end = os.pipe()
         os.set_inheritable(self.lifeline, True)
-        self._signs, self.pulse = os.pipe()
-        for descriptor in (self._signs, self.pulse):
+        self._pings, self.watchdog = os.pipe()
+        for descriptor in (self._pings, self.watchdog):
             os.set_blocking(descriptor, False)
-        os.set_inheritable(self.pulse, True)
+        os.set_inheritable(self.watchdog, True)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Start a child by posix_spawn, not fork with code in between: the C library sets the mask and the dispositions."""
-        return os.posix_spawn(command[0], [*command], environment, setpgroup=0, setsigmask=(NEWS,), setsigdef=SIGNALS)
+        return os.posix_spawn(
+            command[0], [*command], environment, setpgroup=0, setsigmask=(NOTIFY_SIGNAL,), setsigdef=SIGNALS
+        )
 
     def kill(self, pid: int, signum: int) -> None:
         # A child's pid is not reused before the child is reaped.
@@ -198,13 +200,13 @@ class Posix:
         is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
         return os.read(self._signalled, 1)[0] if is_signalled else None
 
-    def heard(self) -> set[int]:
+    def pings(self) -> set[int]:
         """Return the slots that sent a ping since the last call (`supervisor/watchdog.py`)."""
-        signs = set[int]()
+        slots = set[int]()
         with contextlib.suppress(BlockingIOError):
-            while some := os.read(self._signs, 4096):
-                signs.update(some)
-        return signs
+            while some := os.read(self._pings, 4096):
+                slots.update(some)
+        return slots
 
     def now(self) -> float:
         return time.monotonic()

@@ -1,10 +1,9 @@
-"""Run directory: makes, keeps and removes the directory of files that the processes of one service share.
+"""Run directory: makes, restores and removes the directory of files that the processes of one service share.
 
-It is made again if it is lost. Independent of what is in the files.
-Invariants: Every process of a service holds a shared lock (flock) on the directory. So one without a lock is left over from a
-service that has ended, in whatever pid namespace. Only directories of this user with such a name, without a lock and with nothing
-else in them are removed. Nothing is written through a link or into another user's directory, which may lie in a place that all
-may write to.
+Independent of what is in the files.
+Invariants: Every process of a service holds a shared lock (flock) on the directory. So a directory without a lock belongs to a
+service that has ended, in whatever pid namespace. Only such directories of this user are removed, and only with nothing else in
+them. Nothing is written through a link or into another user's directory: the parent may be writable by all.
 """
 
 from __future__ import annotations
@@ -38,35 +37,35 @@ class RunDirectory:
         self.path = path
         self.metrics = path / "metrics"
         self.heartbeats = path / "heartbeats"
-        self._held: int | None = None
+        self._lock_descriptor: int | None = None
 
     @classmethod
     def make(cls, parent: Path | None, workers: int) -> Self:
         """Make a new one for the supervisor of that many processes; raise StartError if it cannot be made.
 
         Without a `parent` it is in memory if Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
-        which writes the new file out first. Directories that killed supervisors left behind there are removed.
+        which writes the new file out first. Directories that killed services left there are removed.
         """
         try:
             if parent is not None:
                 parent.mkdir(parents=True, exist_ok=True)
             elif os.access(IN_MEMORY, os.W_OK):
                 parent = IN_MEMORY
-            _remove_left_over(Path(tempfile.gettempdir()) if parent is None else parent)
-            return cls._made(parent, workers)
+            _remove_abandoned(Path(tempfile.gettempdir()) if parent is None else parent)
+            return cls._make_in(parent, workers)
         except OSError as error:
             where = "the temporary directory" if parent is None else str(parent)
             raise StartError(f"cannot make a run directory in {where}: {error.strerror}") from None
 
     @classmethod
-    def _made(cls, parent: Path | None, workers: int) -> Self:
+    def _make_in(cls, parent: Path | None, workers: int) -> Self:
         made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
         try:
-            made.keep()
+            made.restore()
             with tempfile.TemporaryFile(dir=made.metrics) as space:
                 os.posix_fallocate(space.fileno(), 0, workers * METRICS_BYTES)
         except OSError:
-            made.leave()
+            made.release()
             raise
         return made
 
@@ -76,22 +75,22 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        self.release()
 
-    def keep(self) -> bool:
-        """Make what is missing of it and lock it; return whether anything was missing. Raise OSError if that fails."""
+    def restore(self) -> bool:
+        """Make what is missing and lock the directory; return whether anything was missing. Raise OSError if that fails."""
         is_new = _make(self.path)
-        self._hold()
+        self._lock()
         return any([is_new, _make(self.metrics), _make(self.heartbeats)])
 
-    def leave(self) -> None:
-        """Give up the lock; the last process that leaves removes the directory."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-        _remove_unheld(self.path)
+    def release(self) -> None:
+        """Release the lock; the last process removes the directory."""
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+        _remove_unlocked(self.path)
 
-    def bury(self, slot: int, pid: int) -> bool:
+    def clean_up(self, slot: int, pid: int) -> bool:
         """Remove a dead process's live metrics and heartbeat; return whether it had become ready."""
         from service.supervisor.worker_status import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
 
@@ -103,12 +102,12 @@ class RunDirectory:
             for file in self.metrics.glob(f"gauge_live*_{slot}.db"):
                 file.unlink()
         with contextlib.suppress(OSError):
-            self.keep()  # the workers may have made it again, and all of them may be dead by now
+            self.restore()  # workers may have made it again and died since, so that this process holds no lock on it
         return last is not None and last.state in {State.READY, State.DRAINING}
 
-    def _hold(self) -> None:
-        """Lock the directory. Raise OSError, also if another start removes it: before it was locked it looked left over."""
-        if self._held is not None and os.path.samestat(os.fstat(self._held), self.path.lstat()):
+    def _lock(self) -> None:
+        """Lock the directory. Raise OSError, also if a starting service has removed it because it had no lock yet."""
+        if self._lock_descriptor is not None and os.path.samestat(os.fstat(self._lock_descriptor), self.path.lstat()):
             return
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -118,7 +117,7 @@ class RunDirectory:
         except OSError:
             os.close(descriptor)
             raise
-        before, self._held = self._held, descriptor
+        before, self._lock_descriptor = self._lock_descriptor, descriptor
         if before is not None:
             os.close(before)
 
@@ -138,16 +137,16 @@ def _make(path: Path) -> bool:
     return is_new
 
 
-def _remove_left_over(parent: Path) -> None:
-    """Remove what services left there whose processes have all ended, some of them killed."""
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the directories of services whose processes have all ended."""
     with contextlib.suppress(OSError):  # the parent may be writable and not readable
         for path in list(parent.iterdir()):
             if _NAME.fullmatch(path.name):
-                _remove_unheld(path)
+                _remove_unlocked(path)
 
 
-def _remove_unheld(path: Path) -> None:
-    """Remove a directory of this user that no process holds and that has nothing else in it."""
+def _remove_unlocked(path: Path) -> None:
+    """Remove a directory of this user that no process has locked and that has nothing else in it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

@@ -24,35 +24,35 @@ def read(path: Path, max_bytes: int) -> bytes | None:
 
 def replace(path: Path, text: bytes) -> None:
     """Replace the content; raise OSError if the directory is gone or full."""
-    with _half(path, text) as half:
-        half.replace(path)
+    with _temporary(path, text) as temporary:
+        temporary.replace(path)
 
 
 def create(path: Path, text: bytes) -> bool:
     """Create the file; return False if it exists. Raise OSError if the directory is gone or full."""
-    with _half(path, text) as half:
+    with _temporary(path, text) as temporary:
         try:
-            os.link(half, path)
+            os.link(temporary, path)
         except FileExistsError:
             return False
     return True
 
 
 def remove(path: Path, writer: int) -> None:
-    """Remove the file, and what its `writer`, a process that died, had only half written."""
-    for name in (path, half_of(path, writer)):
+    """Remove the file, and the temporary file that its `writer`, a process that died, may have left."""
+    for name in (path, temporary_of(path, writer)):
         name.unlink(missing_ok=True)
 
 
-def half_of(path: Path, writer: int) -> Path:
+def temporary_of(path: Path, writer: int) -> Path:
     return path.with_name(f".{path.name}.{writer}.tmp")
 
 
 @contextlib.contextmanager
-def _half(path: Path, text: bytes) -> Iterator[Path]:
-    half = half_of(path, os.getpid())
+def _temporary(path: Path, text: bytes) -> Iterator[Path]:
+    temporary = temporary_of(path, os.getpid())
     try:
-        half.write_bytes(text)
-        yield half
+        temporary.write_bytes(text)
+        yield temporary
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,34 +1,43 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
 Holds the decisions, made on one thread in one loop that sleeps until a signal or a due time, such as a watchdog check.
-Independent of torch, HTTP, what a worker does, and settings (it gets only a Plan). It stays small: 15 MB, because `become` drops
-what reading the settings took (38 MB with it).
+Independent of torch, HTTP, what a worker does, and settings (it gets only a Plan). It stays small: 15 MB, because
+`exec_supervisor` drops what reading the settings took (38 MB with it).
 Invariants:
-- A slot holds one process at a time. A process that crashed is started again; one whose event loop stalls is ended and started
-  again (`supervisor/slot.py`).
+- A slot holds one process at a time. A process that crashed is started again 0.1 s later. The delay doubles, up to 5 s, each time
+  a process lived less than 10 s.
+- A process whose event loop sends no watchdog ping is killed and started again. Checks without a ping are counted, not seconds: a
+  pause of the whole service for an hour (a container) pauses the checks too. A process before its first ping still imports.
 - A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it has reported the reason
   and would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by
   force at once. The same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its own copy. SIGHUP
   is ignored, in the workers too: there is nothing to read again.
-- A worker with news for all (a layer rollout) signals the supervisor, which signals every worker.
+- A worker that notifies (of a layer rollout) signals the supervisor, which signals every worker.
 - If the supervisor is killed, the workers see their lifeline end and leave.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol
 
-from service.supervisor.notification import NEWS
-from service.supervisor.plan import Plan
-from service.supervisor.processes import Posix, StartError, reserve_port, say, unblocked_streams, write_log_line
+from service.supervisor.notification import NOTIFY_SIGNAL
+from service.supervisor.processes import (
+    Posix,
+    StartError,
+    nonblocking_streams,
+    print_error,
+    reserve_port,
+    write_log_line,
+)
 from service.supervisor.run_directory import RunDirectory
-from service.supervisor.slot import Slot
-from service.supervisor.watchdog import CHECKS, WHERE, check_interval_s
+from service.supervisor.watchdog import CHECKS, STACKS_SIGNAL, check_interval_s
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -38,10 +47,81 @@ EXIT_ENGINE_DOWN = 4
 FORCE_S = 2.0
 ECHO_S = 0.2
 # A worker that is stopped before it can handle signals ends by the signal itself: nothing was lost.
-_ORDERLY = (0, -signal.SIGTERM)
+_ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+STEADY_S = 10.0
+# The options of a worker's command line; the supervisor fills in the values.
+WORKER_OPTIONS = (
+    "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--watchdog", "{watchdog}",
+    "--run-dir", "{run_dir}", "--peers", "{peers}",
+)  # fmt: skip
+
 Log = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, as a value that survives an exec. In `command` the supervisor fills in the placeholders of WORKER_OPTIONS.
+
+    `slot` counts from 0 and outlives the process in it. `lifeline` and `watchdog` are numbers of open descriptors. `peers` is how
+    many other processes send watchdog pings. `watchdog_timeout_s` is how long a process may send none.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    host: str
+    port: int
+    workers: int
+    drain_delay_s: float
+    shutdown_grace_s: float
+    watchdog_timeout_s: float
+    run_dir: Path | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """All fields but the environment, which exec passes separately."""
+        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s, self.watchdog_timeout_s)
+        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
+        host, port, workers, delay_s, grace_s, timeout_s, run_dir, *command = arguments
+        directory = Path(run_dir) if run_dir else None
+        times = float(delay_s), float(grace_s), float(timeout_s)
+        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)
+
+
+@dataclasses.dataclass(slots=True)
+class Slot:
+    """The place of one worker process: it runs while `pid` is set, else it is due at `start_at` (None: never again)."""
+
+    index: int
+    start_at: float | None
+    pid: int | None = None
+    started: float = 0.0
+    has_served: bool = False
+    checks_since_ping: int | None = None
+    """None before the first ping."""
+    rapid_crashes: int = 0
+
+    def retry_later(self, now: float) -> float:
+        """Schedule the next process; return the delay in seconds."""
+        if now - self.started >= STEADY_S:
+            self.rapid_crashes = 0
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.rapid_crashes, 16))
+        self.rapid_crashes += 1
+        self.start_at = now + delay_s
+        return delay_s
+
+    def check(self) -> int:
+        """Record a watchdog check; return how many in a row, this one included, found no ping."""
+        if self.checks_since_ping is None:
+            return 0
+        missed, self.checks_since_ping = self.checks_since_ping, self.checks_since_ping + 1
+        return missed
 
 
 class System(Protocol):
@@ -55,83 +135,83 @@ class System(Protocol):
 
     def wait(self, timeout_s: float | None) -> int | None: ...
 
-    def heard(self) -> Iterable[int]: ...
+    def pings(self) -> Iterable[int]: ...
 
     def now(self) -> float: ...
 
 
 class Supervisor:
-    """Runs a plan; `bury(slot, pid)` removes what a dead process left and returns whether it had become ready."""
+    """Runs a plan; `clean_up(slot, pid)` removes what a dead process left and returns whether it had become ready."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, str], system: System, bury: Callable[[int, int], bool], log: Log
+        self, plan: Plan, values: Mapping[str, str], system: System, clean_up: Callable[[int, int], bool], log: Log
     ) -> None:
         self._plan = plan
         self._values = values
         self._system = system
-        self._bury = bury
+        self._clean_up = clean_up
         self._log = log
         self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
-        self._look_s = check_interval_s(plan.silence_s)
-        self._look_at = system.now() + self._look_s
+        self._check_s = check_interval_s(plan.watchdog_timeout_s)
+        self._check_at = system.now() + self._check_s
         self._exit_code: int | None = None
         self._deadline: float | None = None
-        self._told: tuple[signal.Signals, float] | None = None
+        self._last_stop: tuple[signal.Signals, float] | None = None
 
     def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
         while True:
             self._start_due()
-            signum = self._system.wait(self._patience())
+            signum = self._system.wait(self._timeout_s())
             if signum in (signal.SIGTERM, signal.SIGINT):
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
                 self._log("info", "signal_ignored", signal="SIGHUP")
-            elif signum == NEWS:
-                self._pass_on()
+            elif signum == NOTIFY_SIGNAL:
+                self._notify_all()
             for pid, code in self._system.reap():
-                self._ended(pid, code)
-            if self._exit_code is None and self._system.now() >= self._look_at:
-                self._look()
+                self._reaped(pid, code)
+            if self._exit_code is None and self._system.now() >= self._check_at:
+                self._check_pings()
             if self._deadline is not None and self._system.now() >= self._deadline:
                 self._log("error", "workers_killed", reason="they did not leave within the grace", pids=self._alive())
-                self._kill_all(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
             if self._exit_code is not None and not self._alive():
                 self._log("info", "stopped", exit_code=self._exit_code)
                 return self._exit_code
 
-    def _pass_on(self) -> None:
+    def _notify_all(self) -> None:
         for pid in self._alive() if self._exit_code is None else ():
-            self._system.kill(pid, NEWS)
+            self._system.kill(pid, NOTIFY_SIGNAL)
 
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
 
-    def _patience(self) -> float | None:
+    def _timeout_s(self) -> float | None:
         """Return seconds until something is due; None if only a signal can change anything."""
         due = [slot.start_at for slot in self._slots if slot.start_at is not None]
         if self._exit_code is None:
-            due.append(self._look_at)
+            due.append(self._check_at)
         if self._deadline is not None:
             due.append(self._deadline)
         return max(0.0, min(due) - self._system.now()) if due else None
 
-    def _look(self) -> None:
-        """Check for pings: a worker that missed too many writes its stacks, then is killed; `_ended` does the rest."""
-        self._hear()
+    def _check_pings(self) -> None:
+        """Check for pings: a worker that missed too many writes its stacks, then is killed; `_reaped` does the rest."""
+        self._read_pings()
         for slot in self._slots:
-            silent = slot.looked_at()
-            if slot.pid is not None and silent in (CHECKS - 1, CHECKS):
-                signum = WHERE if silent < CHECKS else signal.SIGKILL
+            missed = slot.check()
+            if slot.pid is not None and missed in (CHECKS - 1, CHECKS):
+                signum = STACKS_SIGNAL if missed < CHECKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
-                fields = dict(slot=slot.index, pid=slot.pid, silent_s=silent * self._look_s, signal=signum.name)
+                fields = dict(slot=slot.index, pid=slot.pid, silent_s=missed * self._check_s, signal=signum.name)
                 self._log("error", "worker_silent", **fields)
-        self._look_at = self._system.now() + self._look_s
+        self._check_at = self._system.now() + self._check_s
 
-    def _hear(self) -> None:
-        for index in self._system.heard():
+    def _read_pings(self) -> None:
+        for index in self._system.pings():
             if index < len(self._slots):  # a worker may write any byte
-                self._slots[index].heard()
+                self._slots[index].checks_since_ping = 0
 
     def _start_due(self) -> None:
         for slot in self._slots:
@@ -139,32 +219,33 @@ class Supervisor:
                 self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        self._hear()
-        peers = sum(other.looks_since_sign is not None for other in self._slots if other is not slot)
+        self._read_pings()
+        peers = sum(other.checks_since_ping is not None for other in self._slots if other is not slot)
         values = {**self._values, "{slot}": str(slot.index), "{peers}": str(peers)}
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:
-            slot.occupy(self._system.spawn(command, self._plan.environment))
+            slot.pid = self._system.spawn(command, self._plan.environment)
         except OSError as error:
             self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
+        slot.start_at = None
         self._log("info", "worker_started", slot=slot.index, pid=slot.pid)
 
-    def _ended(self, pid: int, code: int) -> None:
+    def _reaped(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        self._hear()  # its pings must not count for the next process
-        slot.vacate()
-        slot.has_served |= self._bury(slot.index, pid)
+        self._read_pings()  # its pings must not count for the next process
+        slot.pid = slot.checks_since_ping = None
+        slot.has_served |= self._clean_up(slot.index, pid)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
         if self._exit_code is not None:
-            level = "info" if code in _ORDERLY else "error"
+            level = "info" if code in _ORDERLY_ENDS else "error"
             self._log(level, "worker_left", slot=slot.index, pid=pid, lived_s=lived_s, **how)
-            if code not in _ORDERLY:
+            if code not in _ORDERLY_ENDS:
                 self._exit_code = self._exit_code or EXIT_FAILED
         elif code == EXIT_REFUSED and not slot.has_served:
             self._log("error", "worker_refused", slot=slot.index, pid=pid, lived_s=lived_s, **how)
@@ -176,23 +257,23 @@ class Supervisor:
 
     def _stop(self, signum: signal.Signals) -> None:
         now = self._system.now()
-        if self._told is not None and self._told[0] == signum and now - self._told[1] < ECHO_S:
+        if self._last_stop is not None and self._last_stop[0] == signum and now - self._last_stop[1] < ECHO_S:
             return
-        self._told = (signum, now)
+        self._last_stop = (signum, now)
         if self._exit_code is None:
             self._log("info", "stopping", signal=signum.name)
             self._end_all(0)
         else:
             self._log("warning", "workers_killed", reason=f"a second signal ({signum.name})", pids=self._alive())
             self._exit_code = 128 + signum
-            self._kill_all(signal.SIGKILL)
+            self._signal_all(signal.SIGKILL)
 
     def _end_all(self, exit_code: int) -> None:
         self._exit_code = exit_code
-        self._kill_all(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
         self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
 
-    def _kill_all(self, signum: signal.Signals) -> None:
+    def _signal_all(self, signum: signal.Signals) -> None:
         self._deadline = None
         for slot in self._slots:
             slot.start_at = None
@@ -207,7 +288,7 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def become(plan: Plan) -> NoReturn:
+def exec_supervisor(plan: Plan) -> NoReturn:
     """Turn this process into the supervisor by exec, which drops all that it has imported.
 
     A stop signal that comes meanwhile stays pending until there is a handler: the signal mask outlives an exec.
@@ -217,7 +298,7 @@ def become(plan: Plan) -> NoReturn:
     os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
 
 
-@unblocked_streams()
+@nonblocking_streams()
 def supervise(plan: Plan, log: Log = write_log_line) -> int:
     """Serve until stopped; return the exit code. The process must end with it, because it has taken over the signals.
 
@@ -227,12 +308,12 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
     try:
         with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
             port = reserved.getsockname()[1]
-            descriptors = {"{lifeline}": str(system.lifeline), "{pulse}": str(system.pulse)}
+            descriptors = {"{lifeline}": str(system.lifeline), "{watchdog}": str(system.watchdog)}
             values = {"{port}": str(port), "{run_dir}": str(run.path), **descriptors}
             log("info", "serving", host=plan.host, port=port, workers=plan.workers)
-            return Supervisor(plan, values, system, run.bury, log).run()
+            return Supervisor(plan, values, system, run.clean_up, log).run()
     except StartError as error:
-        say(error.message)
+        print_error(error.message)
         return EXIT_FAILED
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.supervisor import shared_file
-from service.supervisor.notification import ALONE, Notifier
+from service.supervisor.notification import NO_NOTIFIER, Notifier
 
 MAX_FILE_BYTES = 4096
 MAX_REASON_CHARS = 256
@@ -88,8 +88,8 @@ class WorkerStatus:
         *,
         pid: int | None = None,
         now: Callable[[], float] = time.monotonic,
-        notifier: Notifier = ALONE,
-        keep: Callable[[], bool] = lambda: False,
+        notifier: Notifier = NO_NOTIFIER,
+        restore: Callable[[], bool] = lambda: False,
         has_peers: bool = False,
     ) -> None:
         self.directory = directory
@@ -98,7 +98,7 @@ class WorkerStatus:
         self._pid = os.getpid() if pid is None else pid
         self._now = now
         self.notifier = notifier  # notifies the other processes of news in the directory
-        self.keep = keep  # makes what is missing of the directory; returns whether anything was; raises OSError
+        self.restore = restore  # makes what is missing of the directory; returns whether anything was; raises OSError
         self.has_peers = has_peers  # other processes served already when this one started
 
     def write(

@@ -134,7 +134,7 @@ class Readiness:
     def _why_not_written(self, reason: str | None) -> str | None:
         """Write the worker status, or return why that failed; the next heartbeat tries again."""
         try:
-            if self._status.keep():
+            if self._status.restore():
                 self._log.run_directory_made_again()
             state = self._state(reason)
             trouble, file_changed = self._registry.objection or (None, False)

@@ -14,15 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-from service.supervisor.plan import TOLD, Plan
-from service.supervisor.processes import say_once
-from service.supervisor.supervisor import EXIT_REFUSED, supervise
+from service.supervisor.processes import print_error_once
+from service.supervisor.supervisor import EXIT_REFUSED, WORKER_OPTIONS, Plan, supervise
 
 
 def options(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("serve", "worker"))
-    for name in ("slot", "port", "lifeline", "pulse", "peers", "workers"):
+    for name in ("slot", "port", "lifeline", "watchdog", "peers", "workers"):
         parser.add_argument(f"--{name}", type=int, default=0)
     for name in ("delay", "grace", "silence", "ready-after"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
@@ -35,14 +34,14 @@ def options(arguments):
 def serve(options, arguments):
     return supervise(
         Plan(
-            command=(sys.executable, __file__, "worker", *arguments[1:], *TOLD),
+            command=(sys.executable, __file__, "worker", *arguments[1:], *WORKER_OPTIONS),
             environment=dict(os.environ),
             host="127.0.0.1",
             port=options.port,
             workers=options.workers,
             drain_delay_s=options.delay,
             shutdown_grace_s=options.grace,
-            silence_s=options.silence,
+            watchdog_timeout_s=options.silence,
             run_dir=options.run_dir,
         )
     )
@@ -133,7 +132,7 @@ def work(options):
     from service.worker.server import Drain, Server
 
     if options.refuse:
-        say_once(options.run_dir, "the layer directory is empty")
+        print_error_once(options.run_dir, "the layer directory is empty")
         return EXIT_REFUSED
     if options.crash:
         return 7
@@ -148,8 +147,8 @@ def work(options):
         write_timeout_s=30,
         max_connections=1000,
     )
-    listener, pulse = listen("127.0.0.1", options.port), Watchdog(options.pulse, options.slot)
-    return Server(app, listener, drain, limits, begun=pulse.begin, lifeline=options.lifeline).run_to_end()
+    listener, watchdog = listen("127.0.0.1", options.port), Watchdog(options.watchdog, options.slot)
+    return Server(app, listener, drain, limits, begun=watchdog.start, lifeline=options.lifeline).run_to_end()
 
 
 if __name__ == "__main__":

@@ -36,13 +36,13 @@ def replace(owner: type, name: str, method: object) -> None:
 def be_supervisor() -> None:
     from service.supervisor import supervisor
 
-    become = supervisor.become
+    exec_supervisor = supervisor.exec_supervisor
 
     def of_this_file(plan):
         command = (sys.executable, __file__, *plan.command[3:])  # instead of `-m service`
-        become(dataclasses.replace(plan, command=command))
+        exec_supervisor(dataclasses.replace(plan, command=command))
 
-    vars(supervisor)["become"] = of_this_file
+    vars(supervisor)["exec_supervisor"] = of_this_file
 
 
 def fail(marks: list[float]) -> None:

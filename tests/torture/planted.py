@@ -36,15 +36,15 @@ _NUMBER = itertools.count()
 def main() -> None:
     from service.cli import main as command_line
     from service.supervisor import supervisor
-    from service.supervisor.plan import Plan
+    from service.supervisor.supervisor import Plan
 
-    become = supervisor.become
+    exec_supervisor = supervisor.exec_supervisor
 
-    def become_planted(plan: Plan) -> NoReturn:
+    def exec_planted(plan: Plan) -> NoReturn:
         python, _, _, *rest = plan.command
-        become(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)))
+        exec_supervisor(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)))
 
-    supervisor.become = become_planted
+    supervisor.exec_supervisor = exec_planted
     if "worker" in sys.argv[1:2]:
         _plant(json.loads(os.environ[VARIABLE]))
     command_line()

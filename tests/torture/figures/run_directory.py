@@ -61,7 +61,7 @@ def plant() -> None:
     from service.observability.metrics import Metrics
     from service.supervisor.run_directory import RunDirectory
 
-    Metrics.keep = RunDirectory.keep = lambda _: False  # type: ignore[method-assign, assignment]
+    Metrics.restore = RunDirectory.restore = lambda _: False  # type: ignore[method-assign, assignment]
 
 
 def _count(form: Form) -> int:

@@ -379,15 +379,15 @@ metrics = Metrics(Shared(Path(sys.argv[1]), 7))
 metrics.received()
 assert b"attention_received_total 1.0" in metrics.render(), "for itself alone"
 try:
-    metrics.keep()
+    metrics.restore()
 except OSError as error:
     assert error.strerror == "File too large"
 else:
     raise AssertionError("there is no space")
 assert not list(Path(sys.argv[1]).glob("*_7.db")), "nothing half made takes space from others"
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-assert metrics.keep()
-assert not metrics.keep()
+assert metrics.restore()
+assert not metrics.restore()
 metrics.received()
 """
 
@@ -403,17 +403,17 @@ limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, most))
 for layer in range(200):
     metrics.layer_loaded(f"layer-{layer}", 0.5)
-assert not metrics.keep()
+assert not metrics.restore()
 assert b'layer_load_seconds{layer="layer-199"} 0.5' in metrics.render()
 Path(sys.argv[1], "counter_0.db").unlink()
 try:
-    metrics.keep()
+    metrics.restore()
 except OSError:
     assert b'queue_seconds_sum{layer="layer-199"} 0.0' in metrics.render(), "this process has them all"
 else:
     raise AssertionError("there is no space for all of them")
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-assert metrics.keep()
+assert metrics.restore()
 """
 
 
@@ -446,8 +446,8 @@ for loss in (
     loss()
     assert shown() == whole, "what this process has"
     directory.mkdir(exist_ok=True)
-    assert metrics.keep()
-    assert not metrics.keep()
+    assert metrics.restore()
+    assert not metrics.restore()
     assert shown() == whole
 metrics.received()
 """

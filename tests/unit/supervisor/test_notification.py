@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 
-from service.supervisor.notification import NEWS, SupervisorNotifier
+from service.supervisor.notification import NOTIFY_SIGNAL, SupervisorNotifier
 
 # Notified before it listens, like a worker that still imports torch: the signal waits and does not end the process.
 EARLY = """
 import asyncio, os, signal
-from service.supervisor.notification import NEWS, SupervisorNotifier
-os.kill(os.getpid(), NEWS)
+from service.supervisor.notification import NOTIFY_SIGNAL, SupervisorNotifier
+os.kill(os.getpid(), NOTIFY_SIGNAL)
 
 async def main():
     heard = asyncio.Event()
@@ -36,7 +36,7 @@ def test_a_worker_notifies_only_its_parent(monkeypatch):
     monkeypatch.setattr(os, "getppid", lambda: 4321)  # not the test's real parent, which may be process 1
     notifier = SupervisorNotifier()
     notifier.notify()
-    assert rung == [(4321, NEWS)]
+    assert rung == [(4321, NOTIFY_SIGNAL)]
     monkeypatch.setattr(os, "getppid", lambda: 1)
     notifier.notify()
     assert len(rung) == 1, "it was orphaned, and its new parent has nothing to do with it"
@@ -48,14 +48,14 @@ def test_each_notification_is_handled_on_the_loop():
         SupervisorNotifier().listen(heard.set)
         try:
             for _ in range(3):
-                os.kill(os.getpid(), NEWS)
+                os.kill(os.getpid(), NOTIFY_SIGNAL)
                 await asyncio.wait_for(heard.wait(), 10)
                 heard.clear()
         finally:
-            asyncio.get_running_loop().remove_signal_handler(NEWS)
+            asyncio.get_running_loop().remove_signal_handler(NOTIFY_SIGNAL)
 
-    before = signal.getsignal(NEWS)
+    before = signal.getsignal(NOTIFY_SIGNAL)
     try:
         asyncio.run(main())
     finally:
-        signal.signal(NEWS, before)
+        signal.signal(NOTIFY_SIGNAL, before)

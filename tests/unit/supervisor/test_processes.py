@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.supervisor.processes import Relay, StartError, reserve_port, say_once, unblock
+from service.supervisor.processes import Relay, StartError, print_error_once, reserve_port, set_nonblocking
 
 
 def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
@@ -49,12 +49,12 @@ def test_a_foreign_address_is_one_line(host):
 
 def test_a_message_of_several_processes_is_printed_once(tmp_path, capsys):
     for _ in range(3):
-        say_once(tmp_path, "the layer directory is empty")
+        print_error_once(tmp_path, "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
 def test_a_message_is_printed_even_without_the_run_directory(tmp_path, capsys):
-    say_once(tmp_path / "gone", "the layer directory is empty")
+    print_error_once(tmp_path / "gone", "the layer directory is empty")
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
@@ -81,7 +81,7 @@ def test_a_pipe_is_non_blocking_only_in_this_process(descriptors):
     source, theirs = os.pipe()
     ours = os.dup(theirs)
     descriptors += [source, theirs, ours]
-    assert unblock(ours)
+    assert set_nonblocking(ours)
     assert fill(ours) > 0
     assert os.get_blocking(theirs)
 
@@ -90,24 +90,24 @@ def test_a_file_and_a_device_stay_unchanged(tmp_path):
     """Opening a file again would write from its start."""
     with (tmp_path / "out.log").open("wb", buffering=0) as file:
         file.write(b"12")
-        assert unblock(file.fileno())
+        assert set_nonblocking(file.fileno())
         file.write(b"3")
     assert (tmp_path / "out.log").read_bytes() == b"123"
     for path in ("/dev/null", "/dev/full"):
         with Path(path).open("wb", buffering=0) as file:
-            assert unblock(file.fileno())
+            assert set_nonblocking(file.fileno())
             assert os.get_blocking(file.fileno())
 
 
 def test_a_socket_a_terminal_and_a_pipe_of_another_user_stay_blocking(descriptors, monkeypatch):
     one, other = socket.socketpair()
     with one, other:
-        assert not unblock(one.fileno())
+        assert not set_nonblocking(one.fileno())
     descriptors += os.openpty()
-    assert not unblock(descriptors[1]), "it would take a part of a line"
+    assert not set_nonblocking(descriptors[1]), "it would take a part of a line"
     descriptors += os.pipe()
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError))
-    assert not unblock(descriptors[3])
+    assert not set_nonblocking(descriptors[3])
 
 
 def test_lines_for_a_socket_go_through_a_non_blocking_pipe(descriptors):
@@ -160,12 +160,12 @@ def test_a_relay_with_a_stalled_reader_does_not_delay_the_end(descriptors):
 
 NO_ROOM = """
 import os, sys, warnings
-from service.supervisor.processes import say, unblock, unbuffer_streams, write_log_line
+from service.supervisor.processes import print_error, set_nonblocking, unbuffer_streams, write_log_line
 print("0")
 source, end = os.pipe()
 sys.stdout.flush()
 os.dup2(end, 1), os.dup2(end, 2)
-assert unblock(1) and unblock(2)
+assert set_nonblocking(1) and set_nonblocking(2)
 unbuffer_streams()
 try:
     while True:
@@ -173,7 +173,7 @@ try:
 except BlockingIOError:
     pass
 print("nobody reads this")
-say("nor this")
+print_error("nor this")
 warnings.warn("nor this")
 write_log_line("info", "nor_this")
 sys.exit(3)
@@ -207,17 +207,17 @@ from service.supervisor.processes import Posix
 system = Posix()
 child = "import os, sys; os.write(int(sys.argv[1]), bytes([3, 3]))"
 for _ in range(2):
-    system.spawn([sys.executable, "-c", child, str(system.pulse)], dict(os.environ))
+    system.spawn([sys.executable, "-c", child, str(system.watchdog)], dict(os.environ))
     assert system.wait(30) == signal.SIGCHLD
     assert len(list(system.reap())) == 1
-os.write(system.pulse, bytes([63]))
-print(system.heard() == {3, 63}, system.heard() == set())
+os.write(system.watchdog, bytes([63]))
+print(system.pings() == {3, 63}, system.pings() == set())
 try:
     while True:
-        os.write(system.pulse, bytes([7]) * 4096)
+        os.write(system.watchdog, bytes([7]) * 4096)
 except BlockingIOError:  # a full pipe is read to its end
     pass
-print(system.heard(), system.heard())
+print(system.pings(), system.pings())
 """
 THREADED = """
 import os, signal, threading

@@ -38,7 +38,7 @@ def test_without_space_for_all_metrics_no_run_directory_is_created(tmp_path):
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * METRICS_BYTES, most))
     try:
-        RunDirectory.make(tmp_path, 2).leave()
+        RunDirectory.make(tmp_path, 2).release()
         with pytest.raises(StartError, match=r"cannot make a run directory in .*: File too large"):
             RunDirectory.make(tmp_path, 3)
     finally:
@@ -53,12 +53,12 @@ def test_the_reserved_space_is_that_of_a_process():
 @pytest.mark.parametrize("part", ["", "metrics", "heartbeats"])
 def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_once(tmp_path, part):
     with RunDirectory.make(tmp_path / "parent", 1) as run:
-        assert not run.keep()
+        assert not run.restore()
         (run.path / part).rename(tmp_path / "elsewhere")
         if not part:
             run.path.parent.rmdir()
-        assert run.keep()
-        assert not run.keep()
+        assert run.restore()
+        assert not run.restore()
         assert names(run.path) == ["heartbeats", "metrics"]
         assert run.path.stat().st_mode & 0o777 == 0o700
 
@@ -68,18 +68,18 @@ def test_a_foreign_directory_is_left_alone_and_reported(tmp_path, monkeypatch):
         run.metrics.rmdir()
         run.metrics.symlink_to(tmp_path)
         with pytest.raises(OSError, match="something else is in its place"):
-            run.keep()
+            run.restore()
         run.metrics.unlink()
         run.metrics.write_text("mine")
         with pytest.raises(OSError, match="something else is in its place"):
-            run.keep()
+            run.restore()
         assert run.metrics.read_text() == "mine"
         run.metrics.unlink()
         with monkeypatch.context() as patched:
             patched.setattr(os, "geteuid", lambda: run.path.stat().st_uid + 1)
             with pytest.raises(OSError, match="it belongs to another user"):
-                run.keep()
-        assert run.keep()
+                run.restore()
+        assert run.restore()
 
 
 def left_over(parent, name="attention-1-abcdefgh.run"):
@@ -123,25 +123,25 @@ def test_a_start_leaves_locked_and_foreign_directories_alone(tmp_path, monkeypat
 def test_every_process_locks_the_run_directory_and_the_last_removes_it(tmp_path):
     supervisor = RunDirectory.make(tmp_path, 1)
     worker = RunDirectory(supervisor.path)
-    worker.keep()
-    supervisor.leave()
+    worker.restore()
+    supervisor.release()
     assert worker.path.is_dir()
-    worker.leave()
+    worker.release()
     assert names(tmp_path) == []
 
 
 def test_a_recreated_directory_is_locked_again(tmp_path):
     supervisor = RunDirectory.make(tmp_path, 1)
     worker = RunDirectory(supervisor.path)
-    worker.keep()
+    worker.restore()
     supervisor.path.rename(tmp_path / "elsewhere")
-    worker.keep()
-    RunDirectory.make(tmp_path, 1).leave()
+    worker.restore()
+    RunDirectory.make(tmp_path, 1).release()
     assert worker.path.is_dir()
-    assert supervisor.bury(0, 77) is False
-    worker.leave()
+    assert supervisor.clean_up(0, 77) is False
+    worker.release()
     assert worker.path.is_dir(), "the supervisor holds it since the last death"
-    supervisor.leave()
+    supervisor.release()
     assert names(tmp_path) == ["elsewhere"]
 
 
@@ -150,9 +150,9 @@ def test_a_directory_under_removal_is_not_locked(tmp_path):
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(BlockingIOError):
-        RunDirectory(path).keep()
+        RunDirectory(path).restore()
     os.close(descriptor)
-    RunDirectory(path).keep()
+    RunDirectory(path).restore()
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_the_files_of_dead_processes_are_removed_and_whether_they_served_is_know
             "gauge_max_3.db",
         ):
             (run.metrics / name).write_bytes(b"")
-        assert run.bury(3, 77) is has_served
+        assert run.clean_up(3, 77) is has_served
         assert names(run.heartbeats) == []
         assert names(run.metrics) == ["counter_3.db", "gauge_livesum_4.db", "gauge_max_3.db"]
 
 
 def test_removing_a_process_that_never_reported_raises_nothing_even_without_a_directory(tmp_path):
     with RunDirectory.make(tmp_path, 1) as run:
-        assert run.bury(0, 77) is False
+        assert run.clean_up(0, 77) is False
         run.path.rename(tmp_path / "elsewhere")
-        assert run.bury(0, 77) is False
+        assert run.clean_up(0, 77) is False
         assert names(run.path) == ["heartbeats", "metrics"]

@@ -42,8 +42,8 @@ def test_without_its_directory_a_write_raises(tmp_path, write):
 
 @pytest.mark.parametrize("write", [shared_file.replace, shared_file.create])
 def test_a_failed_write_leaves_only_the_old_content(tmp_path, monkeypatch, write):
-    def no_space(half, text):
-        half.touch()
+    def no_space(temporary, text):
+        temporary.touch()
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "desired_state"
@@ -57,8 +57,8 @@ def test_a_failed_write_leaves_only_the_old_content(tmp_path, monkeypatch, write
 
 def test_removing_deletes_the_half_written_file_of_a_dead_writer(tmp_path):
     path = tmp_path / "11.json"
-    for name in (path, shared_file.half_of(path, 11), shared_file.half_of(path, os.getpid())):
+    for name in (path, shared_file.temporary_of(path, 11), shared_file.temporary_of(path, os.getpid())):
         name.write_bytes(b"{")
     shared_file.remove(path, 11)
     shared_file.remove(path, 11)
-    assert list(tmp_path.iterdir()) == [shared_file.half_of(path, os.getpid())]
+    assert list(tmp_path.iterdir()) == [shared_file.temporary_of(path, os.getpid())]

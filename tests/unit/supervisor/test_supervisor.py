@@ -4,14 +4,14 @@ import contextlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from service.supervisor.plan import Plan
-from service.supervisor.supervisor import EXIT_REFUSED, Supervisor
+from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
-GRACE_S, DELAY_S, LOOK_S = 30.0, 5.0, 12.0
+GRACE_S, DELAY_S, CHECK_S = 30.0, 5.0, 12.0
 
 
 class ScriptEnded(Exception):
@@ -21,7 +21,7 @@ class ScriptEnded(Exception):
 class FakeSystem:
     """An operating system that follows `script`: each step happens while the supervisor waits.
 
-    Steps are ("signal", n), ("exit", pid, code), ("sign", slot) for a watchdog ping, ("pass", seconds), and ("due",), which
+    Steps are ("signal", n), ("exit", pid, code), ("ping", slot) for a watchdog ping, ("pass", seconds), and ("due",), which
     lets the timeout of the wait pass.
     """
 
@@ -32,7 +32,7 @@ class FakeSystem:
         self.spawned = []
         self.killed = []
         self.ended = []
-        self.signs = []
+        self.unread_pings = []
         self.waits = []
         self.refuses_to_spawn = 0
 
@@ -51,9 +51,9 @@ class FakeSystem:
         ended, self.ended = self.ended, []
         return ended
 
-    def heard(self):
-        signs, self.signs = self.signs, []
-        return signs
+    def pings(self):
+        pings, self.unread_pings = self.unread_pings, []
+        return pings
 
     def wait(self, timeout_s):
         self.waits.append(timeout_s)
@@ -69,8 +69,8 @@ class FakeSystem:
             assert timeout_s is not None, "nothing is due"
             self.time += timeout_s
             return None
-        if what == "sign":
-            self.signs += values
+        if what == "ping":
+            self.unread_pings += values
         else:
             self.time += values[0]
         return self.wait(timeout_s)
@@ -80,7 +80,7 @@ class FakeSystem:
 
 
 class Outcome:
-    def __init__(self, system, *, workers=2, ready_pids=(), silence_s=60.0, line_s=0.0):
+    def __init__(self, system, *, workers=2, ready_pids=(), watchdog_timeout_s=60.0, line_s=0.0):
         plan = Plan(
             command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--peers", "{peers}"),
             environment={"A": "b"},
@@ -89,23 +89,23 @@ class Outcome:
             workers=workers,
             drain_delay_s=DELAY_S,
             shutdown_grace_s=GRACE_S,
-            silence_s=silence_s,
+            watchdog_timeout_s=watchdog_timeout_s,
         )
         self.system = system
         self.line_s = line_s  # seconds that writing a log line takes
-        self.buried = []
+        self.cleaned_up = []
         self.lines = []
         self.exit_code = None
-        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.bury(set(ready_pids)), self.log)
+        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.clean_up(set(ready_pids)), self.log)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
 
-    def bury(self, ready_pids):
-        def bury(slot, pid):
-            self.buried.append((slot, pid))
+    def clean_up(self, ready_pids):
+        def clean_up(slot, pid):
+            self.cleaned_up.append((slot, pid))
             return pid in ready_pids
 
-        return bury
+        return clean_up
 
     def log(self, level, event, **fields):
         self.lines.append((level, event, fields))
@@ -113,6 +113,13 @@ class Outcome:
 
     def fields(self, event):
         return [fields for _, name, fields in self.lines if name == event]
+
+
+@pytest.mark.parametrize("run_dir", [None, Path("/some/where")])
+def test_a_plan_survives_a_round_trip_through_arguments(run_dir):
+    plan = Plan(("run", "{port}"), {"A": "1"}, "::1", 80, 3, 1.5, 30.0, 60.0, run_dir)
+    assert Plan.of_arguments(plan.arguments, {"A": "1"}) == plan
+    assert "A" not in plan.arguments, "other users can read the arguments, not the environment"
 
 
 def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
@@ -132,12 +139,12 @@ def test_the_supervisor_starts_every_slot_with_its_arguments():
 
 
 def test_with_nothing_due_the_supervisor_sleeps_until_a_signal_or_the_next_watchdog_check():
-    assert Outcome(FakeSystem(("due",))).system.waits == [LOOK_S, LOOK_S]
+    assert Outcome(FakeSystem(("due",))).system.waits == [CHECK_S, CHECK_S]
 
 
 def test_a_worker_without_pings_dumps_its_stack_and_is_killed_and_replaced():
-    looks = [step for _ in range(6) for step in (("sign", 0), ("due",))]
-    outcome = Outcome(FakeSystem(("sign", 1), *looks, ("exit", 1002, -KILL), ("due",)))
+    checks = [step for _ in range(6) for step in (("ping", 0), ("due",))]
+    outcome = Outcome(FakeSystem(("ping", 1), *checks, ("exit", 1002, -KILL), ("due",)))
     assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
     assert outcome.fields("worker_silent") == [
         {"slot": 1, "pid": 1002, "silent_s": 48.0, "signal": "SIGQUIT"},
@@ -147,7 +154,7 @@ def test_a_worker_without_pings_dumps_its_stack_and_is_killed_and_replaced():
 
 
 def test_an_unkillable_worker_is_not_killed_again():
-    assert len(Outcome(FakeSystem(("sign", 0), *[("due",)] * 12)).system.killed) == 2
+    assert len(Outcome(FakeSystem(("ping", 0), *[("due",)] * 12)).system.killed) == 2
 
 
 def test_a_worker_before_its_first_ping_counts_as_starting():
@@ -155,50 +162,50 @@ def test_a_worker_before_its_first_ping_counts_as_starting():
 
 
 def test_a_ping_in_time_resets_the_watchdog():
-    script = [("sign", 0), *[("due",)] * 5, ("sign", 0), *[("due",)] * 5]
+    script = [("ping", 0), *[("due",)] * 5, ("ping", 0), *[("due",)] * 5]
     assert Outcome(FakeSystem(*script)).system.killed == [(1001, signal.SIGQUIT)] * 2
 
 
 def test_a_service_stopped_as_a_whole_continues_after_sigcont():
-    script = [("sign", 0), ("sign", 1), ("due",), ("pass", 3600), ("due",), ("sign", 0), ("sign", 1), ("due",)]
+    script = [("ping", 0), ("ping", 1), ("due",), ("pass", 3600), ("due",), ("ping", 0), ("ping", 1), ("due",)]
     assert Outcome(FakeSystem(*script)).system.killed == []
 
 
 def test_pings_of_a_dead_worker_do_not_count_for_its_replacement():
-    script = [("sign", 0), ("exit", 1001, 1), *[("due",)] * 20]
+    script = [("ping", 0), ("exit", 1001, 1), *[("due",)] * 20]
     assert Outcome(FakeSystem(*script)).system.killed == []
 
 
 def test_an_unread_log_does_not_make_watchdog_checks_follow_at_once():
     """The workers block on the same log, so they get a full check interval to recover."""
-    script = [("sign", 0), ("sign", 1), *[("due",)] * 5, ("sign", 0), ("sign", 1), ("due",)]
+    script = [("ping", 0), ("ping", 1), *[("due",)] * 5, ("ping", 0), ("ping", 1), ("due",)]
     outcome = Outcome(FakeSystem(*script), line_s=100.0)
     assert outcome.system.killed == [(1001, signal.SIGQUIT), (1002, signal.SIGQUIT)]
-    assert outcome.system.waits[-1] == LOOK_S
+    assert outcome.system.waits[-1] == CHECK_S
 
 
 def test_a_ping_of_an_unknown_slot_is_ignored():
-    assert Outcome(FakeSystem(("sign", 200), *[("due",)] * 8)).system.killed == []
+    assert Outcome(FakeSystem(("ping", 200), *[("due",)] * 8)).system.killed == []
 
 
 def test_the_watchdog_checks_no_worker_during_shutdown():
     script = [
-        ("sign", 0),
+        ("ping", 0),
         *[("due",)] * 4,
         ("signal", TERM),
-        ("pass", LOOK_S),
+        ("pass", CHECK_S),
         ("signal", HUP),
-        ("pass", LOOK_S),
+        ("pass", CHECK_S),
         ("signal", HUP),
     ]
     outcome = Outcome(FakeSystem(*script))
     assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
-    assert outcome.system.waits[-1] == DELAY_S + GRACE_S + 2 - 2 * LOOK_S
+    assert outcome.system.waits[-1] == DELAY_S + GRACE_S + 2 - 2 * CHECK_S
 
 
 def test_a_crashed_worker_is_reaped_logged_and_replaced_in_its_slot():
     outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
-    assert outcome.buried == [(1, 1002)]
+    assert outcome.cleaned_up == [(1, 1002)]
     assert outcome.fields("worker_died") == [
         {"slot": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
     ]
@@ -213,7 +220,7 @@ def test_a_worker_that_exits_unasked_is_replaced_even_after_an_orderly_exit():
 
 def test_rapid_crashes_delay_restarts_up_to_five_seconds():
     script = [step for pid in range(1001, 1010) for step in (("exit", pid, 1), ("due",))]
-    outcome = Outcome(FakeSystem(*script), workers=1, silence_s=3600)
+    outcome = Outcome(FakeSystem(*script), workers=1, watchdog_timeout_s=3600)
     delays = [fields["restart_in_s"] for fields in outcome.fields("worker_died")]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
@@ -229,7 +236,7 @@ def test_a_crash_of_one_slot_does_not_slow_another():
 
 
 def test_a_replacement_gets_the_number_of_live_workers():
-    script = [("sign", 0), ("sign", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
+    script = [("ping", 0), ("ping", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
     spawned = Outcome(FakeSystem(*script), workers=3).system.spawned[3:]
     assert [(command[4], command[-1]) for _, command, _ in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
 
@@ -244,7 +251,7 @@ def test_a_failed_process_start_is_retried_later():
 
 def test_an_adopted_child_is_reaped_and_not_replaced():
     outcome = Outcome(FakeSystem(("exit", 4711, 1)))
-    assert (outcome.buried, len(outcome.system.spawned)) == ([], 2)
+    assert (outcome.cleaned_up, len(outcome.system.spawned)) == ([], 2)
 
 
 @pytest.mark.parametrize("signum", [TERM, INT])
@@ -252,7 +259,7 @@ def test_a_first_signal_is_forwarded_as_sigterm_and_an_orderly_end_is_zero(signu
     outcome = Outcome(FakeSystem(("signal", signum), ("exit", 1001, 0), ("exit", 1002, 0)))
     assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
     assert outcome.exit_code == 0
-    assert outcome.buried == [(0, 1001), (1, 1002)]
+    assert outcome.cleaned_up == [(0, 1001), (1, 1002)]
 
 
 def test_a_worker_that_gets_sigterm_before_its_handler_exits_in_order():

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from service.supervisor.watchdog import CHECKS, WHERE, Watchdog, check_interval_s
+from service.supervisor.watchdog import CHECKS, STACKS_SIGNAL, Watchdog, check_interval_s
 
 
 @pytest.fixture(autouse=True)
 def _signal_as_before():
     yield
-    faulthandler.unregister(WHERE)
+    faulthandler.unregister(STACKS_SIGNAL)
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def _hurry(monkeypatch):
     monkeypatch.setattr("service.supervisor.watchdog.PING_S", 0.001)
 
 
-async def begin(pulse):
-    pulse.begin()
+async def start(watchdog):
+    watchdog.start()
 
 
-async def signs(pulse, reading, number):
+async def pings(watchdog, reading, number):
     """Return at least this many bytes of pings, read while the loop runs."""
     found, is_enough = bytearray(), asyncio.Event()
 
@@ -46,7 +46,7 @@ async def signs(pulse, reading, number):
         if len(found) >= number:
             is_enough.set()
 
-    pulse.begin()
+    watchdog.start()
     asyncio.get_running_loop().add_reader(reading, read)
     await is_enough.wait()
     return bytes(found)
@@ -54,7 +54,7 @@ async def signs(pulse, reading, number):
 
 def test_pings_carry_the_slot_number_while_the_loop_runs(pipe):
     reading, writing = pipe
-    assert asyncio.run(signs(Watchdog(writing, 63), reading, 5))[:5] == bytes([63] * 5)
+    assert asyncio.run(pings(Watchdog(writing, 63), reading, 5))[:5] == bytes([63] * 5)
 
 
 def test_an_unread_pipe_blocks_no_worker(pipe):
@@ -63,13 +63,13 @@ def test_an_unread_pipe_blocks_no_worker(pipe):
     with contextlib.suppress(BlockingIOError):
         while True:
             number += os.write(writing, bytes(4096))
-    assert asyncio.run(signs(Watchdog(writing, 9), reading, number)).endswith(bytes([9]))
+    assert asyncio.run(pings(Watchdog(writing, 9), reading, number)).endswith(bytes([9]))
 
 
 def test_a_pipe_without_a_reader_blocks_no_worker():
     reading, writing = os.pipe()
     os.close(reading)
-    asyncio.run(begin(Watchdog(writing, 0)))
+    asyncio.run(start(Watchdog(writing, 0)))
     os.close(writing)
 
 
@@ -82,13 +82,13 @@ def test_a_worker_blocked_in_native_code_dumps_its_stack():
     """A signal handler written in Python would not run then."""
     code = """
 import asyncio, ctypes, os, sys
-from service.supervisor.watchdog import WHERE, Watchdog
+from service.supervisor.watchdog import STACKS_SIGNAL, Watchdog
 def stand_still():
     ctypes.PyDLL(None).sleep(20)  # with the lock, until a signal
     print("over", file=sys.stderr, flush=True)
 async def main():
-    Watchdog(1, 0).begin()
-    os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.5; kill -{int(WHERE)} {os.getpid()}"], os.environ)
+    Watchdog(1, 0).start()
+    os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.5; kill -{int(STACKS_SIGNAL)} {os.getpid()}"], os.environ)
     stand_still()
 asyncio.run(main())
 """
@@ -100,4 +100,4 @@ asyncio.run(main())
 def test_without_a_stderr_pings_are_still_sent(pipe, monkeypatch):
     reading, writing = pipe
     monkeypatch.setattr(sys, "stderr", None)
-    assert set(asyncio.run(signs(Watchdog(writing, 5), reading, 2))) == {5}
+    assert set(asyncio.run(pings(Watchdog(writing, 5), reading, 2))) == {5}

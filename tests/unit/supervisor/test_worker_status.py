@@ -146,7 +146,7 @@ def test_half_written_and_foreign_files_are_not_read(statuses, tmp_path):
 def test_a_process_reports_its_desired_state_version_and_its_fault(statuses, time):
     statuses[0].write(State.READY, desired=7)
     statuses[1].write(State.FAILED, "slow", desired=8, trouble="no memory")
-    assert [(beat.pid, beat.desired, beat.trouble) for beat in statuses[0].fresh()] == [
+    assert [(heartbeat.pid, heartbeat.desired, heartbeat.trouble) for heartbeat in statuses[0].fresh()] == [
         (11, 7, ""),
         (12, 8, "no memory"),
     ]

@@ -134,13 +134,13 @@ def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(tmp_path)
 
 def test_a_new_reason_is_reported_too(process):
     def refuse(code: int) -> Any:
-        def keep() -> bool:
+        def restore() -> bool:
             raise OSError(code, os.strerror(code))
 
-        return keep
+        return restore
 
     for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
-        process.status.keep = refuse(code)
+        process.status.restore = refuse(code)
         process.readiness.tell()
     assert [told.rpartition(": ")[2] for told in process.log.events] == [
         "No space left on device",
@@ -150,7 +150,7 @@ def test_a_new_reason_is_reported_too(process):
 
 def test_every_heartbeat_creates_missing_files_again_and_reports_them(process):
     missing = [False, True, False]
-    process.status.keep = missing.pop
+    process.status.restore = missing.pop
     for _ in range(3):
         process.readiness.tell()
     assert process.log.events == ["made again"]
