@@ -200,7 +200,7 @@ def _server(
 
     telemetry = Telemetry(metrics, time.monotonic)
     outer, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
-    limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.listens
+    limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.port_opened
     drain = _drain(settings, service)
     server = Server(outer, listener, drain, limits, begun=begun, opened=opened, lifeline=lifeline, tls=tls)
     service.readiness.when_joined(server.rebalance)

@@ -127,8 +127,8 @@ class Telemetry:
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self._metrics.queue_changed(num_jobs, num_bytes)
 
-    def queue_stands(self, *, is_so: bool) -> None:
-        self._metrics.queue_stands(is_so=is_so)
+    def overload_changed(self, *, is_overloaded: bool) -> None:
+        self._metrics.queue_stands(is_so=is_overloaded)
 
     def batch_done(self, event: BatchEvent) -> None:
         layer = layer_of(event.lane)
@@ -169,11 +169,12 @@ class Telemetry:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
 
-    def layer_refused(self, name: str, error: LayerError) -> None:
-        self._metrics.layer_load_failed(error.code)
+    def layer_refused(self, name: str, error: ServiceError) -> None:
+        """Report that a layer's file cannot be served; an admin's request for it fails with an error of its own."""
+        self._metrics.layer_load_failed(error.code if isinstance(error, LayerError) else LayerError.code)
         self._log.error("layer_refused", layer=name, reason=error.message)
 
-    def layer_lacking(self, error: LayerError) -> None:
+    def layer_not_loaded(self, error: LayerError) -> None:
         """Report a layer that all processes are to serve and this one cannot."""
         self._metrics.layer_load_failed(error.code)
         self._log.error("layer_not_loaded", reason=error.message)
@@ -185,30 +186,25 @@ class Telemetry:
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("serving", layers=num_layers)
 
-    def layer_unfit(self, name: str, error: ServiceError) -> None:
-        """Report that an admin named a layer whose file cannot be served."""
-        self._metrics.layer_load_failed(LayerError.code)
-        self._log.error("layer_refused", layer=name, reason=error.message)
-
     def layers_changed(self, action: str, name: str) -> None:
         self._log.info("layers_changed", action=action, layer=name)
 
-    def life_ended(self, error: BaseException) -> None:
+    def task_failed(self, error: BaseException) -> None:
         self._log.critical("main_task_failed", exc_info=error)
 
-    def beats_failed(self, reason: str) -> None:
+    def heartbeat_failed(self, reason: str) -> None:
         self._log.error("heartbeat_not_written", reason=reason)
 
-    def beats_again(self) -> None:
+    def heartbeat_recovered(self) -> None:
         self._log.info("heartbeat_recovered")
 
-    def run_directory_made_again(self) -> None:
+    def run_directory_recreated(self) -> None:
         self._log.warning("run_directory_recreated", effect="counters of ended processes start again at zero")
 
     def desired_state_not_found(self, reason: str) -> None:
         self._log.error("desired_state_not_found", reason=reason)
 
-    def ready(self, *, is_ready: bool, num_ready: int) -> None:
+    def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
@@ -223,18 +219,18 @@ class Telemetry:
         dropped = num_dropped_lines()
         self._metrics.log_lines_dropped(dropped - self._dropped_lines)
         self._dropped_lines = dropped
-        self.tell_tally()
+        self.flush_layer_counters()
         self._metrics.memory_measured()
         self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)
 
     def render(self) -> bytes:
         return self._metrics.render()
 
-    def tell_now(self) -> None:
+    def flush(self) -> None:
         """Write what this loop tick has counted so far, so that the next reader sees it."""
         self._metrics.tell_now()
 
-    def tell_tally(self) -> None:
+    def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""
         self._metrics.layers_worked(self._counters.take())
 

@@ -24,38 +24,42 @@ from service.observability.telemetry import PROBE
 STALE_INTERVALS = 3
 
 
-class Ages(Protocol):
+class AnswerTimes(Protocol):
     """Knows when each layer last answered (`observability/telemetry.py`)."""
 
     def seconds_since_answer(self, name: str) -> float: ...
 
 
 class Probes:
-    """Probes a layer that has answered nothing for `every_s`; a probe may take `patience_s`."""
+    """Probes a layer that has answered nothing for `interval_s`; a probe may take `timeout_s`."""
 
-    def __init__(self, batcher: Batcher[LayerCall, AnyAnswer], ages: Ages, every_s: float, patience_s: float) -> None:
+    def __init__(
+        self, batcher: Batcher[LayerCall, AnyAnswer], answer_times: AnswerTimes, interval_s: float, timeout_s: float
+    ) -> None:
         self._batcher = batcher
-        self._ages = ages
-        self._every_s = every_s
-        self._patience_s = patience_s
+        self._answer_times = answer_times
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
 
-    async def ask(self, catalog: Catalog) -> None:
+    async def run(self, catalog: Catalog) -> None:
+        """Probe every layer that is due; a probe that fails raises nothing."""
         for model in catalog.models():
-            if self._ages.seconds_since_answer(model.name) >= self._every_s:
+            if self._answer_times.seconds_since_answer(model.name) >= self._interval_s:
                 with contextlib.suppress(ServiceError):
-                    await self._ask(model)
+                    await self._probe(model)
 
     def why_not_ready(self, catalog: Catalog) -> str | None:
+        """Return which layer has not answered for STALE_INTERVALS, or None."""
         for model in catalog.models():
-            age = self._ages.seconds_since_answer(model.name)
-            if age > STALE_INTERVALS * self._every_s:
+            age = self._answer_times.seconds_since_answer(model.name)
+            if age > STALE_INTERVALS * self._interval_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
 
-    async def _ask(self, model: Served) -> None:
+    async def _probe(self, model: Served) -> None:
         lane = (model.name, model.digest, PROBE)
         call, cost = _attention_probe() if isinstance(model, ServedAttention) else _layer_probe(model)
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self._timeout_s
         await self._batcher.submit(LayerCall(model.loaded, call), lane, cost, until)
 
 

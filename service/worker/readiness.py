@@ -1,15 +1,16 @@
 """Readiness: decides whether this process is ready, and reports that to the other processes.
 
 Invariants: Readiness follows the latest answers of the layers (`probes.py`), never a flag alone. No process is ready before it
-listens. A process listens while it loads, unless other processes answer meanwhile.
+listens. A process listens while it loads, unless other processes are ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from service.batching.batcher import Batcher
 from service.supervisor.worker_status import State, WorkerStatus
 from service.worker.layer_registry import LayerRegistry
 from service.worker.probes import Probes
@@ -20,23 +21,16 @@ NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
 
 
-class WaitingRoom(Protocol):
-    """The part of the batcher that readiness depends on."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-
 class Log(Protocol):
-    """Receives readiness changes besides the worker status."""
+    """Receives readiness changes besides the worker status (`observability/telemetry.py`)."""
 
-    def ready(self, *, is_ready: bool, num_ready: int) -> None: ...
+    def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None: ...
 
-    def beats_failed(self, reason: str) -> None: ...
+    def heartbeat_failed(self, reason: str) -> None: ...
 
-    def beats_again(self) -> None: ...
+    def heartbeat_recovered(self) -> None: ...
 
-    def run_directory_made_again(self) -> None: ...
+    def run_directory_recreated(self) -> None: ...
 
 
 class Readiness:
@@ -45,7 +39,7 @@ class Readiness:
     def __init__(
         self,
         status: WorkerStatus,
-        batcher: WaitingRoom,
+        batcher: Batcher[Any, Any],
         registry: LayerRegistry,
         reconciler: Reconciler,
         probes: Probes,
@@ -58,11 +52,11 @@ class Readiness:
         self._probes = probes
         self._log = log
         self._reason: str | None = LOADING
-        self._unwritten: str | None = None  # why the last heartbeat was not written
-        self._has_begun = asyncio.Event()  # set when the layers are loaded, or never will be
+        self._write_error: str | None = None  # why the last heartbeat was not written
+        self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
-        self._known: set[int] = set()  # processes that have been ready
-        self._tell_joined: Callable[[], object] | None = None
+        self._ready_before: set[int] = set()  # pids of processes that have been ready
+        self._joined: Callable[[], object] | None = None
 
     @property
     def reason(self) -> str:
@@ -71,38 +65,38 @@ class Readiness:
 
     async def may_listen(self) -> None:
         """Return when the port may open. The kernel would give a loading process connections that others could serve."""
-        if self._status.has_peers or any(beat.state is State.READY for beat in self._status.fresh()):
-            await self._has_begun.wait()
+        if self._status.has_peers or any(heartbeat.state is State.READY for heartbeat in self._status.fresh()):
+            await self._has_loaded.wait()
 
-    def when_joined(self, tell: Callable[[], object]) -> None:
-        """Have `tell` called when a new process becomes ready while others have been ready before."""
-        self._tell_joined = tell
+    def when_joined(self, joined: Callable[[], object]) -> None:
+        """Have `joined` called when a new process becomes ready while others have been ready before."""
+        self._joined = joined
 
-    def listens(self) -> None:
+    def port_opened(self) -> None:
         """Record that the port is open: a client can now reach this process once it reports ready."""
         self._is_listening = True
-        self.tell()
+        self.report()
 
-    def follows(self) -> None:
+    def state_applied(self) -> None:
         """Record that the registry has applied the desired state."""
         if self._reason == LOADING:
             self._reason = None
-        self._has_begun.set()
-        self.tell()
+        self._has_loaded.set()
+        self.report()
 
     def drain(self) -> None:
         """Report this process as draining, from now on."""
         self.give_up(DRAINING)
-        self.tell()
+        self.report()
 
     def give_up(self, reason: str) -> None:
         """Make this process not ready for good; the next heartbeat reports it."""
         self._reason = reason
-        self._has_begun.set()
+        self._has_loaded.set()
 
-    def why_not(self) -> str | None:
+    def why_not_ready(self) -> str | None:
         """Return this process's own reason first, then that of the others; None if all are ready."""
-        return self._own_reason() or self._unwritten or self._status.why_not_ready()
+        return self._own_reason() or self._write_error or self._status.why_not_ready()
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:
@@ -115,42 +109,38 @@ class Readiness:
         if catalog is None:
             return LOADING
         if catalog.awaited:
-            return self._registry.trouble or "a layer is missing"
+            return self._registry.fault or "a layer is missing"
         return self._probes.why_not_ready(catalog)
 
-    def tell(self) -> None:
-        """Write one heartbeat: the worker status and the log get the current state."""
+    def report(self) -> None:
+        """Write one heartbeat, and report the current state to the log and the metrics."""
         reason = self._own_reason()
-        before, self._unwritten = self._unwritten, self._why_not_written(reason)
-        if self._unwritten is not None and self._unwritten != before:
-            self._log.beats_failed(self._unwritten)
-        elif self._unwritten is None and before is not None:
-            self._log.beats_again()
-        ready = [beat for beat in self._status.fresh() if beat.state is State.READY]
-        self._log.ready(is_ready=reason is None and self._unwritten is None, num_ready=len(ready))
-        if self._tell_joined is not None:
-            self._look_for_joined({beat.pid for beat in ready}, self._tell_joined)
+        before, self._write_error = self._write_error, self._write(reason)
+        if self._write_error is not None and self._write_error != before:
+            self._log.heartbeat_failed(self._write_error)
+        elif self._write_error is None and before is not None:
+            self._log.heartbeat_recovered()
+        ready = {heartbeat.pid for heartbeat in self._status.fresh() if heartbeat.state is State.READY}
+        self._log.readiness_changed(is_ready=reason is None and self._write_error is None, num_ready=len(ready))
+        if self._joined is not None:
+            # A late start counts as well: it looks like the successor of a process that died unseen.
+            has_joined = bool(self._ready_before) and not ready <= self._ready_before
+            self._ready_before |= ready
+            if has_joined:
+                self._joined()
 
-    def _why_not_written(self, reason: str | None) -> str | None:
-        """Write the worker status, or return why that failed; the next heartbeat tries again."""
+    def _write(self, reason: str | None) -> str | None:
+        """Write the heartbeat, or return why that failed; the next one tries again."""
         try:
             if self._status.restore():
-                self._log.run_directory_made_again()
+                self._log.run_directory_recreated()
             state = self._state(reason)
-            trouble, file_changed = self._registry.objection or (None, False)
-            self._status.write(
-                state, reason, desired=self._reconciler.version, trouble=trouble, file_changed=file_changed
-            )
+            refusal, file_changed = self._registry.refusal or (None, False)
+            version = self._reconciler.version
+            self._status.write(state, reason, desired=version, refusal=refusal, file_changed=file_changed)
         except OSError as error:
             return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
         return None
-
-    def _look_for_joined(self, ready: set[int], tell: Callable[[], object]) -> None:
-        """Call `tell` if a process joined. A late start counts: it looks like the successor of one that died unseen."""
-        has_joined = bool(self._known) and not ready <= self._known
-        self._known |= ready
-        if has_joined:
-            tell()
 
     def _state(self, reason: str | None) -> State:
         has_served = self._registry.catalog is not None

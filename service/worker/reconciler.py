@@ -5,7 +5,7 @@ Must not know: HTTP, what a layer is, the sender of a notification.
 Invariants: A state is acknowledged (`version`) only after the registry has applied as much of it as it can. The first process
 writes the first state; later processes serve what the state says, not what the directory holds by then. A lost state is written
 again by a process that applied it; of several, by one that applied the latest. A layer that could not be loaded is tried again
-after `retry_s`, because files come back. A state that another has replaced is not applied to its end.
+after `retry_s`, because a missing file may return. The application of a state stops when another state replaces it.
 """
 
 from __future__ import annotations
@@ -41,60 +41,60 @@ class Reconciler:
         self._clock = clock
         self._retry_s = retry_s
         self._acknowledge = acknowledge
-        self._has_mates = has_peers
-        self._news = asyncio.Event()
-        self._roll: DesiredState | None = None
-        self._next: tuple[DesiredState, asyncio.Task[None]] | None = None
+        self._has_peers = has_peers
+        self._notified = asyncio.Event()
+        self._applied: DesiredState | None = None
+        self._applying: tuple[DesiredState, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
 
     @property
     def version(self) -> int:
         """Version of the state that was applied last; 0 before the first."""
-        return 0 if self._roll is None else self._roll.version
+        return 0 if self._applied is None else self._applied.version
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check for another state or a due retry; stop applying a state that was replaced."""
-        self._news.set()
-        if self._next is not None:
-            desired, turning = self._next
-            if (now := self._desired_file.read()) is not None and now.version != desired.version:
-                turning.cancel()
+        self._notified.set()
+        if self._applying is not None:
+            desired, task = self._applying
+            if (found := self._desired_file.read()) is not None and found.version != desired.version:
+                task.cancel()
 
-    async def begin(self, *, strict: bool) -> None:
+    async def load(self, *, strict: bool) -> None:
         """Load the first layers. Raises LayerError if the directory cannot be served, NotReady if the others have no state."""
-        desired = await self._state_of_peers() if self._has_mates else self._desired_file.read()
+        desired = await self._state_of_peers() if self._has_peers else self._desired_file.read()
         if desired is None:
-            desired = self._begun(await self._registry.stock(strict=strict))
-        await self._turn_to(desired)
+            desired = self._create_state(await self._registry.load_directory(strict=strict))
+        await self._apply(desired)
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Apply every new state, until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._notified.wait()
+            self._notified.clear()
             desired = self._desired_file.read()
             if desired is None or self._is_stale(desired):
-                desired = self._written_again()
+                desired = self._rewrite()
             elif desired.phase is not Phase.SETTLED:
-                desired = self._with_author(desired)
-            if desired.version != self.version or (self._registry.trouble and self._clock.now() >= self._retry_at):
-                await self._turn_while_in_force(desired)
+                desired = self._abort_if_abandoned(desired)
+            if desired.version != self.version or (self._registry.fault and self._clock.now() >= self._retry_at):
+                await self._apply_until_replaced(desired)
 
-    async def _turn_while_in_force(self, desired: DesiredState) -> None:
+    async def _apply_until_replaced(self, desired: DesiredState) -> None:
         """Apply a state until another replaces it: loading for an aborted change may be slow, and the next must not wait."""
-        turning = asyncio.ensure_future(self._turn_to(desired))
-        self._next = desired, turning
+        task = asyncio.ensure_future(self._apply(desired))
+        self._applying = desired, task
         try:
-            await asyncio.wait([turning])
-            if not turning.cancelled():
-                turning.result()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
         finally:
-            self._next = None
-            turning.cancel()
+            self._applying = None
+            task.cancel()
 
-    async def _turn_to(self, desired: DesiredState) -> None:
-        await self._registry.follow(desired)
-        self._roll = desired
+    async def _apply(self, desired: DesiredState) -> None:
+        await self._registry.apply(desired)
+        self._applied = desired
         self._retry_at = self._clock.now() + self._retry_s
         self._acknowledge()
 
@@ -102,8 +102,8 @@ class Reconciler:
         try:
             async with asyncio.timeout(DESIRED_STATE_S):
                 while (desired := self._desired_file.read()) is None:
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._notified.wait()
+                    self._notified.clear()
         except TimeoutError:
             raise NotReady(
                 "the others serve layers, and the run directory does not say which", retry_after_s=5
@@ -111,39 +111,39 @@ class Reconciler:
         return desired
 
     def _is_stale(self, found: DesiredState) -> bool:
-        """Return whether a process that did not know the applied state has begun another."""
-        return found.version <= self.version and found != self._roll
+        """Return whether a process that did not know the applied state has written another."""
+        return found.version <= self.version and found != self._applied
 
-    def _written_again(self) -> DesiredState:
+    def _rewrite(self) -> DesiredState:
         """Write the agreed state again after the run directory was emptied; this aborts a change in progress."""
-        known = self._roll
-        assert known is not None, "it has begun before it follows. This is a bug."
-        layers = known.layers if known.phase is Phase.SETTLED else known.before
-        with self._desired_file.locked() as is_ours:
+        applied = self._applied
+        assert applied is not None, "load() comes before run(). This is a bug."
+        layers = applied.layers if applied.phase is Phase.SETTLED else applied.previous
+        with self._desired_file.locked() as has_lock:
             found = self._desired_file.read()
             if found is not None and not self._is_stale(found):
                 return found
             with contextlib.suppress(OSError):
-                if is_ours:
-                    again = DesiredState(known.version + 1, Phase.SETTLED, layers)
+                if has_lock:
+                    again = DesiredState(applied.version + 1, Phase.SETTLED, layers)
                     self._desired_file.write(again)
                     return again
-        return known
+        return applied
 
-    def _begun(self, layers: Mapping[str, str]) -> DesiredState:
+    def _create_state(self, layers: Mapping[str, str]) -> DesiredState:
         try:
-            return self._desired_file.begin(layers)
+            return self._desired_file.create(layers)
         except OSError:  # without a run directory this process serves what it found, alone
             return DesiredState(max(1, self.version), Phase.SETTLED, layers)
 
-    def _with_author(self, desired: DesiredState) -> DesiredState:
+    def _abort_if_abandoned(self, desired: DesiredState) -> DesiredState:
         """Return the state itself while its author holds the lock; else abort the change and return the result."""
-        with self._desired_file.locked() as is_ours:
-            if not is_ours:
+        with self._desired_file.locked() as has_lock:
+            if not has_lock:
                 return desired
             found = self._desired_file.read() or desired
             if found.phase is not Phase.SETTLED:
-                found = found.take_back()
+                found = found.abort()
                 with contextlib.suppress(OSError):
                     self._desired_file.write(found)
             return found

@@ -1,7 +1,7 @@
 """Service: builds and joins one process's engine, batcher and layer registry, and starts and stops them.
 
-Invariants: A process listens while it loads layers, unless others answer meanwhile. A layer is served only after the engine has
-checked it with real forward passes. Shutdown settles every accepted request, and waits for no thread longer than it must.
+Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
+checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for the compute thread.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then writes heartbeats; one applies
 the desired state; one watches the keys file, if there is one.
 """
@@ -48,7 +48,7 @@ from service.worker.probes import Probes
 from service.worker.readiness import Readiness
 from service.worker.reconciler import Reconciler
 
-# How long a process that ends waits for a forward pass whose result no request needs any more.
+# How long a process waits at its end for a forward pass whose result no request needs any more.
 CLOSE_S = 1.0
 
 
@@ -94,7 +94,7 @@ class Service:
         self._reconciler = Reconciler(
             self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_peers=status.has_peers
         )
-        self._rollout = LayerRollout(self._registry, desired_file, status, self._tell_all, settings.layer_change_s)
+        self._rollout = LayerRollout(self._registry, desired_file, status, self._notify_all, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
@@ -119,22 +119,22 @@ class Service:
             except ServiceError as error:
                 # No caller is admitted meanwhile: there are no keys.
                 self._leave(EXIT_REFUSED, error.message)
-            self._begin(self.keys.watch(), "keys")
+            self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
-        self._notifier.listen(self.look)
-        self._begin(self._live(), "life")
+        self._notifier.listen(self.check_run_directory)
+        self._start_task(self._load_and_beat(), "heartbeat")
 
-    def look(self) -> None:
-        """Check the run directory, where something may be new."""
-        self._reconciler.look()
-        self._rollout.look()
+    def check_run_directory(self) -> None:
+        """Check for another desired state and for acknowledgements."""
+        self._reconciler.check()
+        self._rollout.check()
 
     async def put_layer(self, name: str) -> bool:
         """Make every process serve the layer that the directory has under that name; return whether the name is new."""
         try:
             is_new = await self._rollout.put(name)
         except InvalidInput as error:
-            self._telemetry.layer_unfit(name, error)
+            self._telemetry.layer_refused(name, error)
             raise
         self._telemetry.layers_changed("put", name)
         return is_new
@@ -178,7 +178,7 @@ class Service:
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def why_not_ready(self) -> str | None:
-        return self.readiness.why_not()
+        return self.readiness.why_not_ready()
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
         layer, spec, settings = served.stored, served.spec, self._settings
@@ -213,7 +213,7 @@ class Service:
 
     async def _render(self) -> bytes:
         self._telemetry.sample(self.engine)
-        self._telemetry.tell_now()
+        self._telemetry.flush()
         # Run in a thread, because it reads the files of all processes.
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
 
@@ -223,15 +223,15 @@ class Service:
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
-        self._telemetry.tell_tally()
-        self._telemetry.tell_now()  # else the thread may read the files before the loop tick ends
+        self._telemetry.flush_layer_counters()
+        self._telemetry.flush()  # else the thread may read the files before the loop tick ends
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
-        self._tasks[-1].add_done_callback(self._life_ended)
+        self._tasks[-1].add_done_callback(self._task_ended)
 
-    async def _live(self) -> None:
+    async def _load_and_beat(self) -> None:
         try:
             await self._load()
         except NotReady as error:
@@ -243,41 +243,41 @@ class Service:
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
             if self._registry.catalog is not None:
-                await self._probes.ask(self._registry.catalog)
-            self._beat()
+                await self._probes.run(self._registry.catalog)
+            self._heartbeat()
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
-            self.look()
+            self.check_run_directory()
             await self.batcher.ended_within(self._settings.heartbeat_s)
         # This process can compute nothing any more: the supervisor replaces it.
-        self._beat()
+        self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN, "the engine is down")
 
-    def _life_ended(self, task: asyncio.Task[None]) -> None:
-        """End the process after a task failed: without loading or heartbeats it is of no use."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the process after a task failed: without loading or heartbeats it cannot serve."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.readiness.give_up("an internal fault")
-            self._telemetry.life_ended(error)
+            self._telemetry.task_failed(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
 
     async def _load(self) -> None:
-        self._beat()
-        await self._reconciler.begin(strict=self._settings.strict_layers)
-        self._begin(self._reconciler.follow(), "follower")
+        self._heartbeat()
+        await self._reconciler.load(strict=self._settings.strict_layers)
+        self._start_task(self._reconciler.run(), "reconciler")
         # The objects that exist now stay: a full collection over torch's would stop the loop for about 40 ms.
         gc.collect()
         gc.freeze()
 
     def _acknowledge(self) -> None:
-        """Report that another desired state has been applied, to all processes."""
-        self.readiness.follows()
-        self._tell_all()
+        """Report to all processes that another desired state has been applied."""
+        self.readiness.state_applied()
+        self._notify_all()
 
-    def _tell_all(self) -> None:
-        self.look()
+    def _notify_all(self) -> None:
+        self.check_run_directory()
         self._notifier.notify()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         self._telemetry.sample(self.engine)
-        self._telemetry.queue_stands(is_so=self.batcher.num_overloaded > 0)
-        self.readiness.tell()
+        self._telemetry.overload_changed(is_overloaded=self.batcher.num_overloaded > 0)
+        self.readiness.report()

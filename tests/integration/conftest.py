@@ -15,7 +15,7 @@ from tests.integration.running import LAYERS, prepare, running
 MAY_BLOCK = [
     ("service/supervisor/worker_status.py", {"write", "_read", "_read_all"}),
     ("service/attention/heap.py", {"resident_bytes"}),
-    ("service/worker/desired_state.py", {"read", "locked", "write", "begin"}),
+    ("service/worker/desired_state.py", {"read", "_try_lock", "locked", "write", "create"}),
     ("service/observability/telemetry.py", {"faulted", "died"}),
 ]
 

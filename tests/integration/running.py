@@ -132,7 +132,7 @@ async def running(
         ) as client,
     ):
         if listens:
-            service.readiness.listens()
+            service.readiness.port_opened()
         found = Running(client, service, refusals)
         if wait:
             await found.until(lambda: _is_ready(service))

@@ -20,7 +20,7 @@ X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not 
 PATH = "/v1/layers/small"
 
 
-class LocalBell:
+class LocalNotifier:
     """Rings every process of a service whose processes are all in this one."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LocalBell:
 @contextlib.asynccontextmanager
 async def processes(directory, count=2, **rollout):
     """`count` processes over one directory, each with an engine of its own."""
-    notifier = LocalBell()
+    notifier = LocalNotifier()
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
@@ -53,7 +53,7 @@ async def processes(directory, count=2, **rollout):
 
 def deafen(process: Running) -> None:
     """The process lives and no longer follows the desired state."""
-    (reconciler,) = (task for task in process.service._tasks if task.get_name() == "follower")
+    (reconciler,) = (task for task in process.service._tasks if task.get_name() == "reconciler")
     reconciler.cancel()
 
 
@@ -188,7 +188,7 @@ def test_an_unloaded_layer_frees_its_memory(service, store):
         store.save(small_layer("small", scale=0.25))
         await one.client.put(PATH)
         await outputs(one)
-        await one.until(lambda: one.service._reconciler._roll.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._applied.phase is Phase.SETTLED)
         gc.collect()
         assert held() is None
         assert one.engine.device_bytes == before
@@ -462,7 +462,7 @@ def test_an_aborted_rollout_leaves_no_process_loading(service, store, slow_files
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, "PUT", b""))
-        await one.until(lambda: one.service._reconciler._roll.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
         slow_files.slow = "small"
         release()
         await slow_files.until_read()
@@ -498,10 +498,10 @@ def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, meth
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, method, body))
-        await one.until(lambda: one.service._reconciler._roll.phase is not Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._applied.phase is not Phase.SETTLED)
         leave.set()
         assert await changing == []
-        await one.until(lambda: one.service._reconciler._roll.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler._applied.phase is Phase.SETTLED)
         assert "small" in one.service.catalog.names()
         release()
         await two.until(lambda: two.service._reconciler.version == one.service._reconciler.version)
@@ -515,15 +515,15 @@ def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, meth
 
 
 def hold(process):
-    """It does not follow the desired state until the returned function is called."""
-    follow = process.service._registry.follow
+    """It does not apply the desired state until the returned function is called."""
+    apply = process.service._registry.apply
     gate = asyncio.Event()
 
     async def held(desired: DesiredState) -> None:
         await gate.wait()
-        await follow(desired)
+        await apply(desired)
 
-    process.service._registry.follow = held
+    process.service._registry.apply = held
     return gate.set
 
 
@@ -558,13 +558,13 @@ def test_a_rollout_whose_author_died_is_aborted(service, tmp_path, store):
         before = await outputs(one)
         store.save(small_layer("fresh"))
         desired_file = DesiredStateFile(tmp_path / "heartbeats")
-        desired = one.service._reconciler._roll
+        desired = one.service._reconciler._applied
         abandoned = desired.prepare("fresh", small_layer("fresh").digest).serve()
         desired_file.write(abandoned)
-        one.service.look()
+        one.service.check_run_directory()
         await one.until(lambda: one.service._reconciler.version == abandoned.version + 1)
         for process in (one, two):
-            process.service.look()
+            process.service.check_run_directory()
             await process.until(lambda process=process: process.service._reconciler.version == abandoned.version + 1)
             assert process.service.catalog.names() == ["cross", "small", "zero"]
         assert await outputs(one) == await outputs(two) == before
@@ -592,7 +592,7 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
     prepare(tmp_path, LAYERS)
 
     async def main():
-        notifier = LocalBell()
+        notifier = LocalNotifier()
         statuses = [WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=pid, notifier=notifier) for pid in (1, 2)]
         async with running(tmp_path, status=statuses[0], admin=True, wait=False) as one:
             await one.until(lambda: one.service._reconciler.version)
@@ -607,9 +607,7 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
                 assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
                 assert two.service.catalog.names() == ["cross"]
                 old = await outputs(one)
-                assert (await one.client.delete("/v1/layers/cross")).status_code == 204, (
-                    "another's lack is no objection"
-                )
+                assert (await one.client.delete("/v1/layers/cross")).status_code == 204, "another's lack is no refusal"
                 assert (await one.client.put(PATH)).status_code == 200, "PUT heals it"
                 assert await outputs(one) == await outputs(two) != old
                 assert (await two.client.put("/v1/layers/zero")).status_code == 200
@@ -623,7 +621,7 @@ def test_a_restored_file_is_found_without_a_request(tmp_path, store):
     prepare(tmp_path, LAYERS)
 
     async def main():
-        DesiredStateFile(tmp_path / "heartbeats").begin({layer.name: layer.digest for layer in LAYERS})
+        DesiredStateFile(tmp_path / "heartbeats").create({layer.name: layer.digest for layer in LAYERS})
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
         async with running(tmp_path, wait=False, probe_s=0.05) as one:
@@ -642,7 +640,7 @@ def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
         before = await outputs(one)
         deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: one.service._reconciler._roll.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
         one.service.begin_drain()
         assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
         assert (await one.client.delete(PATH)).json()["code"] == "draining"
@@ -660,7 +658,7 @@ def test_a_lost_run_directory_changes_no_served_layer(service, tmp_path):
         assert await outputs(one) == before
         (tmp_path / "heartbeats").mkdir()
         await one.until(lambda: one.service.why_not_ready() is None)
-        one.service.look()
+        one.service.check_run_directory()
         await one.until(lambda: DesiredStateFile(tmp_path / "heartbeats").read() is not None)
         assert (await one.client.delete(PATH)).status_code == 204
 

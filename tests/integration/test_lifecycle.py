@@ -111,7 +111,7 @@ def test_no_process_is_ready_before_its_port_is_open(tmp_path):
             await service.until(lambda: service.service.why_not_ready() == "the port is not open yet")
             (beat,) = WorkerStatus(tmp_path / "heartbeats", 1, 5.0).fresh()
             assert beat.state is State.STARTING
-            service.service.readiness.listens()
+            service.service.readiness.port_opened()
             await service.until(lambda: service.service.why_not_ready() is None)
 
     asyncio.run(main())

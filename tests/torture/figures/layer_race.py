@@ -44,28 +44,30 @@ CHECKS, NUM_STARTERS = 12, 16
 
 
 def plant() -> None:
-    """The old fault: any version of the desired state was taken for the missing one, and then nothing told what was lacking."""
+    """The old fault: any version of the desired state was taken for the missing one, and nothing reported what was missing."""
     from service.errors import LayerError
     from service.worker.desired_state import DesiredState
-    from service.worker.layer_registry import LayerRegistry, Objection
+    from service.worker.layer_registry import LayerRegistry, Refusal
 
-    async def follow(self: LayerRegistry, desired: DesiredState) -> None:
-        troubles: dict[str, LayerError] = {}
-        for name in sorted({name for name, _ in desired.held - self._held.keys()}):
+    async def apply(self: LayerRegistry, desired: DesiredState) -> None:
+        errors: dict[str, LayerError] = {}
+        for name in sorted({name for name, _ in desired.loaded - self._loaded.keys()}):
             try:
-                stored = await self._in(self._thread, self._store.load, name)
-                if (name, stored.digest) not in desired.held:
+                stored = await self._read(self._load_thread, self._store.load, name)
+                if (name, stored.digest) not in desired.loaded:
                     raise LayerError("the file is not the version that is served")  # noqa: TRY301 (as it was)
-                self._keep(await self._loaded(stored))
+                await self._load(stored)
             except LayerError as error:
-                troubles[name] = error
-        self._put_out(desired)
-        lacking = {name: troubles[name] for name, digest in desired.layers.items() if (name, digest) not in self._held}
-        self.objection = (
-            Objection(lacking[desired.about].message, is_to_file=True) if desired.about in lacking else None
+                errors[name] = error
+        self._serve(desired)
+        missing = {name: errors[name] for name, digest in desired.layers.items() if (name, digest) not in self._loaded}
+        self.refusal = (
+            Refusal(missing[desired.changed_layer].message, is_file_changed=True)
+            if desired.changed_layer in missing
+            else None
         )
 
-    LayerRegistry.follow = follow  # type: ignore[method-assign]
+    LayerRegistry.apply = apply  # type: ignore[method-assign]
 
 
 def measure(form: Form) -> Iterator[Row]:

@@ -91,7 +91,7 @@ def test_a_long_reason_and_any_character_survive(statuses, tmp_path):
     assert found.reason == ("é\ud800\n" * 1000)[:256]
 
 
-GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "desired": 3, "trouble": "", "file_changed": False}
+GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "desired": 3, "refusal": "", "file_changed": False}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ GOOD = {"pid": 11, "state": "ready", "reason": "", "at": 1000.0, "desired": 3, "
         json.dumps({**GOOD, "reason": 5}).encode(),
         json.dumps({**GOOD, "desired": None}).encode(),
         json.dumps({**GOOD, "desired": True}).encode(),
-        json.dumps({**GOOD, "trouble": 1}).encode(),
+        json.dumps({**GOOD, "refusal": 1}).encode(),
         json.dumps({**GOOD, "file_changed": 1}).encode(),
         json.dumps({"pid": 11}).encode(),
         json.dumps({**GOOD, "reason": "x" * 5000}).encode(),
@@ -145,8 +145,8 @@ def test_half_written_and_foreign_files_are_not_read(statuses, tmp_path):
 
 def test_a_process_reports_its_desired_state_version_and_its_fault(statuses, time):
     statuses[0].write(State.READY, desired=7)
-    statuses[1].write(State.FAILED, "slow", desired=8, trouble="no memory")
-    assert [(heartbeat.pid, heartbeat.desired, heartbeat.trouble) for heartbeat in statuses[0].fresh()] == [
+    statuses[1].write(State.FAILED, "slow", desired=8, refusal="no memory")
+    assert [(heartbeat.pid, heartbeat.desired, heartbeat.refusal) for heartbeat in statuses[0].fresh()] == [
         (11, 7, ""),
         (12, 8, "no memory"),
     ]

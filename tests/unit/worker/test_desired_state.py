@@ -26,7 +26,12 @@ def test_a_rollout_serves_the_old_layers_until_all_are_ready_and_holds_both_unti
     assert [desired.version for desired in (before, prepare, serve, after)] == [4, 5, 6, 7]
     assert [desired.served for desired in (before, prepare, serve, after)] == [OLD, OLD, NEW, NEW]
     both = {*OLD.items(), *NEW.items()}
-    assert [desired.held for desired in (before, prepare, serve, after)] == [{*OLD.items()}, both, both, {*NEW.items()}]
+    assert [desired.loaded for desired in (before, prepare, serve, after)] == [
+        {*OLD.items()},
+        both,
+        both,
+        {*NEW.items()},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +41,8 @@ def test_a_rollout_serves_the_old_layers_until_all_are_ready_and_holds_both_unti
 )
 def test_a_rollout_changes_one_layer(name, digest, layers):
     desired = DesiredState(4, Phase.SETTLED, OLD).prepare(name, digest)
-    assert (desired.layers, desired.before, desired.about) == (layers, OLD, name)
-    assert desired.serve().about == name
+    assert (desired.layers, desired.previous, desired.changed_layer) == (layers, OLD, name)
+    assert desired.serve().changed_layer == name
     assert desired.serve().settle() == DesiredState(7, Phase.SETTLED, layers)
 
 
@@ -45,7 +50,7 @@ def test_a_rollout_changes_one_layer(name, digest, layers):
 def test_an_abort_restores_the_old_layers_from_either_phase(steps):
     desired = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
     desired = desired.serve() if steps == 2 else desired
-    assert desired.take_back() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
+    assert desired.abort() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
 
 
 def test_the_written_state_is_read_back(desired_file):
@@ -60,20 +65,20 @@ def test_the_written_state_is_read_back(desired_file):
 
 
 def test_the_first_process_writes_the_first_desired_state(desired_file, tmp_path):
-    assert desired_file.begin(OLD) == DesiredState(1, Phase.SETTLED, OLD)
-    assert desired_file.begin(NEW) == DesiredState(1, Phase.SETTLED, OLD)
+    assert desired_file.create(OLD) == DesiredState(1, Phase.SETTLED, OLD)
+    assert desired_file.create(NEW) == DesiredState(1, Phase.SETTLED, OLD)
     assert [path.name for path in tmp_path.iterdir()] == ["desired_state"]
 
 
-GOOD: dict[str, object] = {"version": 3, "phase": "settled", "layers": {"a": "x"}, "before": {}, "about": ""}
+GOOD: dict[str, object] = {"version": 3, "phase": "settled", "layers": {"a": "x"}, "previous": {}, "changed_layer": ""}
 CHANGES: list[dict[str, object]] = [
     {"version": True},
     {"version": "3"},
     {"phase": "done"},
     {"layers": []},
     {"layers": {"a": 1}},
-    {"before": None},
-    {"about": None},
+    {"previous": None},
+    {"changed_layer": None},
 ]
 
 
@@ -108,7 +113,7 @@ def test_only_one_process_holds_the_lock_and_releases_it(desired_file, tmp_path)
 
 
 def test_a_removed_lock_gives_no_right_to_write_and_is_not_held_twice(desired_file, tmp_path):
-    desired_file.begin(OLD)
+    desired_file.create(OLD)
     with desired_file.locked():
         desired_file.write(DesiredState(2, Phase.SETTLED, NEW))
         (tmp_path / "desired_state.lock").unlink()
@@ -131,20 +136,20 @@ def test_the_lock_is_released_when_its_holder_dies(desired_file, tmp_path):
     holder.start()
     holder.join(30)
     assert holder.exitcode == 7
-    with desired_file.locked() as is_ours:
-        assert is_ours
+    with desired_file.locked() as has_lock:
+        assert has_lock
 
 
 def _die_with_the_lock(directory):
-    with DesiredStateFile(directory).locked() as is_ours:
-        os._exit(7 if is_ours else 1)
+    with DesiredStateFile(directory).locked() as has_lock:
+        os._exit(7 if has_lock else 1)
 
 
 def test_without_a_directory_nothing_is_read_or_locked_and_writing_raises(tmp_path):
     desired_file = DesiredStateFile(tmp_path / "gone")
     assert desired_file.read() is None
-    with desired_file.locked() as is_ours:
-        assert not is_ours
-    for write in (lambda: desired_file.write(DesiredState(1, Phase.SETTLED, OLD)), lambda: desired_file.begin(OLD)):
+    with desired_file.locked() as has_lock:
+        assert not has_lock
+    for write in (lambda: desired_file.write(DesiredState(1, Phase.SETTLED, OLD)), lambda: desired_file.create(OLD)):
         with pytest.raises(OSError, match="No such file"):
             write()

@@ -98,13 +98,13 @@ class Engine(Work):
         pass
 
 
-class MortalBook(DesiredStateFile):
+class MortalStateFile(DesiredStateFile):
     """Desired state file of a process: after its death it writes nothing and holds no lock."""
 
     is_dead = False
 
-    def begin(self, layers: Any) -> DesiredState:
-        return DesiredState(1, Phase.SETTLED, layers) if self.is_dead else super().begin(layers)
+    def create(self, layers: Any) -> DesiredState:
+        return DesiredState(1, Phase.SETTLED, layers) if self.is_dead else super().create(layers)
 
     def write(self, desired: DesiredState) -> None:
         if not self.is_dead:
@@ -115,8 +115,8 @@ class MortalBook(DesiredStateFile):
         if self.is_dead:
             yield False
         else:
-            with super().locked() as is_ours:
-                yield is_ours
+            with super().locked() as has_lock:
+                yield has_lock
 
 
 class Process:
@@ -126,49 +126,49 @@ class Process:
         self, directory: Path, files: Directory, clock: ManualClock, pid: int, notify: Callable[[], None]
     ) -> None:
         self.pid, self._notify = pid, notify
-        self.hears_news = self.is_dead = self.was_content = False
-        self.reading, self.enquiries, self.engine = Work(), Work(), Engine()
-        self.desired_file = MortalBook(directory)
+        self.is_notified = self.is_dead = self.was_content = False
+        self.reading, self.digest_reads, self.engine = Work(), Work(), Engine()
+        self.desired_file = MortalStateFile(directory)
         self.status = WorkerStatus(directory, NUM_PROCESSES, 1e9, pid=pid, now=clock.now)
         quiet = SimpleNamespace(
-            layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_lacking=lambda *_: None,
-            serving=lambda *_: None, ready=lambda **_: None,
+            layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_not_loaded=lambda *_: None,
+            serving=lambda *_: None, readiness_changed=lambda **_: None,
         )  # fmt: skip
         self.registry = LayerRegistry(files, self.engine, quiet)  # type: ignore[arg-type]
         self.registry.close()
-        self.registry._thread, self.registry._enquiries = self.reading, self.enquiries  # type: ignore[assignment]
+        self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
         self.reconciler = Reconciler(self.registry, self.desired_file, clock, 10.0, self._acknowledge)
-        self.rollout = LayerRollout(self.registry, self.desired_file, self.status, self._tell_all, 1e6)
+        self.rollout = LayerRollout(self.registry, self.desired_file, self.status, self._notify_all, 1e6)
         others = SimpleNamespace(is_alive=True), SimpleNamespace(why_not_ready=lambda _: None)
         self.readiness = Readiness(self.status, others[0], self.registry, self.reconciler, others[1], quiet)  # type: ignore[arg-type]
-        self.readiness.listens()
-        self.life = asyncio.ensure_future(self._live())
+        self.readiness.port_opened()
+        self.life = asyncio.ensure_future(self._run())
 
-    async def _live(self) -> None:
-        self.readiness.tell()
-        await self.reconciler.begin(strict=False)
-        desired = self.reconciler._roll
-        self.was_content = desired is not None and desired.held <= self.registry._held.keys()
-        await self.reconciler.follow()
+    async def _run(self) -> None:
+        self.readiness.report()
+        await self.reconciler.load(strict=False)
+        desired = self.reconciler._applied
+        self.was_content = desired is not None and desired.loaded <= self.registry._loaded.keys()
+        await self.reconciler.run()
 
     def _acknowledge(self) -> None:
         if not self.is_dead:
-            self.readiness.follows()
-            self._tell_all()
+            self.readiness.state_applied()
+            self._notify_all()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         if not self.is_dead:
-            self.look()
+            self.check()
             self._notify()
 
-    def look(self) -> None:
-        self.hears_news = False
-        self.reconciler.look()
-        self.rollout.look()
+    def check(self) -> None:
+        self.is_notified = False
+        self.reconciler.check()
+        self.rollout.check()
 
-    def beat(self) -> None:
-        self.readiness.tell()
-        self.look()
+    def heartbeat(self) -> None:
+        self.readiness.report()
+        self.check()
 
     @property
     def has_begun(self) -> bool:
@@ -212,7 +212,7 @@ class LayerRace(RuleBasedStateMachine):
 
     def notify(self) -> None:
         for process in self.slots:
-            process.hears_news = True
+            process.is_notified = True
 
     @property
     def alive(self) -> list[Process]:
@@ -276,8 +276,8 @@ class LayerRace(RuleBasedStateMachine):
         """Return what may happen next: a file is read, a layer is loaded, a notification is handled."""
         found: list[Callable[[], object]] = []
         for process in self.alive:
-            found += [work.do_next for work in (process.reading, process.enquiries, process.engine) if work.waiting]
-            found += [process.look] if process.hears_news else []
+            found += [work.do_next for work in (process.reading, process.digest_reads, process.engine) if work.waiting]
+            found += [process.check] if process.is_notified else []
         return found
 
     @precondition(lambda self: self.waiting)
@@ -297,7 +297,7 @@ class LayerRace(RuleBasedStateMachine):
     @rule(slot=st.integers(0, NUM_PROCESSES - 1))
     def a_process_beats(self, slot: int) -> None:
         if not self.slots[slot].is_dead:
-            self.do(self.slots[slot].beat)
+            self.do(self.slots[slot].heartbeat)
 
     @rule(seconds=st.sampled_from([1.0, 15.0]))
     def time_passes(self, seconds: float) -> None:
@@ -359,7 +359,7 @@ class LayerRace(RuleBasedStateMachine):
             self.replace(slot)
         for _ in range(6):
             for process in self.slots:
-                self.do(process.beat)
+                self.do(process.heartbeat)
             while self.waiting:
                 self.do(self.waiting[0])
         self.check_rest()

@@ -11,7 +11,7 @@ import pytest
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
 from service.worker.desired_state import DesiredState, Phase
-from service.worker.layer_registry import LayerRegistry, Objection
+from service.worker.layer_registry import LayerRegistry, Refusal
 
 SETTLED = DesiredState(1, Phase.SETTLED, {"a": "old", "still": "one"})
 OTHER_FILE = 'layer "a": the file in the layer directory is not the version that is served'
@@ -51,7 +51,7 @@ class Engine:
 
 class Listener:
     def __init__(self) -> None:
-        self.lacking: list[str] = []
+        self.missing: list[str] = []
 
     def layer_loaded(self, name: str, loaded: Any) -> None: ...
 
@@ -59,8 +59,8 @@ class Listener:
 
     def serving(self, names: list[str], num_layers: int) -> None: ...
 
-    def layer_lacking(self, error: LayerError) -> None:
-        self.lacking.append(error.message)
+    def layer_not_loaded(self, error: LayerError) -> None:
+        self.missing.append(error.message)
 
 
 class Room:
@@ -69,11 +69,11 @@ class Room:
     def __init__(self) -> None:
         self.directory, self.engine, self.listener = Directory(a="old", still="one"), Engine(), Listener()
         self.registry = LayerRegistry(self.directory, self.engine, self.listener)  # type: ignore[arg-type]
-        self.follow(SETTLED)
+        self.apply(SETTLED)
         self.directory.reads.clear()
 
-    def follow(self, desired: DesiredState) -> None:
-        asyncio.run(self.registry.follow(desired))
+    def apply(self, desired: DesiredState) -> None:
+        asyncio.run(self.registry.apply(desired))
 
     @property
     def served(self) -> dict[str, str]:
@@ -89,34 +89,34 @@ def room():
 
 
 FOUND = {
-    "put-back": ("old", Objection(OTHER_FILE, is_to_file=True)),
-    "another-one": ("third", Objection(OTHER_FILE, is_to_file=True)),
-    "gone": (LayerMissing("no file of that name"), Objection("no file of that name", is_to_file=True)),
-    "damaged": (LayerError("tensors are missing"), Objection("tensors are missing", is_to_file=True)),
-    "no-memory": (LayerNotLoaded("no memory for it"), Objection("no memory for it", is_to_file=False)),
+    "put-back": ("old", Refusal(OTHER_FILE, is_file_changed=True)),
+    "another-one": ("third", Refusal(OTHER_FILE, is_file_changed=True)),
+    "gone": (LayerMissing("no file of that name"), Refusal("no file of that name", is_file_changed=True)),
+    "damaged": (LayerError("tensors are missing"), Refusal("tensors are missing", is_file_changed=True)),
+    "no-memory": (LayerNotLoaded("no memory for it"), Refusal("no memory for it", is_file_changed=False)),
     "as-meant": ("new", None),
 }
 
 
-@pytest.mark.parametrize(("found", "objection"), FOUND.values(), ids=FOUND)
-def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found, objection):
+@pytest.mark.parametrize(("found", "refusal"), FOUND.values(), ids=FOUND)
+def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found, refusal):
     room.directory.files["a"] = found
-    room.follow(SETTLED.prepare("a", "new"))
-    assert room.registry.objection == objection
+    room.apply(SETTLED.prepare("a", "new"))
+    assert room.registry.refusal == refusal
     assert room.served == SETTLED.layers
     assert room.directory.reads == ["a"]
-    back = SETTLED.prepare("a", "new").take_back()
+    back = SETTLED.prepare("a", "new").abort()
     room.directory.files["still"] = LayerMissing("nobody reads it")
-    room.follow(back)
-    assert (room.served, room.registry.objection, room.registry.trouble) == (SETTLED.layers, None, None)
+    room.apply(back)
+    assert (room.served, room.registry.refusal, room.registry.fault) == (SETTLED.layers, None, None)
 
 
 def test_a_layer_that_exhausts_the_memory_is_no_objection_to_its_file(room):
     room.directory.files["a"] = "new"
     room.engine.has_room = False
-    room.follow(SETTLED.prepare("a", "new"))
+    room.apply(SETTLED.prepare("a", "new"))
     reason = 'layer "a": there is no memory for it, or its first forward passes failed'
-    assert room.registry.objection == Objection(reason, is_to_file=False)
+    assert room.registry.refusal == Refusal(reason, is_file_changed=False)
     assert room.served == SETTLED.layers
 
 
@@ -124,25 +124,25 @@ def test_a_layer_that_exhausts_the_memory_is_no_objection_to_its_file(room):
 def test_a_process_that_starts_during_a_rollout_loads_the_version_of_the_file_and_lacks_the_other_D1(room, file):
     """The directory has at most one of the two versions of a name."""
     fresh = Room()
-    fresh.registry._held.clear()
+    fresh.registry._loaded.clear()
     fresh.directory.files["a"] = file
     desired = SETTLED.prepare("a", "new")
     for phase in (desired, desired.serve()):
-        fresh.follow(phase)
+        fresh.apply(phase)
         wanted = {"a": phase.served["a"]} if phase.served["a"] == file else {}
         assert fresh.served == {"still": "one", **wanted}
-        assert (fresh.registry.objection is None) == (file == "new")
+        assert (fresh.registry.refusal is None) == (file == "new")
     fresh.registry.close()
 
 
 def test_a_missing_layer_is_reported_once_for_many_attempts(room):
-    room.follow(SETTLED.prepare("a", None).serve().settle())
+    room.apply(SETTLED.prepare("a", None).serve().settle())
     room.directory.files["a"] = "third"
     for _ in range(3):
-        room.follow(SETTLED)
-    assert room.registry.trouble == OTHER_FILE
-    assert room.listener.lacking == [OTHER_FILE]
-    assert room.registry.objection is None, "nobody asked for a change of it"
+        room.apply(SETTLED)
+    assert room.registry.fault == OTHER_FILE
+    assert room.listener.missing == [OTHER_FILE]
+    assert room.registry.refusal is None, "nobody asked for a change of it"
 
 
 def test_reading_a_digest_delays_no_rollout(room):
@@ -162,8 +162,8 @@ def test_reading_a_digest_delays_no_rollout(room):
         room.directory.files |= {"slow": "s", "a": "new"}
         asking = asyncio.ensure_future(room.registry.digest("slow"))
         await slow.wait()
-        await room.registry.follow(SETTLED.prepare("a", "new"))
-        assert room.registry.objection is None
+        await room.registry.apply(SETTLED.prepare("a", "new"))
+        assert room.registry.refusal is None
         assert room.registry.is_reading
         goes_on.set_result(None)
         assert await asking == "s"

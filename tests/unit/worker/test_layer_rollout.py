@@ -43,7 +43,7 @@ class Others:
         self.statuses = {pid: WorkerStatus(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
         self.desired_states = []
         self.answers = lambda desired, pid: (State.READY, None)
-        self.desired_file.begin(OLD)
+        self.desired_file.create(OLD)
         self.follow()
 
     def follow(self):
@@ -53,7 +53,7 @@ class Others:
         for pid, status in self.statuses.items():
             answer = self.answers(desired, pid)
             if answer is not None:
-                status.write(answer[0], desired=desired.version, trouble=answer[1], file_changed=len(answer) > 2)
+                status.write(answer[0], desired=desired.version, refusal=answer[1], file_changed=len(answer) > 2)
 
     @property
     def phases(self):
@@ -77,11 +77,11 @@ def rollout(others, directory):
 
 def run_with(others, directory, timeout_s=20.0):
 
-    def tell():
+    def notify():
         others.follow()
-        made.look()
+        made.check()
 
-    made = LayerRollout(directory, others.desired_file, others.statuses[1], tell, timeout_s)
+    made = LayerRollout(directory, others.desired_file, others.statuses[1], notify, timeout_s)
     return made
 
 
@@ -234,7 +234,7 @@ def test_a_death_during_commit_is_acknowledged_by_the_replacement(rollout, other
         await turns()
         assert not changing.done()
         WorkerStatus(tmp_path, 2, 5.0, pid=3).write(State.READY, desired=others.desired_file.read().version)
-        rollout.look()
+        rollout.check()
         assert await changing is True
 
     def die(desired, pid):

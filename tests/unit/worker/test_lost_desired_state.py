@@ -23,16 +23,16 @@ SERVE = DesiredState(6, Phase.SERVE, NEW, OLD, "a")
 class LayerRegistry:
     """Serves any desired state; the layer directory holds `found`."""
 
-    trouble = None
+    fault = None
 
     def __init__(self) -> None:
         self.served: dict[str, str] | None = None
         self.found = {"z": "sha256:9"}
 
-    async def stock(self, *, strict: bool) -> dict[str, str]:
+    async def load_directory(self, *, strict: bool) -> dict[str, str]:
         return self.found
 
-    async def follow(self, desired: DesiredState) -> None:
+    async def apply(self, desired: DesiredState) -> None:
         self.served = dict(desired.served)
 
 
@@ -45,11 +45,11 @@ class Process:
         )
 
     async def follow(self) -> None:
-        self._task = asyncio.ensure_future(self.reconciler.follow())
-        await self.look()
+        self._task = asyncio.ensure_future(self.reconciler.run())
+        await self.check()
 
-    async def look(self) -> None:
-        self.reconciler.look()
+    async def check(self) -> None:
+        self.reconciler.check()
         await turns()
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ def followed(tmp_path):
             for desired in desired_states:
                 process = Process(tmp_path, **options)
                 process.desired_file.write(desired)
-                await process.reconciler.begin(strict=True)
+                await process.reconciler.load(strict=True)
                 processes.append(process)
             with Process(tmp_path).desired_file.locked():  # as during a rollout: no process rolls back
                 for process in processes:
@@ -87,7 +87,7 @@ def test_a_lost_desired_state_is_written_again_and_a_running_rollout_aborted(fol
         (tmp_path / "desired_state").unlink()
         if text is not None:
             (tmp_path / "desired_state").write_bytes(text)
-        await process.look()
+        await process.check()
         assert process.desired_file.read() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
         assert process.registry.served == OLD
         assert process.reconciler.version == desired.version + 1
@@ -97,13 +97,13 @@ def test_a_lost_desired_state_is_written_again_and_a_running_rollout_aborted(fol
 
 def test_during_a_rollout_only_its_author_writes_the_desired_state(followed, tmp_path):
     async def story(process):
-        with Process(tmp_path).desired_file.locked() as is_ours:
-            assert is_ours
+        with Process(tmp_path).desired_file.locked() as has_lock:
+            assert has_lock
             (tmp_path / "desired_state").unlink()
-            await process.look()
+            await process.check()
             assert process.desired_file.read() is None
             assert process.reconciler.version == PREPARE.version
-        await process.look()
+        await process.check()
         assert process.registry.served == OLD
 
     followed(story, PREPARE)
@@ -112,10 +112,10 @@ def test_during_a_rollout_only_its_author_writes_the_desired_state(followed, tmp
 def test_an_unwritable_run_directory_changes_no_served_layer(followed, tmp_path):
     async def story(process):
         tmp_path.rename(tmp_path.with_name("away"))
-        await process.look()
+        await process.check()
         assert (process.reconciler.version, process.registry.served) == (SETTLED.version, OLD)
         tmp_path.mkdir()
-        await process.look()
+        await process.check()
         assert process.desired_file.read() == DesiredState(SETTLED.version + 1, Phase.SETTLED, OLD)
 
     followed(story, SETTLED)
@@ -125,7 +125,7 @@ def test_an_unwritable_run_directory_changes_no_served_layer(followed, tmp_path)
 def test_the_desired_state_of_a_late_process_yields_to_the_known_one(followed, version):
     async def story(process):
         process.desired_file.write(DesiredState(version, Phase.SETTLED, {"z": "sha256:9"}))
-        await process.look()
+        await process.check()
         assert process.desired_file.read() == DesiredState(SETTLED.version + 1, Phase.SETTLED, OLD)
         assert process.registry.served == OLD
 
@@ -150,7 +150,7 @@ def test_processes_in_different_phases_agree_again_in_any_order_of_checks(
         (tmp_path / "desired_state").unlink()
         for _ in range(3):
             for process in (*processes[first:], *processes[:first]):
-                await process.look()
+                await process.check()
         (agreed,) = {process.reconciler.version for process in processes}
         assert processes[0].desired_file.read() == DesiredState(agreed, Phase.SETTLED, layers)
         assert all(process.registry.served == layers for process in processes)
@@ -161,11 +161,11 @@ def test_processes_in_different_phases_agree_again_in_any_order_of_checks(
 def test_a_process_with_peers_waits_for_them_to_write_the_desired_state_again(tmp_path):
     async def story():
         process = Process(tmp_path, has_peers=True)
-        beginning = asyncio.ensure_future(process.reconciler.begin(strict=True))
-        await process.look()
+        beginning = asyncio.ensure_future(process.reconciler.load(strict=True))
+        await process.check()
         assert not beginning.done()
         process.desired_file.write(SETTLED)
-        process.reconciler.look()
+        process.reconciler.check()
         await beginning
         assert (process.reconciler.version, process.registry.served) == (SETTLED.version, OLD)
 
@@ -176,12 +176,12 @@ def test_a_process_with_silent_peers_serves_nothing_of_its_own(tmp_path, monkeyp
     monkeypatch.setattr(reconciler, "DESIRED_STATE_S", 0.0)
     process = Process(tmp_path, has_peers=True)
     with pytest.raises(NotReady, match="does not say which"):
-        asyncio.run(process.reconciler.begin(strict=True))
+        asyncio.run(process.reconciler.load(strict=True))
     assert process.registry.served is None
 
 
 def test_a_process_without_peers_begins_with_the_layer_directory(tmp_path):
     process = Process(tmp_path)
-    asyncio.run(process.reconciler.begin(strict=True))
+    asyncio.run(process.reconciler.load(strict=True))
     assert process.desired_file.read() == DesiredState(1, Phase.SETTLED, {"z": "sha256:9"})
     assert process.registry.served == {"z": "sha256:9"}

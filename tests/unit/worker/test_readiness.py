@@ -17,19 +17,19 @@ from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 class Log:
     def __init__(self) -> None:
-        self.told: list[tuple[bool, int]] = []
+        self.reported: list[tuple[bool, int]] = []
         self.events: list[str] = []
 
-    def ready(self, *, is_ready: bool, num_ready: int) -> None:
-        self.told.append((is_ready, num_ready))
+    def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
+        self.reported.append((is_ready, num_ready))
 
-    def beats_failed(self, reason: str) -> None:
+    def heartbeat_failed(self, reason: str) -> None:
         self.events.append(reason)
 
-    def beats_again(self) -> None:
+    def heartbeat_recovered(self) -> None:
         self.events.append("again")
 
-    def run_directory_made_again(self) -> None:
+    def run_directory_recreated(self) -> None:
         self.events.append("made again")
 
 
@@ -46,11 +46,11 @@ class Process:
         self.status = WorkerStatus(directory, workers, 60.0, has_peers=has_peers)
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
-        self.registry = room(catalog=room(awaited=()) if has_layers else None, trouble=None, objection=None)
+        self.registry = room(catalog=room(awaited=()) if has_layers else None, fault=None, refusal=None)
         reconciler = room(version=3)
         self.readiness = Readiness(self.status, self.batcher, self.registry, reconciler, self.probes, self.log)
 
-    def told(self) -> State:
+    def reported(self) -> State:
         (beat,) = self.status.fresh()
         return beat.state
 
@@ -62,74 +62,74 @@ def process(tmp_path):
 
 def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
     readiness = process.readiness
-    assert readiness.why_not() == readiness.reason == LOADING
-    readiness.follows()
-    assert readiness.why_not() == NOT_LISTENING
-    assert process.told() is State.STARTING
-    readiness.listens()
-    assert readiness.why_not() is None
-    assert process.told() is State.READY
-    assert process.log.told[-1] == (True, 1)
+    assert readiness.why_not_ready() == readiness.reason == LOADING
+    readiness.state_applied()
+    assert readiness.why_not_ready() == NOT_LISTENING
+    assert process.reported() is State.STARTING
+    readiness.port_opened()
+    assert readiness.why_not_ready() is None
+    assert process.reported() is State.READY
+    assert process.log.reported[-1] == (True, 1)
 
 
 def test_layers_and_port_may_become_ready_in_either_order(process):
-    process.readiness.listens()
-    assert process.readiness.why_not() == LOADING
-    process.readiness.follows()
-    assert process.readiness.why_not() is None
+    process.readiness.port_opened()
+    assert process.readiness.why_not_ready() == LOADING
+    process.readiness.state_applied()
+    assert process.readiness.why_not_ready() is None
 
 
 def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
-    process.readiness.listens()
-    process.readiness.follows()
+    process.readiness.port_opened()
+    process.readiness.state_applied()
     process.probes.why_not_ready = lambda catalog: "a layer does not answer"
-    process.readiness.tell()
-    assert process.readiness.why_not() == "a layer does not answer"
-    assert process.told() is State.FAILED
+    process.readiness.report()
+    assert process.readiness.why_not_ready() == "a layer does not answer"
+    assert process.reported() is State.FAILED
     process.registry.catalog.awaited = ("late",)
-    assert process.readiness.why_not() == "a layer is missing"
-    process.registry.trouble = "late: no such file"
-    assert process.readiness.why_not() == "late: no such file"
+    assert process.readiness.why_not_ready() == "a layer is missing"
+    process.registry.fault = "late: no such file"
+    assert process.readiness.why_not_ready() == "late: no such file"
     process.batcher.is_alive = False
-    assert process.readiness.why_not() == "the engine is down"
+    assert process.readiness.why_not_ready() == "the engine is down"
     process.batcher.is_alive, process.registry.catalog.awaited = True, ()
     process.probes.why_not_ready = lambda catalog: None
-    process.readiness.tell()
-    assert process.told() is State.READY
+    process.readiness.report()
+    assert process.reported() is State.READY
 
 
 def test_draining_is_final_and_reported_at_once(process):
-    process.readiness.listens()
-    process.readiness.follows()
+    process.readiness.port_opened()
+    process.readiness.state_applied()
     process.readiness.drain()
-    assert process.told() is State.DRAINING
-    process.readiness.follows()
-    assert process.readiness.why_not() == DRAINING
-    assert process.log.told[-1] == (False, 0)
+    assert process.reported() is State.DRAINING
+    process.readiness.state_applied()
+    assert process.readiness.why_not_ready() == DRAINING
+    assert process.log.reported[-1] == (False, 0)
 
 
 def test_a_process_that_never_served_reports_starting_rather_than_draining(tmp_path):
     """The supervisor restarts a process that drained."""
     process = Process(tmp_path, has_layers=False)
-    process.readiness.listens()
+    process.readiness.port_opened()
     process.readiness.drain()
-    assert process.told() is State.STARTING
+    assert process.reported() is State.STARTING
 
 
 def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(tmp_path):
     process = Process(tmp_path / "later")
     why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
-    process.readiness.listens()
-    process.readiness.follows()
+    process.readiness.port_opened()
+    process.readiness.state_applied()
     assert process.log.events == [why]
-    assert process.readiness.why_not() == why
-    assert process.log.told[-1] == (False, 0)
+    assert process.readiness.why_not_ready() == why
+    assert process.log.reported[-1] == (False, 0)
     (tmp_path / "later").mkdir()
     for _ in range(2):
-        process.readiness.tell()
+        process.readiness.report()
     assert process.log.events == [why, "again"]
-    assert process.readiness.why_not() is None
-    assert process.told() is State.READY
+    assert process.readiness.why_not_ready() is None
+    assert process.reported() is State.READY
 
 
 def test_a_new_reason_is_reported_too(process):
@@ -141,8 +141,8 @@ def test_a_new_reason_is_reported_too(process):
 
     for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
         process.status.restore = refuse(code)
-        process.readiness.tell()
-    assert [told.rpartition(": ")[2] for told in process.log.events] == [
+        process.readiness.report()
+    assert [reported.rpartition(": ")[2] for reported in process.log.events] == [
         "No space left on device",
         "Read-only file system",
     ]
@@ -152,17 +152,17 @@ def test_every_heartbeat_creates_missing_files_again_and_reports_them(process):
     missing = [False, True, False]
     process.status.restore = missing.pop
     for _ in range(3):
-        process.readiness.tell()
+        process.readiness.report()
     assert process.log.events == ["made again"]
 
 
 def test_the_port_opens_after_the_layers_while_another_process_answers(process):
     async def wait() -> None:
-        process.status.fresh = lambda: [room(state=State.READY)]
+        process.status.fresh = lambda: [room(pid=2, state=State.READY)]
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.follows()
+        process.readiness.state_applied()
         await opening
 
     asyncio.run(wait())
@@ -175,7 +175,7 @@ def test_the_port_opens_after_the_layers_while_others_serve_without_heartbeats(t
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.follows()
+        process.readiness.state_applied()
         await opening
 
     asyncio.run(wait())
@@ -186,7 +186,7 @@ def test_a_waiting_port_is_opened_if_no_layers_will_come(process, end):
     """A client that connects then gets the reason."""
 
     async def wait() -> None:
-        process.status.fresh = lambda: [room(state=State.READY)]
+        process.status.fresh = lambda: [room(pid=2, state=State.READY)]
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         process.readiness.drain() if end == "drain" else process.readiness.give_up("a layer cannot be read")
@@ -197,7 +197,7 @@ def test_a_waiting_port_is_opened_if_no_layers_will_come(process, end):
 
 def test_a_lone_process_opens_its_port_while_it_loads(process):
     asyncio.run(process.readiness.may_listen())
-    assert process.readiness.why_not() == LOADING
+    assert process.readiness.why_not_ready() == LOADING
 
 
 class Others:
@@ -217,7 +217,7 @@ class Others:
         """Send a heartbeat with these processes ready; return the number of notifications so far."""
         states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
         self._status.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
-        self._readiness.tell()
+        self._readiness.report()
         return self.num_joined
 
 

@@ -15,17 +15,17 @@ from tests.doubles import ManualClock, turns
 FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 
 
-class SlowShelf:
+class SlowRegistry:
     """A layer registry that follows a desired state only once `gate` is open."""
 
     def __init__(self) -> None:
-        self.trouble: str | None = None
+        self.fault: str | None = None
         self.begun: list[int] = []
         self.done: list[int] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def follow(self, desired: DesiredState) -> None:
+    async def apply(self, desired: DesiredState) -> None:
         self.begun.append(desired.version)
         await self.gate.wait()
         self.done.append(desired.version)
@@ -33,8 +33,8 @@ class SlowShelf:
 
 class Story:
     def __init__(self, directory: Any) -> None:
-        self.desired_file, self.registry, self.acknowledged = DesiredStateFile(directory), SlowShelf(), list[int]()
-        self.desired_file.begin(FIRST.layers)
+        self.desired_file, self.registry, self.acknowledged = DesiredStateFile(directory), SlowRegistry(), list[int]()
+        self.desired_file.create(FIRST.layers)
         self.reconciler = Reconciler(
             self.registry,  # type: ignore[arg-type]
             self.desired_file,
@@ -45,7 +45,7 @@ class Story:
 
     async def tell(self, desired: DesiredState) -> None:
         self.desired_file.write(desired)
-        self.reconciler.look()
+        self.reconciler.check()
         await turns()
 
 
@@ -54,13 +54,13 @@ def run(tmp_path):
     def run(story: Any) -> None:
         async def main() -> None:
             told = Story(tmp_path)
-            await told.reconciler.begin(strict=True)
-            following = asyncio.ensure_future(told.reconciler.follow())
+            await told.reconciler.load(strict=True)
+            running = asyncio.ensure_future(told.reconciler.run())
             with told.desired_file.locked():  # as by the process that writes these states
                 await story(told)
-            assert not following.done()
-            following.cancel()
-            await asyncio.wait([following])
+            assert not running.done()
+            running.cancel()
+            await asyncio.wait([running])
             await turns()
             assert len(asyncio.all_tasks()) == 1, "nothing is left behind"
 
@@ -79,7 +79,7 @@ def test_an_aborted_desired_state_is_not_completed(run):
         assert told.registry.begun == [1, 2]
         told.registry.gate = asyncio.Event()
         told.registry.gate.set()
-        await told.tell(desired.take_back())
+        await told.tell(desired.abort())
         assert told.registry.done == told.acknowledged == [1, 3]
 
     run(story)
@@ -90,7 +90,7 @@ def test_a_current_desired_state_is_completed_despite_notifications(run):
         told.registry.gate.clear()
         await told.tell(FIRST.prepare("a", "2"))
         for _ in range(3):
-            told.reconciler.look()
+            told.reconciler.check()
             await turns()
         assert told.registry.begun == [1, 2]
         told.registry.gate.set()
@@ -105,16 +105,16 @@ def test_an_internal_fault_ends_the_task(tmp_path):
 
     async def story() -> None:
         told = Story(tmp_path)
-        await told.reconciler.begin(strict=True)
-        following = asyncio.ensure_future(told.reconciler.follow())
+        await told.reconciler.load(strict=True)
+        running = asyncio.ensure_future(told.reconciler.run())
 
         def fail(desired: DesiredState) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
-        told.registry.follow = fail  # type: ignore[method-assign]
+        told.registry.apply = fail  # type: ignore[method-assign]
         with told.desired_file.locked():
             await told.tell(FIRST.prepare("a", "2"))
         with pytest.raises(ValueError, match="a bug"):
-            await following
+            await running
 
     asyncio.run(story())
