@@ -20,7 +20,7 @@ from service.api.problems import problem_responses
 from service.api.routes import ServiceView, note_route
 from service.api.shared_work import Throttle
 from service.errors import NotReady
-from service.events import LayerTotals
+from service.layer_totals import LayerTotals
 from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
 from service.wire.inference_schemas import VERSION

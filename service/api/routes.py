@@ -22,8 +22,8 @@ from service.api.outer_middleware import record_of
 from service.api.problems import problem_responses
 from service.api.shared_work import Memo
 from service.errors import NotReady
-from service.events import LayerTotals
 from service.http.asgi import ClientGone, Receive
+from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 
 R = TypeVar("R")

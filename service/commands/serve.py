@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from service.observability.metrics import Metrics
+    from service.observability.telemetry import Telemetry
     from service.observability.trace_export import TraceExport
     from service.supervisor.notification import Notifier
     from service.supervisor.run_directory import RunDirectory
@@ -146,26 +148,26 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int,
     notifier = SupervisorNotifier()
     raise_descriptor_limit(max_connections(settings.max_connections))
     listener = _listener(settings, port, has_peers=peers > 0)
-    import torch  # only a worker imports it, and only after its listener exists
+    _import_torch(settings)  # only a worker does, and only after its listener exists
+    from service.observability.telemetry import Telemetry
 
-    # Sets it for this thread, which also computes, whatever OMP_NUM_THREADS says.
-    torch.set_num_threads(settings.compute_threads)
     export = _trace_export(settings)
     run = RunDirectory(run_dir)
     with contextlib.suppress(OSError):  # the first heartbeat reports why
         run.restore()
     metrics = Metrics(Shared(run.metrics, slot))
+    telemetry = Telemetry(metrics, time.monotonic)
     status = _status(settings, run, metrics, notifier, has_peers=peers > 0)
     begun = Watchdog(watchdog, slot).start
     try:
-        server = _server(settings, listener, metrics, status, export, begun, lifeline, run_dir)
+        server = _server(settings, listener, telemetry, status, export, begun, lifeline, run_dir)
     except ServiceError as error:
         print_error_once(run_dir, error.message)
         return EXIT_REFUSED
     try:
         return server.run_to_end()
     finally:
-        metrics.close()
+        telemetry.close()
         finish_logs()
         if notifier.is_orphaned:
             run.release()
@@ -173,10 +175,17 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int,
             export.close()
 
 
+def _import_torch(settings: Settings) -> None:
+    import torch
+
+    # Sets it for this thread, which also computes, whatever OMP_NUM_THREADS says.
+    torch.set_num_threads(settings.compute_threads)
+
+
 def _server(
     settings: Settings,
     listener: socket.socket,
-    metrics: Metrics,
+    telemetry: Telemetry,
     status: WorkerStatus,
     export: TraceExport | None,
     begun: Callable[[], None],
@@ -184,11 +193,8 @@ def _server(
     run_dir: Path,
 ) -> Server:
     """Build the service and the server around it; raises ServiceError for what cannot be served."""
-    import time
-
     from service.app import build
     from service.limits import transport_limits
-    from service.observability.telemetry import Telemetry
     from service.supervisor.processes import print_error_once
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
@@ -198,7 +204,6 @@ def _server(
             print_error_once(run_dir, reason)
         server.leave(exit_code)
 
-    telemetry = Telemetry(metrics, time.monotonic)
     outer, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
     limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.port_opened
     drain = _drain(settings, service)

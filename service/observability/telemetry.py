@@ -1,34 +1,45 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
-Invariants: Each event is reported once and counted once. A request's line and its count come from the same record, so they agree.
-The time of each layer's last answer is kept here, because readiness depends on it.
-
-Layer counters: sums of what each layer has done since the metrics last took them.
-Invariants: A request costs a few additions here and no metric. Nothing is counted twice: `take` returns the sums and starts anew.
-Only whole requests count, successes and failures apart.
+Invariants: Each event is reported once and counted once, refusals too; what `is_counted` excludes is counted nowhere. A request's
+line and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick,
+because a call of prometheus_client costs ten of ours. The time of each layer's last answer is kept here, because readiness
+depends on it.
 """
 
 from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
 from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
+from service.attention.heap import resident_bytes
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
-from service.events import Answered, Capacity, LayerTotals
+from service.layer_totals import LayerTotals
+from service.loop_time import LoopTick
 from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
-from service.observability.metrics import Metrics, is_counted
+from service.observability.metrics import Metrics
 
 _LAST_SUCCESS = 299
+# The last part of the lane in which readiness probes wait.
+PROBE = "probe"
+_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+
+
+def is_counted(path: str) -> bool:
+    """Return whether requests to this path are counted; health checks and scrapes, which come every few seconds, are not."""
+    return path not in _UNCOUNTED
 
 
 class LayerCounters:
-    """One process's sums by layer; `wall_clock` is seconds since the epoch."""
+    """Sums by layer of what this process has done since the last `take`; `wall_clock` is seconds since the epoch.
+
+    A request costs a few additions here and no metric. Only whole requests count, successes and failures apart.
+    """
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
@@ -63,10 +74,6 @@ class LayerCounters:
         return sums
 
 
-# The last part of the lane in which readiness probes wait.
-PROBE = "probe"
-
-
 class Telemetry:
     """The one listener of batching and of the API; `now` is monotonic seconds."""
 
@@ -79,35 +86,38 @@ class Telemetry:
         self._filler_rows = 0
         self._dropped_lines = 0
         self._counters = LayerCounters()
+        self._tick = LoopTick(self.flush)
+        self._num_received = 0
+        self._num_in_flight = 0
+        self._answered: list[tuple[RequestRecord, float]] = []
+        self._cancelled: list[str] = []
+        self._queued = (0, 0)
 
     # Events of the API.
 
     def received(self, record: RequestRecord) -> None:
-        if is_counted(record.path):
-            self._metrics.received()
+        if not is_counted(record.path):
+            return
+        self._num_received += 1
+        self._num_in_flight += 1
+        self._tick.ask()
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
         if not is_counted(record.path):
             return
-        self._metrics.answered(
-            Answered(
-                route=record.route,
-                status=record.status,
-                total_s=total_s,
-                code=record.code,
-                layer=record.layer,
-                queue_s=record.queue_s,
-                masked_rows=record.masked_rows,
-            )
-        )
+        self._answered.append((record, total_s))
+        self._num_in_flight -= 1
+        self._tick.ask()
         self._counters.answered(record, total_s)
         log_request(_line(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
-        """Report a caller that left before the answer."""
+        """Report a caller that left before the answer, with the stage that its request had reached (queued, running, …)."""
         if not is_counted(record.path):
             return
-        self._metrics.cancelled(record.stage)
+        self._cancelled.append(record.stage)
+        self._num_in_flight -= 1
+        self._tick.ask()
         record.code = "client_gone"
         log_request(_line(record, total_s))
 
@@ -115,35 +125,41 @@ class Telemetry:
         self._log.error("fault", request_id=record.request_id, route=record.route, exc_info=error)
 
     def keys_taken(self, ring: KeyRing) -> None:
-        self._metrics.keys_read(is_usable=True)
+        self._metrics.keys_stale.set(0)
         self._log.info("api_keys_reloaded", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
 
     def keys_refused(self, error: KeysError) -> None:
-        self._metrics.keys_read(is_usable=False)
+        self._metrics.keys_stale.set(1)
         self._log.error("api_keys_refused", reason=error.message, effect="the earlier keys stay in force")
 
     # Events of batching.
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
-        self._metrics.queue_changed(num_jobs, num_bytes)
+        self._queued = num_jobs, num_bytes
+        self._tick.ask()
 
     def overload_changed(self, *, is_overloaded: bool) -> None:
-        self._metrics.queue_stands(is_so=is_overloaded)
+        self._metrics.queue_standing.set(is_overloaded)
 
     def batch_done(self, event: BatchEvent) -> None:
-        layer = layer_of(event.lane)
+        layer, metrics = layer_of(event.lane), self._metrics
         self._answered_at[layer] = self._now()
         if is_probe(event.lane):
             return  # no client requested it, so no metric may count it
         self._counters.computed(layer, event.sequences)
-        self._metrics.batch_done(layer, event)
+        metrics.compute_seconds[layer,].observe_all([event.compute_s])
+        metrics.batch_requests.observe_all([event.requests])
+        metrics.batch_sequences.observe_all([event.sequences])
+        metrics.batch_tokens.observe_all([event.tokens])
+        if event.weights_bytes:
+            metrics.weights_bytes.inc(event.weights_bytes)
 
     def retried_apart(self, event: RetryEvent) -> None:
-        self._metrics.batch_retried()
+        self._metrics.batch_retries.inc()
         self._log.warning("batch_retried", layer=layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
 
     def batch_split(self, event: SplitEvent) -> None:
-        self._metrics.batch_split()
+        self._metrics.batch_splits.inc()
         self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
@@ -152,36 +168,48 @@ class Telemetry:
     def died(self, event: DeathEvent) -> None:
         self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
 
-    # Events of layers and the engine.
+    # Events of layers, the engine and the process.
 
-    def built(self, numerics: Fingerprint, capacity: Capacity) -> None:
-        self._metrics.reasons_known(codes_of(Rejected, Refused, Failed), codes_of(LayerError))
-        self._metrics.sized(capacity)
-        self._metrics.built(__version__, numerics.torch, numerics.device, numerics.dtype)
+    def built(self, numerics: Fingerprint, queue_capacity: int, queue_bytes: int, processes: int) -> None:
+        """Report the limits of the queue; start the series of all error codes at zero, so that rates see the first event."""
+        metrics = self._metrics
+        for code in codes_of(Rejected, Refused, Failed):
+            metrics.rejected.labels(code)
+        for code in codes_of(LayerError):
+            metrics.load_failures.labels(code)
+        metrics.capacity_requests.set(queue_capacity)
+        metrics.capacity_bytes.set(queue_bytes)
+        metrics.expected_processes.set(processes)
+        metrics.build.labels(__version__, numerics.torch, numerics.device, numerics.dtype).set(1)
 
     def routes_known(self, routes: list[str]) -> None:
-        self._metrics.routes_known(routes)
+        """Start the times of these routes, which objectives cover, at zero for the same reason."""
+        for route in routes:
+            self._metrics.request_seconds[route,]
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
         self._answered_at[name] = self._now()
-        self._metrics.layer_loaded(name, loaded.seconds)
+        self._metrics.load_seconds.labels(name).set(loaded.seconds)
+        for series in (self._metrics.queue_seconds, self._metrics.compute_seconds):
+            series[name,]  # begins at zero, so that rates see the first event
         if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
 
     def layer_refused(self, name: str, error: ServiceError) -> None:
         """Report that a layer's file cannot be served; an admin's request for it fails with an error of its own."""
-        self._metrics.layer_load_failed(error.code if isinstance(error, LayerError) else LayerError.code)
+        code = error.code if isinstance(error, LayerError) else LayerError.code
+        self._metrics.load_failures.labels(code).inc()
         self._log.error("layer_refused", layer=name, reason=error.message)
 
     def layer_not_loaded(self, error: LayerError) -> None:
         """Report a layer that all processes are to serve and this one cannot."""
-        self._metrics.layer_load_failed(error.code)
+        self._metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_not_loaded", reason=error.message)
 
     def serving(self, names: list[str], num_layers: int) -> None:
         """Report what is served from now on, attention without a layer included; series of other names are no longer shown."""
-        self._metrics.layers_served(names)
+        self._metrics.served = frozenset(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("serving", layers=num_layers)
@@ -205,7 +233,9 @@ class Telemetry:
         self._log.error("desired_state_not_found", reason=reason)
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
-        self._metrics.readiness_changed(is_ready=is_ready, num_ready=num_ready)
+        """Set readiness; `num_ready` is the number of ready processes that this one knows of."""
+        self._metrics.ready.set(is_ready)
+        self._metrics.ready_processes.set(num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
         """Return the seconds since the layer last gave an answer (its check at load counts)."""
@@ -213,30 +243,73 @@ class Telemetry:
 
     def sample(self, engine: Engine) -> None:
         """Update what no event reports: memory, and what the engine has done and the log has lost since the last call."""
-        busy, filled = engine.busy_seconds, engine.filler_rows
-        self._metrics.engine_worked(busy - self._busy_seconds, filled - self._filler_rows)
-        self._busy_seconds, self._filler_rows = busy, filled
-        dropped = num_dropped_lines()
-        self._metrics.log_lines_dropped(dropped - self._dropped_lines)
-        self._dropped_lines = dropped
+        metrics = self._metrics
+        busy, filled, dropped = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
+        metrics.compute_busy.inc(busy - self._busy_seconds)
+        metrics.filler_rows.inc(filled - self._filler_rows)
+        metrics.dropped_lines.inc(dropped - self._dropped_lines)
+        self._busy_seconds, self._filler_rows, self._dropped_lines = busy, filled, dropped
         self.flush_layer_counters()
-        self._metrics.memory_measured()
-        self._metrics.device_memory_measured(engine.options.device.type, engine.device_bytes)
+        metrics.resident_bytes.set(resident_bytes())
+        metrics.device_bytes.labels(engine.options.device.type).set(engine.device_bytes)
 
     def render(self) -> bytes:
         return self._metrics.render()
 
     def flush(self) -> None:
-        """Write what this loop tick has counted so far, so that the next reader sees it."""
-        self._metrics.tell_now()
+        """Count what the events of this loop tick have brought, and write all changes into the files."""
+        metrics = self._metrics
+        metrics.received.inc(self._num_received)
+        self._num_received = 0
+        answered, self._answered = self._answered, []
+        if answered:
+            self._count(answered)
+        cancelled, self._cancelled = self._cancelled, []
+        for stage in cancelled:
+            metrics.cancelled.labels(stage).inc()
+        metrics.in_flight.set(self._num_in_flight)
+        num_jobs, num_bytes = self._queued
+        metrics.queued_requests.set(num_jobs)
+        metrics.queued_bytes.set(num_bytes)
+        metrics.flush()
 
     def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""
-        self._metrics.layers_worked(self._counters.take())
+        self._metrics.layers.add(self._counters.take())
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return the totals of all processes; the others' are as old as their last heartbeat."""
         return self._metrics.layer_totals()
+
+    def close(self) -> None:
+        """Write what was deferred, at the end of the process."""
+        self.flush()
+        self._metrics.close()
+
+    def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
+        numbers: dict[tuple[str, int], int] = {}
+        total_s: dict[str, list[float]] = {}
+        queue_s: dict[str, list[float]] = {}
+        masked_rows, refused = 0, []
+        for record, seconds in answered:
+            status = record.route, record.status
+            numbers[status] = numbers.get(status, 0) + 1
+            total_s.setdefault(record.route, []).append(seconds)
+            if record.layer is not None and record.queue_s is not None:
+                queue_s.setdefault(record.layer, []).append(record.queue_s)
+            if record.code is not None:
+                refused.append(record.code)
+            masked_rows += record.masked_rows
+        for (route, code), number in numbers.items():
+            self._metrics.requests[route, str(code)].inc(number)
+        for route, times in total_s.items():
+            self._metrics.request_seconds[route,].observe_all(times)
+        for layer, times in queue_s.items():
+            self._metrics.queue_seconds[layer,].observe_all(times)
+        for reason in refused:
+            self._metrics.rejected.labels(reason).inc()
+        if masked_rows:
+            self._metrics.masked_rows.inc(masked_rows)
 
 
 def is_probe(lane: Hashable) -> bool:

@@ -21,8 +21,7 @@ from service.api.outer_middleware import RequestRecord, record_of
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
-from service.observability.metrics import is_counted
-from service.observability.telemetry import is_probe, layer_of
+from service.observability.telemetry import is_counted, is_probe, layer_of
 
 NAME = "attention-service"
 _NS = 10**9

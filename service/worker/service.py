@@ -31,7 +31,7 @@ from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.errors import InvalidInput, NotReady, ServiceError
-from service.events import Capacity, LayerTotals
+from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
@@ -101,7 +101,7 @@ class Service:
         self.readiness = Readiness(status, self.batcher, self._registry, self._reconciler, self._probes, telemetry)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
-        telemetry.built(self.numerics, Capacity(settings.queue_capacity, settings.queue_bytes, status.expected_workers))
+        telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, status.expected_workers)
 
     @property
     def catalog(self) -> Catalog:

@@ -16,8 +16,8 @@ MODULES = {
     path: "service." + ".".join(path.relative_to(SERVICE).with_suffix("").parts) for path in SERVICE.rglob("*.py")
 }
 
-# Each room, and the rooms below it; `errors`, `events` and `loop_time` are below all of them.
-TOP = {"errors", "events", "loop_time"}
+# Each room, and the rooms below it; `errors`, `layer_totals` and `loop_time` are below all of them.
+TOP = {"errors", "layer_totals", "loop_time"}
 BELOW: dict[str, set[str]] = {
     **dict.fromkeys(TOP, TOP),
     "settings": set(),

@@ -76,7 +76,8 @@ class App:
             await self.lifespan(receive, send)
             return
         if scope["path"] == "/stuck":
-            self.metrics.received()
+            self.metrics.received.inc()
+            self.metrics.in_flight.inc()
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
@@ -91,9 +92,8 @@ class App:
             return (503, reason.encode()) if reason else (200, b"ready")
         if scope["path"] == "/metrics":
             return 200, await asyncio.to_thread(self.metrics.render)
-        from service.events import Answered
-
-        self.metrics.received()
+        self.metrics.received.inc()
+        self.metrics.in_flight.inc()
         status = 200
         if scope["query_string"] == b"hang":
             stand_still()
@@ -103,7 +103,8 @@ class App:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.settled.wait(), float(scope["query_string"][6:]))
                 status = 503
-        self.metrics.answered(Answered("/pid", status, 0.001))
+        self.metrics.requests["/pid", str(status)].inc()
+        self.metrics.in_flight.dec()
         return status, str(os.getpid()).encode()
 
     async def lifespan(self, receive, send):

@@ -3,7 +3,7 @@
 import time
 
 from service.api.outer_middleware import RequestRecord
-from service.events import LayerTotals
+from service.layer_totals import LayerTotals
 from service.observability.metrics import Metrics
 from service.observability.telemetry import LayerCounters
 
@@ -15,35 +15,35 @@ def record(status: int = 200, layer: str | None = "small") -> RequestRecord:
 
 
 def test_requests_and_passes_add_up_until_they_are_taken():
-    tally = LayerCounters(lambda: 1000.0)
-    tally.answered(record(), 1.0)
-    tally.answered(record(), 2.0)
-    tally.answered(record(422), 0.5)
-    tally.computed("small", 3)
-    assert tally.take() == {
+    counters = LayerCounters(lambda: 1000.0)
+    counters.answered(record(), 1.0)
+    counters.answered(record(), 2.0)
+    counters.answered(record(422), 0.5)
+    counters.computed("small", 3)
+    assert counters.take() == {
         "small": LayerTotals(
             successes=2, success_s=3.0, failures=1, failure_s=0.5, decode_s=0.2, queue_s=0.4, compute_s=0.6, encode_s=0.8,
             sequences=3, batches=1, last_answer_s=1000.0,
         )
     }  # fmt: skip
-    assert tally.take() == {}
+    assert counters.take() == {}
 
 
 def test_a_request_to_no_layer_counts_nowhere():
-    tally = LayerCounters()
-    tally.answered(record(404, layer=None), 1.0)
-    assert tally.take() == {}
+    counters = LayerCounters()
+    counters.answered(record(404, layer=None), 1.0)
+    assert counters.take() == {}
 
 
 def test_totals_equal_the_sum_of_all_deltas():
     metrics = Metrics()
     before = time.time()
     for _ in range(2):
-        tally = LayerCounters()
-        tally.answered(record(), 1.5)
-        tally.computed("small", 4)
-        tally.answered(record(500, layer="other"), 1.0)
-        metrics.layers_worked(tally.take())
+        counters = LayerCounters()
+        counters.answered(record(), 1.5)
+        counters.computed("small", 4)
+        counters.answered(record(500, layer="other"), 1.0)
+        metrics.layers.add(counters.take())
     totals = metrics.layer_totals()
     assert set(totals) == {"small", "other"}
     assert (totals["small"].successes, totals["small"].success_s) == (2, 3.0)
