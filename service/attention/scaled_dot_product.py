@@ -64,17 +64,10 @@ class ScaledDotProduct:
 
     def _heads(self, call: AttentionCall, sequence: int) -> Heads:
         """Return fresh copies in the compute dtype: a kernel reads unaligned memory by other instructions."""
-        k = [x[sequence] for x in (call.past_key, call.key) if x is not None]
-        v = [x[sequence] for x in (call.past_value, call.value) if x is not None]
-        return Heads(*(self._copied(parts) for parts in ([call.query[sequence]], k, v)))
-
-    def _copied(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return parts [heads, rows, width] one behind the other."""
-        heads, _, width = parts[0].shape
-        found = self._like.new_empty(heads, sum(part.shape[1] for part in parts), width)
-        for part, rows in zip(parts, found.split([part.shape[1] for part in parts], dim=1), strict=True):
-            rows.copy_(part)
-        return found
+        inputs = (call.query,), (call.past_key, call.key), (call.past_value, call.value)
+        parts = [[x[sequence].to(self._like) for x in tensors if x is not None] for tensors in inputs]
+        # `cat` copies a single part as well; two parts are the past and the rows behind it.
+        return Heads(*(torch.cat(rows, dim=1) for rows in parts))
 
     def _scores(self, call: AttentionCall, heads: Heads, sequence: int) -> Scores:
         mask = lowered_on(call.mask, sequence, self._like)
