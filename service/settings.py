@@ -1,7 +1,7 @@
 """Settings: all options of the service, read once from the environment (`ATTENTION_…`) and the command line.
 
 Invariants: Only this file reads the variables. An invalid value stops the start with the variable's name. Most packages receive
-small frozen values (`limits.py`), not `Settings`. Each description is a row of the README's table, and a test compares them.
+small frozen values (`limits.py`), not `Settings`. Each description is a row of docs/settings.md, and a test compares them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The README is true: its settings table is the code's, and its commands are run (`tests/e2e/test_readme.py`)."""
+"""The README and the page of settings are true; the README's commands are run by `tests/e2e/test_readme.py`."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,11 @@ from service.settings import ENV_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SETTINGS = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
 
 def settings_table() -> str:
-    """What the README must say about settings, made from the code."""
+    """The table of docs/settings.md, made from the code."""
     rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
     for name, field in Settings.model_fields.items():
         default = (
@@ -26,7 +27,7 @@ def settings_table() -> str:
 
 
 def test_the_settings_table_matches_the_code():
-    found = re.search(r"<!-- settings -->\n(.*?)\n<!-- /settings -->", README, re.DOTALL)
+    found = re.search(r"<!-- settings -->\n(.*?)\n<!-- /settings -->", SETTINGS, re.DOTALL)
     assert found
     assert found[1] == settings_table()
 

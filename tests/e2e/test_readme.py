@@ -96,6 +96,16 @@ def test_the_same_request_in_bytes_has_the_same_answer(port, tmp_path):
 
 
 @pytest.mark.long
+def test_the_picture_of_the_readme_is_drawn_by_its_command(port, tmp_path):
+    curl = next(line for line in commands() if "draw_weights.py" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    drawn = run(curl.replace("> /tmp/weights.svg", ""))
+    shown = (ROOT / "docs" / "plots" / "animal-attention.svg").read_text(encoding="utf-8")
+    fresh, kept = ([float(x) for x in re.findall(r'fill-opacity="(.*?)"', text)] for text in (drawn.stdout, shown))
+    assert len(fresh) == 14 * 14
+    assert np.allclose(fresh, kept, atol=2e-3)
+
+
+@pytest.mark.long
 def test_the_other_curls_succeed(port):
     plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
     assert len(plain) >= 3
