@@ -80,7 +80,7 @@ def configure_logs(level: str, stream: Stream | None = None) -> None:
         cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()
-    root.handlers[:] = [_FromLogging()]
+    root.handlers[:] = [_LibraryHandler()]
     root.setLevel(_LEVELS[level])
     # Hides uvicorn's start and stop; `worker/server.py` and the supervisor log them.
     logging.getLogger("uvicorn").setLevel(max(_LEVELS[level], logging.WARNING))
@@ -96,7 +96,7 @@ def get_logger() -> FilteringBoundLogger:
 def log_request(line: RequestLine) -> None:
     """Log the one line of a request; it is written at the end of the loop tick, together with other lines."""
     if _lines.level <= _LEVELS["info"]:
-        _lines.put_off(line)
+        _lines.defer(line)
 
 
 def num_dropped_lines() -> int:
@@ -118,38 +118,38 @@ class _Lines:
         self.level = level
         self._stream = stream
         self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
-        self._put_off: list[tuple[int, RequestLine]] = []
-        self._tick = LoopTick(self._write_put_off)
+        self._deferred: list[tuple[int, RequestLine]] = []
+        self._tick = LoopTick(self._write_deferred)
 
     def msg(self, line: str) -> None:
-        self._write_put_off()
+        self._write_deferred()
         self._write([line])
 
-    def put_off(self, line: RequestLine) -> None:
+    def defer(self, line: RequestLine) -> None:
         """Defer a line to the end of the loop tick: lines made one after another cost half of what each costs alone."""
         if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
             return
         entry = time.time_ns(), line  # before the list is read: another thread may log meanwhile and replace it
-        self._put_off.append(entry)
+        self._deferred.append(entry)
         self._tick.ask()
 
     def finish(self) -> None:
         self._refusals.close()
-        self._write_put_off()
+        self._write_deferred()
 
     def _suppressed(self, kind: RefusalKind, count: int) -> None:
         route, status, code = kind
         get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
 
-    def _write_put_off(self) -> None:
-        lines, self._put_off = self._put_off, []
+    def _write_deferred(self) -> None:
+        lines, self._deferred = self._deferred, []
         names = RequestLine._fields
         self._write([_line("info", "request", zip(names, line, strict=True), at_ns) for at_ns, line in lines])
 
     def _write(self, lines: Iterable[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            for together in _together(lines):
-                self._stream.write(together)
+            for chunk in _chunks(lines):
+                self._stream.write(chunk)
 
     debug = info = warning = warn = error = critical = exception = log = msg
 
@@ -222,7 +222,7 @@ def _call_later(delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, call)
 
 
-def _together(lines: Iterable[str]) -> Iterator[str]:
+def _chunks(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
     joined: list[str] = []
     size = 0
@@ -241,7 +241,7 @@ _stdout = LineWriter(1)
 _lines = _Lines(_stdout, _LEVELS["info"])
 
 
-class _FromLogging(logging.Handler):
+class _LibraryHandler(logging.Handler):
     """Makes lines like any other of what uvicorn, asyncio and `warnings` log."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -268,14 +268,14 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     for name, value in fields:
         if value is not None:
             # Most values are short: a call for each would be a fifth of the line's cost.
-            head[name] = value if type(value) is not str or len(value) <= MAX_TEXT_CHARS else _cut(name, value)
+            head[name] = value if type(value) is not str or len(value) <= MAX_TEXT_CHARS else _truncated(name, value)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
     return line + "\n"
 
 
-def _cut(name: str, value: str) -> str:
+def _truncated(name: str, value: str) -> str:
     """Cut a text: keep the end of a traceback and the start of any other text, which say most."""
     return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
 

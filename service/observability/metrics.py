@@ -103,7 +103,8 @@ class Metrics:
         is_replacement = shared is not None and shared.counters.exists()
         unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
-        self._values = self._series.values
+        self.values = self._series.values
+        """The values in the files of all processes; None without `shared`."""
         self.served: frozenset[str] | None = None
         """Layers whose series are shown; None: all. Values of the others stay, and go on if the layer comes back."""
         self._make_request_series(self._series)
@@ -212,16 +213,11 @@ class Metrics:
         """Return everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
         return self._series.render(self.served)
 
-    def flush(self) -> None:
-        """Write the changes of this loop tick into the files now."""
-        if self._values is not None:
-            self._values.write()
-
     def restore(self) -> bool:
         """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
-        return self._values is not None and self._values.restore()
+        return self.values is not None and self.values.restore()
 
     def close(self) -> None:
         """Write all changes and close the files; the counts stay in them."""
-        if self._values is not None:
-            self._values.close()
+        if self.values is not None:
+            self.values.close()

@@ -271,7 +271,8 @@ class Telemetry:
         num_jobs, num_bytes = self._queued
         metrics.queued_requests.set(num_jobs)
         metrics.queued_bytes.set(num_bytes)
-        metrics.flush()
+        if metrics.values is not None:
+            metrics.values.write()
 
     def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""

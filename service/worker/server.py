@@ -2,12 +2,12 @@
 
 It holds uvicorn's configuration, the signals, the lifeline and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
-Invariants: The first SIGTERM or SIGINT turns readiness off at once; service continues unchanged for `delay_s`. Then the
-listener closes. Idle kept-alive connections may send one more request within LINGER_S, whose response says `connection:
-close`. Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are
-cut. A second signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the
-supervisor died) starts the drain without delay. None of these prints a traceback. A process that joins later gets a share
-of the connections: each one here ends with its next response (`rebalance`), never between two requests.
+Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
+listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
+Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are cut. A second
+signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the supervisor died) starts
+the drain without delay. None of these prints a traceback. When another process joins, each open connection ends with its next
+response (`rebalance`), never between two requests, so that the new process gets its share.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger
-from service.worker.tls import Tls, has_all
+from service.worker.tls import Tls, is_acknowledged
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.8
 ANSWER_S = 0.8
 CUT_S = 0.2
-PART_S = 0.2
+TLS_CHECK_S = 0.2
 # Connections shed per second. Their clients connect again, over TLS with a handshake of 1 ms each.
 SHED_PER_S = 500
 # A process with a fault is to be replaced soon: a body that is still arriving must not hold it for the whole grace.
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
-        self._leaving = False
+        self._is_leaving = False
         self._leave = asyncio.Event()
         self._connections: ConnectionSet[Connection] = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
@@ -127,9 +127,9 @@ class Server(uvicorn.Server):
 
     def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
         """Begin the drain, on the loop; a second call changes nothing."""
-        if self._leaving:
+        if self._is_leaving:
             return
-        self._leaving = True
+        self._is_leaving = True
         self.exit_code = exit_code
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self._close)
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
         self._leave.set()
 
     def _signalled(self, signum: int) -> None:
-        if not self._leaving:
+        if not self._is_leaving:
             self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._drain.delay_s)
             self.leave(delay_s=self._drain.delay_s)
             return
@@ -213,34 +213,34 @@ class Server(uvicorn.Server):
         for connection in list(self._connections):
             if not _is_idle(connection):
                 connection.shutdown()
-        await self._quiet(LINGER_S)
+        await self._all_closed(LINGER_S)
         for connection in list(self._connections):
             connection.shutdown()
-        if not await self._parted(end):
+        if not await self._closed_by(end):
             self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
             self._drain.settle()
-            await self._quiet(ANSWER_S)
+            await self._all_closed(ANSWER_S)
         for connection in list(self._connections):
             connection.transport.abort()
-        await self._quiet(CUT_S)
+        await self._all_closed(CUT_S)
         await self.lifespan.shutdown()
 
     def _report_pause(self, error: OSError) -> None:
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
-    async def _parted(self, end: float) -> bool:
-        """Like `_quiet`, until `end`. A TLS close waits for the peer's, but a peer that keeps idle connections sends none."""
+    async def _closed_by(self, end: float) -> bool:
+        """Like `_all_closed`, until `end`. A TLS close waits for the close of the peer, which an idle client never sends: cut it."""
         if self.config.ssl is None:
-            return await self._quiet(max(0.0, end - asyncio.get_running_loop().time()))
+            return await self._all_closed(max(0.0, end - asyncio.get_running_loop().time()))
         while (left_s := end - asyncio.get_running_loop().time()) > 0:
-            if await self._quiet(min(PART_S, left_s)):
+            if await self._all_closed(min(TLS_CHECK_S, left_s)):
                 return True
             for connection in list(self._connections):
-                if connection.transport.is_closing() and has_all(connection.transport):
+                if connection.transport.is_closing() and is_acknowledged(connection.transport):
                     connection.transport.abort()
-        return await self._quiet(0)
+        return await self._all_closed(0)
 
-    async def _quiet(self, timeout_s: float) -> bool:
+    async def _all_closed(self, timeout_s: float) -> bool:
         """Return whether all connections and requests ended within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

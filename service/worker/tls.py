@@ -40,7 +40,7 @@ class Tls(NamedTuple):
             ) from None
 
 
-def has_all(transport: WriteTransport) -> bool:
+def is_acknowledged(transport: WriteTransport) -> bool:
     """Return whether the peer has acknowledged every byte that was written to it, or is gone."""
     if transport.get_write_buffer_size() > 0:
         return False

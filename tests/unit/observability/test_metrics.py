@@ -114,7 +114,7 @@ from service.layer_totals import LayerTotals
 async def story():
     metrics.layers.add({"a": LayerTotals(successes=3)})
     assert metrics.layer_totals()["a"].successes == 0, "it is deferred to the end of the tick"
-    metrics.flush()
+    metrics.values.write()
     assert metrics.layer_totals()["a"].successes == 3
 
 asyncio.run(story())

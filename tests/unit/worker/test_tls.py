@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.worker.tls import has_all
+from service.worker.tls import is_acknowledged
 
 
 class Socketed:
@@ -37,19 +37,19 @@ def pair():
 def test_a_peer_that_reads_nothing_has_not_received_all(pair):
     one, other = pair
     other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    assert has_all(transport(one))
-    assert not has_all(transport(one, unsent=1))
+    assert is_acknowledged(transport(one))
+    assert not is_acknowledged(transport(one, unsent=1))
     one.setblocking(False)
     while True:
         try:
             one.send(b"x" * 2**16)
         except BlockingIOError:
             break
-    assert not has_all(transport(one))
+    assert not is_acknowledged(transport(one))
 
 
 def test_a_lost_connection_is_not_waited_for(pair):
     one, _ = pair
     one.close()
-    assert has_all(transport(one))
-    assert has_all(transport(None))
+    assert is_acknowledged(transport(one))
+    assert is_acknowledged(transport(None))
