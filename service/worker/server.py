@@ -229,7 +229,7 @@ class Server(uvicorn.Server):
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     async def _closed_by(self, end: float) -> bool:
-        """Like `_all_closed`, until `end`. A TLS close waits for the close of the peer, which an idle client never sends: cut it."""
+        """Like `_all_closed`, until `end`. Cut TLS connections whose bytes have arrived: an idle peer never sends its close."""
         if self.config.ssl is None:
             return await self._all_closed(max(0.0, end - asyncio.get_running_loop().time()))
         while (left_s := end - asyncio.get_running_loop().time()) > 0:
