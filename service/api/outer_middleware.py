@@ -1,9 +1,9 @@
 """OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once, from its RequestRecord.
 
-Invariants: whatever happens inside becomes exactly one answer, one count and one log line. Health and metrics, which monitoring
-polls every few seconds, are answered but neither counted nor logged. Only here a failure becomes problem details.
-`auth/access.py` decides on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No
-BaseHTTPMiddleware is used, because it hides disconnects.
+Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring
+polls every few seconds, are answered but neither counted nor logged. Only this module renders errors. `auth/access.py` decides
+on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No BaseHTTPMiddleware is used,
+because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ _RECORD = "attention.record"
 
 @dataclasses.dataclass(slots=True)
 class RequestRecord:
-    """What is known of one request, with times in seconds.
-
-    `route` is one of our path templates; `path` is the client's and is never logged or a label.
-    """
+    """The facts of one request, times in seconds. `route` is a path template; the client's `path` is never logged or a label."""
 
     request_id: str
     method: str
@@ -155,7 +152,7 @@ class OuterMiddleware:
         except ClientGone:
             end = self._log.abandoned
         except BaseException as error:
-            # After an Exception the client gets a cut answer, which counts as an answer: the client did not leave.
+            # An Exception cuts the answer. It counts as answered, because the client did not disconnect.
             if not isinstance(error, Exception):
                 end = self._log.abandoned
             raise
@@ -172,7 +169,7 @@ class OuterMiddleware:
                 await self._options(scope, send)
                 return
             if scope["method"] == "HEAD":
-                # A copy, because the server reads its own scope to know that the answer to a HEAD has no body.
+                # Copy the scope, because the server still needs the method HEAD.
                 scope = {**scope, "method": "GET"}
             if scope["method"] == "POST" and (hot := self._hot_route(scope)) is not None:
                 route, child = hot
@@ -233,7 +230,7 @@ class OuterMiddleware:
         await _send_whole(send, 204, headers, b"")
 
     def _allowed(self, scope: Scope) -> str:
-        """Return the methods of the routes that match this path, as an Allow header; empty if none does."""
+        """Return the Allow header of this path; empty if no route matches."""
         methods = {
             method
             for method in _METHODS

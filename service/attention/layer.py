@@ -1,12 +1,12 @@
 """Layer: one multi-head attention layer on one device in one dtype; it runs a batch of calls without padding.
 
-Legend: T packed rows, R = T plus filler rows, K a width padded to a multiple of 4, N heads, G key/value heads, L query rows,
-S key rows, H head width, V value head width.
+Legend: T packed rows, R = T plus filler rows, K a width padded to a multiple of 4, N heads, G key/value heads, L query rows, S
+key rows, H head width, V value head width.
 
-Invariants: A call's bits depend on the call alone (P1). Which projections are fused depends on the call and the layer. Each
-matrix product has a row count at which no row depends on its neighbours. Attention runs sequence by sequence, or gives the
-same bits (`kernels.may_share`). Where this machine's products break the rule for rows (`self_check.py` tests it), the layer
-is `is_sequential` and takes one sequence at a time.
+Invariants: On a CPU, a call's bits do not depend on other calls of the batch (P1). Which projections are fused depends on the
+call and the layer. Each product has enough rows that a row's bits do not depend on the others. Sequences run one by one, or
+together where `kernels.may_share` allows it. Where this machine's products break the rule for rows (`self_check.py` tests it),
+the layer is `is_sequential` and takes one sequence at a time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layer:
         self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
         self._widths.append(spec.num_kv_heads * spec.value_head_width)
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
-        # Each query head has its own keys and values of its width, and the layer appends no columns.
+        # Query, key and value have the same heads and widths, and the layer appends no keys.
         self._has_plain_heads = (
             spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
         )
@@ -86,7 +86,7 @@ class Layer:
 
     @property
     def is_fused(self) -> bool:
-        """Whether self-attention has one product of its own instead of the three of cross-attention."""
+        """Whether self-attention computes query, key and value in one matrix product."""
         return self._fused is not None
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
@@ -96,7 +96,7 @@ class Layer:
             return [packed(side_by_side(moved, [name])) for name in INPUTS], None
         together = side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
-        # Slices share memory, so that weights that are not packed are held once.
+        # Slices share memory, so unpacked weights exist once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
         separate = [packed(part) for part in slices]
         needs_a_copy = any(isinstance(projection, Packed) for projection in separate)
@@ -108,7 +108,7 @@ class Layer:
         return [projection for projection in (*inputs, self._output) if projection is not None]
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return one answer per call, in order. Calls of a pass share one matrix a projection unless the layer is sequential."""
+        """Return one answer per call, in order. The calls of a pass share matrix products unless the layer is sequential."""
         if not self.is_sequential:
             return self._forward(calls)
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
@@ -152,7 +152,7 @@ class Layer:
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows_with_filler(self, tokens: int, num_products: int = 1) -> int:
-        """Return the rows of a matrix with so many tokens, and count its filler rows."""
+        """Round the row count up, and add the difference to `filler_rows`."""
         rows = padded_rows(tokens, self._least_rows)
         self.filler_rows += (rows - tokens) * num_products
         return rows
@@ -196,7 +196,7 @@ class Layer:
         return self._split_heads(columns, [_lengths(parts) for parts in inputs])
 
     def _project(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return one matrix per projection of the same parts."""
+        """Pack the parts once and return one product per projection."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
         x_RK = pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
         return [projection(x_RK) for projection in projections]
@@ -223,7 +223,7 @@ class Layer:
         return stacked(found) if found else None
 
     def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
-        """Return heads as the kernels take them: appended columns last, and keys and values for each query head."""
+        """Append the extra keys, and repeat shared key and value heads for each query head."""
         if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)

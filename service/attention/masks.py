@@ -2,11 +2,11 @@
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So kinds of one
-meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds differently.
-Masked rows come from the masks alone, never from scores. Finding them costs time and memory by the masks' own shapes: a mask
-that is the same for all rows or all keys is read once. Only one that differs by row and key is read row by row, in steps, so
-that an event loop can run other tasks in between.
+Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So kinds of
+one meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
+differently. Fully masked rows are found from the masks, not from scores. Finding them costs time and memory by the masks' own
+shapes: a mask that is the same for all rows or all keys is read once. Only one that differs by row and key is read row by row,
+in steps, so that an event loop can run other tasks in between.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Run:
         return self.low, self.high
 
 
-# The low and the high key of each row's run.
+# The first allowed key of each row, and the end (exclusive).
 Bounds = tuple[torch.Tensor, torch.Tensor]
 Mask = Allowed | Added | Run
 
@@ -114,7 +114,7 @@ def _shifts(offset: int | Sequence[int], more: int) -> int | torch.Tensor:
 
 
 def _held(shift: int) -> int:
-    """Clamp a caller's shift to int64; any shift beyond the clamp is past the first or last key anyway."""
+    """Clamp an offset to ±2^40, so that int64 sums cannot overflow; beyond it no key is left anyway."""
     return max(-(2**40), min(2**40, shift))
 
 
@@ -155,7 +155,7 @@ class CombinedMask:
         return heads, rows, self.sizes.keys
 
     def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
-        """Return what each mask that is not a run allows in one sequence, in its original shape: bool [N|1, L|1, S|1]."""
+        """Return the allowed keys of each table mask of one sequence, unexpanded: bool [N|1, L|1, S|1]."""
         return [
             values if isinstance(mask, Allowed) else values != -torch.inf
             for mask in self.masks
@@ -166,8 +166,8 @@ class CombinedMask:
     def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
         """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed; None without masks.
 
-        Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is made in blocks of rows, so that
-        it takes no more memory than the table itself. Finite biases stay finite: only a caller's own -inf masks.
+        Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is computed in blocks of rows, so
+        temporaries stay small. Finite biases stay finite: only a caller's own -inf masks.
         """
         if not self.masks:
             return None

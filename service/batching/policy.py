@@ -1,12 +1,11 @@
 """Policy: chooses which waiting jobs run together next, with equal shares of work for all lanes and for callers in a lane.
 
-Pure, so that tests use plain values. Independent of clocks, asyncio, the engine, what waits for an answer and what a caller is
-(an API key; None if there are no keys).
-Invariants: A batch keeps every limit, except that its first job is always taken, so there is always progress. Lanes, and callers
-within a lane, get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane that would start earliest
-in virtual time is next. A new lane starts now, so it can neither starve nor monopolise. Between two steps of a long batch, the
-lanes that would start before its next step run. Jobs of one caller keep their order; callers that always have a job waiting get
-equal work to within one job each.
+It does no I/O and reads no clock, so tests use plain values. A caller is an opaque key: an API key, or None without keys.
+Invariants: A batch keeps every limit, except that its first job is always taken, so there is always progress. Lanes, and
+callers within a lane, get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane that would start
+earliest in virtual time is next. A new lane starts at the current virtual time, or later if it has debt. Between two steps of
+a long batch, other lanes run if they are due, short and not ahead in virtual time. Jobs of one caller keep their order;
+callers that always have a job waiting get equal work to within one job each.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LIGHT_IN_A_BATCH = 8
 
 
 class Waiting(Protocol):
-    """What the queue reads of a job; jobs are compared by identity."""
+    """The attributes of a job that the queue reads. Jobs hash by identity."""
 
     @property
     def lane(self) -> Hashable: ...
@@ -140,7 +139,7 @@ class _Lane(FairQueue[J]):
 
 @dataclass(slots=True)
 class Held:
-    """What one caller's waiting jobs take, over all lanes."""
+    """Totals of one caller's waiting jobs over all lanes."""
 
     num_jobs: int = 0
     num_bytes: int = 0
@@ -148,7 +147,7 @@ class Held:
 
 
 class Lanes(Generic[J]):
-    """The ordered waiting jobs of each lane; a lane disappears with its last job, its debt once it is paid."""
+    """The ordered waiting jobs of each lane. Empty lanes are deleted; their debts stay until virtual time reaches them."""
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, _Lane[J]] = {}
@@ -168,7 +167,7 @@ class Lanes(Generic[J]):
 
     @property
     def next_lane(self) -> Hashable:
-        """The lane with the least work served; of equal ones the one that has waited longest. There must be one."""
+        """The lane with the earliest virtual start time; of equals, the one created first. Raises ValueError without lanes."""
         return min(self._lanes, key=lambda name: self._lanes[name].start)
 
     @property
@@ -178,13 +177,13 @@ class Lanes(Generic[J]):
 
     @property
     def long_lane(self) -> Hashable:
-        """The lane of the batch that has stopped; if none has, of the last batch, which may stop."""
+        """The lane of the preempted batch, or of the last batch if none is preempted."""
         return self._served if self._stopped is None else self._stopped
 
     def stop(self, name: Hashable, charge: float) -> None:
         """Record that the batch of that lane has stopped after a step that costs `charge` flops.
 
-        Its next step starts at the current virtual time, whatever the lane was charged in advance.
+        The lane's start becomes the current virtual time; its earlier charge is dropped.
         """
         self._stopped = name
         self._virtual_time += int(charge)
@@ -197,7 +196,7 @@ class Lanes(Generic[J]):
         self._stopped = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """Return the lane that runs next before the stopped batch resumes, or None; never that batch's own lane."""
+        """Return the lane to run while the batch is preempted, or None. Its own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
@@ -266,7 +265,7 @@ class Lanes(Generic[J]):
         return jobs
 
     def reset_shares(self) -> None:
-        """Start all shares afresh if nothing waits; call it when nothing runs."""
+        """Clear debts and reset virtual time if no job waits. Call it only while no batch runs."""
         if not self._lanes:
             self._debts.clear()
             self._virtual_time = 0
@@ -287,7 +286,7 @@ class Lanes(Generic[J]):
 
 
 def size_class(cost: Cost, limits: BatchLimits) -> int:
-    """Return which jobs wait together, so that a light job never waits for more than its share of heavy ones.
+    """Return the job's size class. Each class waits in its own lane, so that light jobs do not wait for heavy ones.
 
     0 if eight or more fit into a batch, 1 for larger ones that may share a batch, 2 for one that runs alone.
     """
@@ -313,7 +312,7 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
 
 
 def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
-    """Whether the next batch of a lane with these jobs would stay the same if more arrived."""
+    """Return whether these jobs fill a batch: a limit is reached, or some job does not fit."""
     batch = _fitting(jobs, limits)
     return (
         len(batch) < len(jobs)

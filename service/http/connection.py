@@ -1,10 +1,10 @@
 """Connection: uvicorn's protocol of one client connection, with its own parser, states, deadlines and close.
 
-Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application with
-the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
-Invariants: A connection serves one request at a time; early bytes wait, at most one or two reads of them. Every stage has a
-deadline, and no connection has a task. After a response that precedes the end of its request, the client has LINGER_S to stop
-sending and read it. A client that half-closes gets a response only if its last whole request says that it is the last.
+Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application
+with the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
+Invariants: A connection serves one request at a time; pipelined bytes are buffered, and above MAX_EARLY_BYTES reading pauses.
+Headers, idle time, writes and the close have deadlines. If the last response precedes its request's end, the connection lingers
+for LINGER_S. After a half-close, a request is answered only if it ends the connection (`close`, HTTP/1.0).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
 # After a half-close the loop reads nothing more, so it does not notice a reset.
 RESET_CHECK_S = 0.05
-# Between two loop ticks that parse many small chunks: other threads get the interpreter only while the loop sleeps.
+# Pause between ticks that parse many small chunks, so that other threads get the interpreter.
 PAUSE_S = 0.001
 
 
@@ -71,14 +71,14 @@ class ConnectionLimits:
 
 
 class Stage(enum.Enum):
-    """What the next bytes are."""
+    """What the next bytes belong to."""
 
     HEAD = enum.auto()
     BODY = enum.auto()
     EARLY = enum.auto()
-    """The next request's: this one is complete, its response is not."""
+    """The next request; the current response is unfinished."""
     DROP = enum.auto()
-    """Dropped: the last response is under way, or the client has a moment to read it."""
+    """Nothing: they are discarded, because the last response has begun."""
 
 
 class Deadline:
@@ -195,7 +195,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def shed(self) -> None:
-        """Make the next response the last. Between two requests nothing happens, because the client may be sending."""
+        """Close after the next response. An idle connection stays open, because a request may be arriving."""
         self._is_shedding = True
 
     def pause_writing(self) -> None:
@@ -287,9 +287,9 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _on_read_deadline(self) -> None:
-        """Handle the end of the header deadline, the keep-alive time, the lingering close, or the time to drop a body's rest.
+        """Handle the read deadline of the current stage.
 
-        After a half-close this is the time to check for a reset.
+        After a half-close, check for a reset.
         """
         if self._is_half_closed and self._client_waits():
             return
@@ -340,7 +340,7 @@ class Connection(HttpToolsProtocol):
             cycle.waiting_for_100_continue = head.expects_continue
 
     def _refuse(self, error: ServiceError, begun: bytes) -> None:
-        """Start the connection's last response, an error; drop what still arrives."""
+        """Answer with an error and discard further bytes. The connection then closes."""
         self._stage, self._partial_head = Stage.DROP, b""
         self._read_deadline.clear()
         scope = request_scope(self._common_scope, Head(glimpse(begun)), self.app_state)
@@ -401,7 +401,7 @@ class Connection(HttpToolsProtocol):
             self._read_deadline.set(LINGER_S)
 
     def _discard(self) -> None:
-        """Discard what has arrived while the connection lingers, in the kernel; until its end, come back for more."""
+        """Discard received bytes in the kernel. Repeat until the lingering ends."""
         try:
             num_bytes = self._slot.discard()
         except BlockingIOError:

@@ -1,9 +1,9 @@
 """Source: a checkpoint of any supported file type as named tensors that are read one at a time.
 
-Invariants: Opening reads names and shapes only; `tensor` reads the bytes of one tensor. Nothing is fetched or executed:
-pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards lie in the checkpoint's own directory.
-This module turns other libraries' exceptions into LayerErrors of one sentence. Only the import command uses it: the server
-reads only a Store.
+Invariants: Opening reads names and shapes; `tensor` reads the bytes of one tensor. Torch files that are not zip archives are
+read whole. Nothing is fetched or executed: pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards
+lie in the checkpoint's own directory. This module turns other libraries' exceptions into LayerErrors of one sentence. Only
+`layers import` and `layers check` use it; the server reads a Store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Source:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a directory, or a file whose type its suffix names; raise LayerError that says in one sentence what is wrong."""
+    """Open a directory, or a file by its suffix. Raises LayerError with one sentence."""
     where = Path(path)
     label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
     with about(f"source {quoted(label)}"):
@@ -198,14 +198,14 @@ def _torch_entries(path: Path) -> dict[str, Entry]:
     sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
     with _translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
-        # Only zip archives can be mapped; a mapped file lets the import of a layer skip the rest of the model.
+        # Only zip archives can be memory-mapped; then an import reads one layer.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors = _state_dict(loaded)
     return {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
-    """Return the mapping that holds tensors: the file's own, or one that a training script nested under a usual name."""
+    """Return the tensors at the top level or under a key of NESTED_UNDER."""
     for _ in NESTED_UNDER:
         if not isinstance(loaded, dict):
             break

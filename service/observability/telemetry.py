@@ -1,9 +1,9 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
-Invariants: Each event is reported once and counted once, refusals too; what `is_counted` excludes is counted nowhere. A request's
-line and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick,
-because a call of prometheus_client costs ten of ours. The time of each layer's last answer is kept here, because readiness
-depends on it.
+Invariants: Each request is counted once, refusals too. What `is_counted` excludes, health and metrics, is not counted. A
+request's line and its count come from the same record, so they agree. Series that every request changes are updated once a
+loop tick, because a call of prometheus_client costs ten of ours. The time of each layer's last answer is kept here, because
+readiness depends on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.observability.logs import RequestLine, get_logger, log_request, num
 from service.observability.metrics import Metrics
 
 _LAST_SUCCESS = 299
-# The last part of the lane in which readiness probes wait.
+# The last element of a probe's lane.
 PROBE = "probe"
 _UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
@@ -38,7 +38,7 @@ def is_counted(path: str) -> bool:
 class LayerCounters:
     """Sums by layer of what this process has done since the last `take`; `wall_clock` is seconds since the epoch.
 
-    A request costs a few additions here and no metric. Only whole requests count, successes and failures apart.
+    A request costs a few additions. Only answered requests count; successes and failures are separate.
     """
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
@@ -75,7 +75,7 @@ class LayerCounters:
 
 
 class Telemetry:
-    """The one listener of batching and of the API; `now` is monotonic seconds."""
+    """Receives all events of batching and the API; `now` is monotonic seconds."""
 
     def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -112,7 +112,7 @@ class Telemetry:
         log_request(_line(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
-        """Report a caller that left before the answer, with the stage that its request had reached (queued, running, …)."""
+        """Report a caller that left before the answer, by the stage of its request (receiving, decoding, queued, sending)."""
         if not is_counted(record.path):
             return
         self._cancelled.append(record.stage)
@@ -203,7 +203,7 @@ class Telemetry:
         self._log.error("layer_refused", layer=name, reason=error.message)
 
     def layer_not_loaded(self, error: LayerError) -> None:
-        """Report a layer that all processes are to serve and this one cannot."""
+        """Report a desired layer that this process cannot load."""
         self._metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_not_loaded", reason=error.message)
 

@@ -1,6 +1,6 @@
 """Supervisor: starts the service's processes, replaces those that crash, and ends all of them together.
 
-Holds the decisions, made on one thread in one loop that sleeps until a signal or a due time, such as a watchdog check.
+One thread runs one loop. It sleeps until a signal arrives or something is due, such as a watchdog check.
 Independent of torch, HTTP, what a worker does, and settings (it gets only a Plan). It stays small: 15 MB, because
 `exec_supervisor` drops what reading the settings took (38 MB with it).
 Invariants:
@@ -11,10 +11,10 @@ Invariants:
 - A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it has reported the reason
   and would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by
-  force at once. The same one within 0.2 s is an echo: a group was signalled, and `make` or a shell passed on its own copy. SIGHUP
+  force at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP
   is ignored, in the workers too: there is nothing to read again.
 - A worker that notifies (of a layer rollout) signals the supervisor, which signals every worker.
-- If the supervisor is killed, the workers see their lifeline end and leave.
+- If the supervisor is killed, workers read end-of-file on a pipe and drain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXIT_ENGINE_DOWN = 4
 
 FORCE_S = 2.0
 ECHO_S = 0.2
-# A worker that is stopped before it can handle signals ends by the signal itself: nothing was lost.
+# A worker stopped before it installs its handlers dies of SIGTERM; nothing is lost.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -96,7 +96,7 @@ class Plan:
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """The place of one worker process: it runs while `pid` is set, else it is due at `start_at` (None: never again)."""
+    """One worker position. Without a `pid`, its process starts at `start_at` (None: never)."""
 
     index: int
     start_at: float | None
@@ -117,7 +117,7 @@ class Slot:
         return delay_s
 
     def check(self) -> int:
-        """Record a watchdog check; return how many in a row, this one included, found no ping."""
+        """Record a watchdog check; return the number of consecutive checks without a ping, this one included."""
         if self.checks_since_ping is None:
             return 0
         missed, self.checks_since_ping = self.checks_since_ping, self.checks_since_ping + 1
@@ -125,7 +125,7 @@ class Slot:
 
 
 class System(Protocol):
-    """The operating system, as far as the decisions need it (`processes.Posix`)."""
+    """The operating-system calls that the supervisor needs (`processes.Posix`)."""
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int: ...
 
@@ -174,7 +174,7 @@ class Supervisor:
             if self._exit_code is None and self._system.now() >= self._check_at:
                 self._check_pings()
             if self._deadline is not None and self._system.now() >= self._deadline:
-                self._log("error", "workers_killed", reason="they did not leave within the grace", pids=self._alive())
+                self._log("error", "workers_killed", reason="they did not exit in the grace period", pids=self._alive())
                 self._signal_all(signal.SIGKILL)
             if self._exit_code is not None and not self._alive():
                 self._log("info", "stopped", exit_code=self._exit_code)
@@ -300,7 +300,7 @@ def exec_supervisor(plan: Plan) -> NoReturn:
 
 @nonblocking_streams()
 def supervise(plan: Plan, log: Log = write_log_line) -> int:
-    """Serve until stopped; return the exit code. The process must end with it, because it has taken over the signals.
+    """Serve until stopped; return the exit code. Exit afterwards: the signal handlers stay replaced.
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """

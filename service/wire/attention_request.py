@@ -1,8 +1,8 @@
 """Attention request: attention on the caller's own query, key and value; its JSON form and its checks, which give a call.
 
 Legend: B sequences, H query heads, Hkv key/value heads, L query rows, P past rows, S key rows with the past, d and V head widths.
-Invariants: The checks run in the order of the contract: unknown field, dtype, shape, mask, cost. A call has every tensor as a
-view [B, H, L, d], whatever its layout.
+Invariants: The checks run in the order of the contract: unknown field, dtype, shape, mask, cost. Query, key, value and past
+are views [B, heads, rows, features], whatever the layout.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AttentionRequest(StrictModel):
 def check_attention(
     document: Mapping[str, object], limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """Return the checked call in a decoded body; the caller runs the remaining check (`counted`).
+    """Return the checked call. The caller must then call `counted()`, which counts masked rows.
 
     Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are the
     JSON pointers to the values of the first masks.
@@ -147,7 +147,7 @@ def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Te
 
 
 def _number(value: float | None, name: str, query: torch.dtype, least: float = -math.inf) -> float | None:
-    """Return a factor that is finite and not 0 in the compute dtype, and above `least`; raises InvalidInput."""
+    """Return `value` if it is finite, nonzero and above `least` in the compute dtype; raises InvalidInput."""
     if value is None:
         return None
     dtype = torch.promote_types(query, torch.float32)

@@ -4,8 +4,8 @@ It runs in the process that received the request. Must not know: HTTP, how a pro
 (`worker/layer_registry.py`), how the others are notified (a callable).
 Invariants: All processes together make one change at a time. No process serves the new layers before every process has them
 ready. The caller gets success only when every process serves them. On any other outcome (a refusal, a crash, a timeout, a
-disconnect) the change is aborted, and the previous layers stay in service. The layer's name decides which file is read; nothing
-else of the request reaches the file system.
+disconnect) the change is rolled back; until then some processes may serve the new layer. The layer's name decides which file
+is read; nothing else of the request reaches the file system.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DigestReader(Protocol):
 
 
 class LayerRollout:
-    """`notify` makes every process read the desired state, this one included. Each step of a change may take `timeout_s`."""
+    """`notify` makes every process read the desired state. `timeout_s` limits each wait for the file or acknowledgements."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LayerRollout:
         self._notified.set()
 
     async def put(self, name: str) -> bool:
-        """Make every process serve the layer that the directory has now; return whether its name was not served before."""
+        """Make every process serve the layer's current file. Return True if the name is new."""
         _check_name(name)
         seen = self._settled_state().layers.get(name)
         # Read without the lock: a file may be slow to read, and most often there is nothing to change.
@@ -148,19 +148,23 @@ class LayerRollout:
                     self._notified.clear()
                     await self._notified.wait()
         except TimeoutError:
-            raise NotReady("not every process followed in time; the change was taken back", retry_after_s=5) from None
+            raise NotReady(
+                "a process did not acknowledge the change in time; it was rolled back", retry_after_s=5
+            ) from None
 
     def _have_all_acknowledged(self, desired: DesiredState, pids: frozenset[int]) -> bool:
         heartbeats = self._status.fresh()
         acknowledged = [heartbeat for heartbeat in heartbeats if heartbeat.desired == desired.version]
         if self._is_closed:
-            raise Draining("the service is shutting down; the change was taken back")
+            raise Draining("the service is shutting down; the change was rolled back")
         for refusal in (heartbeat for heartbeat in acknowledged if heartbeat.refusal):
             if refusal.file_changed:
                 raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
-            raise NotReady(f"a process could not follow, the change was taken back: {refusal.refusal}", retry_after_s=5)
+            raise NotReady(
+                f"a process could not load the layer; the change was rolled back: {refusal.refusal}", retry_after_s=5
+            )
         if pids - {heartbeat.pid for heartbeat in heartbeats}:
-            raise NotReady("a process ended meanwhile; the change was taken back", retry_after_s=5)
+            raise NotReady("a process ended during the change; it was rolled back", retry_after_s=5)
         return len(acknowledged) >= self._status.expected_workers
 
     def _pids_of_all(self) -> frozenset[int]:

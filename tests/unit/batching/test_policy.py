@@ -1,4 +1,4 @@
-"""The policy keeps its limits, its order and its shares, for any jobs; no clock and no loop is needed to see it."""
+"""The policy keeps its limits, keeps lane order and always makes progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_policy_always_progresses_and_takes_each_job_once(waiting, bounds):
 
 
 @given(items, some_limits)
-def test_a_batch_is_of_one_lane_and_a_lane_is_never_reordered(waiting, bounds):
+def test_a_batch_has_one_lane_and_keeps_the_order_of_one_caller(waiting, bounds):
     served: dict[str, list[Item]] = {}
     for batch in drained(lanes_of(waiting), bounds):
         assert len({item.lane for item in batch}) == 1
@@ -59,7 +59,7 @@ def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
 
 
 @given(items, some_limits, st.builds(Item, st.just("a"), costs))
-def test_is_full_means_that_no_later_job_could_enlarge_the_next_batch(waiting, bounds, late):
+def test_a_later_job_of_the_same_caller_never_joins_a_full_batch(waiting, bounds, late):
     lanes, with_late = lanes_of(waiting), lanes_of(waiting)
     full = is_full(lanes.next_jobs, bounds)
     if waiting:
@@ -74,7 +74,7 @@ def test_an_empty_queue_gives_no_batch_and_is_not_full():
     assert not is_full(Lanes().next_jobs, WIDE)
 
 
-def test_is_full_sees_each_limit_that_is_reached():
+def test_is_full_when_any_limit_is_reached():
     pair = [Item(cost=cost(5, cells=7, weights_bytes=3)), Item(cost=cost(5, cells=7, weights_bytes=3))]
     assert not is_full(lanes_of(pair).next_jobs, WIDE)
     assert is_full(lanes_of(pair).next_jobs, limits(max_requests=2))
@@ -96,7 +96,7 @@ def test_an_oversize_job_runs_alone_and_does_not_block_its_lane():
 
 
 @given(some_limits, costs)
-def test_light_heavy_and_lone_jobs_wait_in_separate_lanes(bounds, job):
+def test_size_class_separates_small_large_and_oversize_jobs(bounds, job):
     fits_eight = all(
         8 * have <= most
         for have, most in (

@@ -234,8 +234,8 @@ class LayerRace(RuleBasedStateMachine):
                 "changed while": self.files.num_writes > writes,
                 "came first": self.num_changed > changed,
                 "another change of layers": {*self.open_changes} != {asyncio.current_task()},
-                "could not follow": self.num_failed_loads > failed,
-                "ended meanwhile": self.num_deaths > deaths,
+                "could not load the layer": self.num_failed_loads > failed,
+                "ended during the change": self.num_deaths > deaths,
                 "processes are up": not are_all_up or self.num_deaths > deaths,
             }
             is_told_why = isinstance(error, LayerChanged | NotReady)
