@@ -155,7 +155,7 @@ def show(
     rows, columns = drawn.shape
     queries = _words(tokens, rows, "--tokens")
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
-    console, title = Console(), f"{layer or weights}, head {head}"
+    console, title = Console(), f"{layer or (weights and weights.name)}, head {head}"
     console.print(draw(drawn, queries, keys, title=title, use_legend=legend, width=console.width))
 
 

@@ -70,7 +70,7 @@ def test_show_draws_weights_from_a_file(tmp_path, shape):
     weights = np.zeros(shape, np.float32)
     weights[..., 0] = 1.0
     np.savez(tmp_path / "w.npz", weights=weights)
-    assert "w.npz" in run("show", "--weights", tmp_path / "w.npz", "--legend", "--tokens", "a b c d")
+    assert "w.npz, head 0" in run("show", "--weights", tmp_path / "w.npz", "--legend", "--tokens", "a b c d")
 
 
 @pytest.mark.parametrize(
