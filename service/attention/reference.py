@@ -29,11 +29,9 @@ def attend(
         k, v = _appended(k, tensors["bias_k"]), _appended(v, tensors["bias_v"])
     if spec.add_zero_attn:
         k, v = _appended(k, np.zeros(k.shape[0] * k.shape[2])), _appended(v, np.zeros(v.shape[0] * v.shape[2]))
-    shared = spec.num_heads // spec.num_kv_heads
-    k, v = np.repeat(k, shared, axis=0), np.repeat(v, shared, axis=0)
+    k, v = (np.repeat(x, spec.num_heads // spec.num_kv_heads, axis=0) for x in (k, v))
     scores = q @ k.transpose(0, 2, 1) * spec.scale
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    weights, _ = _softmax(scores, np.array(-np.inf))
     context = (weights @ v).transpose(1, 0, 2).reshape(len(query), -1)
     return (_linear(tensors, "output", context) if spec.has_output else context), weights
 
@@ -57,13 +55,19 @@ def scaled_dot_product(
     scores = q @ k.swapaxes(2, 3) * scale
     scores = _capped(scores + added, softcap) if is_capped_last else _capped(scores, softcap) + added
     sink = np.full((len(q[0]), 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64).reshape(-1, 1, 1)
+    weights, lse = _softmax(scores, sink)
+    return weights @ v, lse
+
+
+def _softmax(scores: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights over the last axis, and the log-sum-exp; `sink` only counts in the denominator."""
     top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
     top = np.where(np.isneginf(top), 0.0, top)
     exponentials = np.exp(scores - top)
     total = exponentials.sum(axis=-1, keepdims=True) + np.exp(sink - top)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + top)[..., 0]
-    return exponentials / np.where(total > 0, total, 1.0) @ v, lse
+    return exponentials / np.where(total > 0, total, 1.0), lse
 
 
 def _capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:

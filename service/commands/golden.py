@@ -70,14 +70,13 @@ def _write(path: Path, vector: Vector, made: Golden, seed: int) -> None:
     from attention_client.safetensors_body import write
     from service.commands.case_file import rounded
 
+    data = b"".join(made.inputs[name].bits.tobytes() for name in sorted(made.inputs))
     about = {
         "name": vector.name,
         "description": made.description,
         "request": made.request,
         "seed": seed,
-        "sha256": hashlib.sha256(
-            b"".join(made.inputs[name].bits.tobytes() for name in sorted(made.inputs))
-        ).hexdigest(),
+        "sha256": hashlib.sha256(data).hexdigest(),
         "made_by": {"attention-service": __version__, "numpy": np.__version__},
     }
     references = {"output": rounded(made.output, "float64"), "lse": rounded(made.lse, "float64")}

@@ -287,10 +287,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _on_read_deadline(self) -> None:
-        """Handle the read deadline of the current stage.
-
-        After a half-close, check for a reset.
-        """
+        """Handle the read deadline of the current stage. After a half-close, check for a reset."""
         if self._is_half_closed and self._client_waits():
             return
         if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
@@ -403,14 +400,13 @@ class Connection(HttpToolsProtocol):
     def _discard(self) -> None:
         """Discard received bytes in the kernel. Repeat until the lingering ends."""
         try:
-            num_bytes = self._slot.discard()
+            if num_bytes := self._slot.discard():
+                self._count_dropped(num_bytes)
+            else:
+                self.transport.close()
         except BlockingIOError:
-            num_bytes = None
+            pass
         except OSError:  # reset
-            num_bytes = 0
-        if num_bytes == 0:
             self.transport.close()
-        elif num_bytes is not None:
-            self._count_dropped(num_bytes)
         if not self.transport.is_closing():
             self._read_deadline.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))

@@ -111,6 +111,13 @@ class System(NamedTuple):
 _EQUAL_HEADS = ("square", "cross", "no-batch")
 _KERAS = "Keras on JAX computes in float32, here float64 for float64"
 _SINGLE = "its softmax is float32, here float64 for float64"
+_KERAS_LAYER = System(
+    ("square", "cross"),
+    ("none", "use_causal_mask", "attention_mask", "padding", "attention_mask-padding-causal"),
+    FLOAT32,
+    is_layer=True,
+    differs=_KERAS,
+)
 SYSTEMS = {
     "jax.nn.dot_product_attention": System(
         tuple(SHAPES),
@@ -134,20 +141,8 @@ SYSTEMS = {
         FLOAT32,
         differs=_KERAS,
     ),
-    "keras.layers.MultiHeadAttention": System(
-        ("square", "cross"),
-        ("none", "use_causal_mask", "attention_mask", "padding", "attention_mask-padding-causal"),
-        FLOAT32,
-        is_layer=True,
-        differs=_KERAS,
-    ),
-    "keras.layers.GroupQueryAttention": System(
-        ("grouped", "one-key-head"),
-        ("none", "use_causal_mask", "attention_mask", "padding", "attention_mask-padding-causal"),
-        FLOAT32,
-        is_layer=True,
-        differs=_KERAS,
-    ),
+    "keras.layers.MultiHeadAttention": _KERAS_LAYER,
+    "keras.layers.GroupQueryAttention": _KERAS_LAYER._replace(shapes=("grouped", "one-key-head")),
 }  # fmt: skip
 
 

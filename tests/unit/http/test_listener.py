@@ -160,3 +160,16 @@ def test_a_handshake_holds_a_slot_for_a_limited_time(said):
         await until(lambda: len(slots) == 0)
 
     hall(story, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), handshake_timeout_s=0.05)
+
+
+def test_bytes_that_arrived_are_discarded_without_being_read():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        taken, _ = server.accept()
+        with taken:
+            slot = ConnectionSlot(taken, {}, is_overflow=False)
+            with pytest.raises(BlockingIOError):
+                slot.discard()
+            client.sendall(b"x" * 1000)
+            assert slot.discard() == 1000
+            client.shutdown(socket.SHUT_WR)
+            assert slot.discard() == 0
