@@ -16,6 +16,8 @@ import time
 
 STUCK, DEVICE, RAISES, SLOW = 1001.0, 1002.0, 1003.0, 1004.0
 SLOW_S = 2.0
+# Of `inline_s`: less than SLOW_S, and more than a busy machine keeps a process waiting.
+FAR_TOO_LONG = 60
 # Memory for two such requests at once; for none. Once: slow and then out of memory, where the loop waits for it.
 TIGHT, TOO_LARGE, STUMBLES = 1005.0, 1006.0, 1007.0
 TIGHT_ROOM = 2
@@ -77,6 +79,7 @@ def be_worker() -> None:
 
     from service.api.auth import access
     from service.attention.engine import Engine
+    from service.batching import runner
     from service.layers.store import Store
 
     forward, load, run = Engine._forward, Store.load, Engine.run
@@ -97,6 +100,7 @@ def be_worker() -> None:
         return load(self, name)
 
     vars(access)["_ADMIN_METHODS"] = frozenset()  # everybody may change layers here
+    vars(runner)["FAR_TOO_LONG"] = FAR_TOO_LONG
     replace(Engine, "_forward", faulty_forward)
     if os.environ.get("FAULTY_INLINE") == "0":
         replace(Engine, "run", lambda self, batch, **_: run(self, batch))

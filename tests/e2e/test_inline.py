@@ -234,7 +234,10 @@ def test_an_inline_pass_that_never_ends_costs_only_its_own_process(serve):
         doomed, (others,) = by_pid.pop(victim), by_pid.values()
         assert len(doomed) > 1
         await asyncio.to_thread(service.trust)
-        await asyncio.gather(*(line.send(wire(STUCK if line is doomed[0] else 0.5)) for line in doomed))
+        await doomed[0].send(wire(STUCK))
+        await asyncio.to_thread(service.until, lambda: STUCK in service.passes()[-1].marks)
+        assert service.first(STUCK).is_inline
+        await asyncio.gather(*(line.send(wire(0.5)) for line in doomed[1:]))
         ends = [asyncio.ensure_future(line.read(60)) for line in doomed]
         while not all(end.done() for end in ends):
             assert bits(await others[0].ask(wire(0.5), 60)) == alone[0.5], "the other process serves on"
@@ -247,7 +250,6 @@ def test_an_inline_pass_that_never_ends_costs_only_its_own_process(serve):
         await asyncio.sleep(0)  # a transport closes in a later turn
 
     asyncio.run(main())
-    assert service.first(STUCK).is_inline
     service.wait_ready()
     assert service.alone() == alone
     assert len(service.find(event="worker_died")) == 1
