@@ -8,6 +8,8 @@ the name. A served layer holds its LoadedLayer, so that a request is computed by
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,6 +63,8 @@ class ServedAttention:
 
 
 Served = ServedLayer | ServedAttention
+# An unknown name is compared with so many served ones: a comparison takes some 10 µs of the loop.
+MAX_COMPARED = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -93,7 +97,9 @@ class Catalog:
             raise NotReady("this process could not load the served version of the layer", retry_after_s=5)
         if name == SDPA:
             raise LayerNotFound('"sdpa" is attention without a layer: POST /v1/attention')
-        raise LayerNotFound("no layer of that name is served; GET /v1/layers lists them")
+        near = difflib.get_close_matches(name[:64], itertools.islice(self.layers, MAX_COMPARED), n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise LayerNotFound(f"no layer of that name is served; GET /v1/layers lists them{hint}")
 
 
 class Found(NamedTuple):

@@ -19,7 +19,7 @@ import orjson
 import torch
 from pydantic import ValidationError
 
-from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput, UnknownField
+from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput
 from service.wire.answer import EXTRAS, AnswerFacts, write_tensor
 from service.wire.inference_schemas import (
     VERSION,
@@ -32,7 +32,7 @@ from service.wire.inference_schemas import (
     InferRequest,
 )
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.schemas import translated
+from service.wire.schemas import translated, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
 
@@ -142,8 +142,8 @@ def _checked(document: dict[str, Any], model: Model) -> InferRequest:
     parameters = document.get("parameters")
     names = model.parameters.model_fields
     if isinstance(parameters, dict) and parameters.keys() - names.keys():
-        known = ", ".join(name for name in names if name not in WITHOUT_MEANING)
-        raise UnknownField(f"unknown request parameter; the parameters are {known}", param="/parameters")
+        known = [name for name in names if name not in WITHOUT_MEANING]
+        raise unknown_field([name for name in parameters if name not in names], known, "/parameters", "parameter")
     try:
         return model.request.model_validate(document)
     except ValidationError as error:
@@ -152,7 +152,7 @@ def _checked(document: dict[str, Any], model: Model) -> InferRequest:
 
 def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
     if not set(names).issubset(known):
-        raise UnknownField(f"unknown {what}; the {what}s are {', '.join(known)}", param=param)
+        raise unknown_field(names, known, param, what, is_key=False)
     if len(set(names)) != len(names):
         raise InvalidInput(f"the same {what} is listed twice", param=param)
 

@@ -27,6 +27,7 @@ from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader
 from service.wire.answer import AnswerFacts
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request, float_field
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
+from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
 from service.wire.tensors import RawTensor, bytes_of, bytes_to_tensor
 
@@ -110,9 +111,7 @@ def _add_tensor(document: dict[str, object], name: str, tensor: RawTensor) -> No
         return
     found = _MASK_VALUES.fullmatch(name)
     if found is None:
-        raise UnknownField(
-            f"the body has a tensor of an unknown name; the names are {', '.join(TENSORS)} and masks.<i>.values"
-        )
+        raise unknown_field([name], (*TENSORS, "masks.<i>.values"), "", "tensor")
     index, masks = int(found.group(1)), document.get("masks")
     mask = masks[index] if isinstance(masks, list) and index < len(masks) else None
     if not isinstance(mask, dict):

@@ -7,7 +7,8 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -55,16 +56,45 @@ class Problem(BaseModel):
     request_id: str
 
 
-def unknown_field(value: Mapping[str, object], known: Iterable[str], where: str) -> UnknownField:
-    """Return the error for a name in `value` that is not `known`: it gives the known names and the nearest of them, and never
-    the caller's text.
+# A name of the caller's is echoed only in this form.
+_ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+# What other libraries call a part of a request, and what says the same here, by a name that the request must know for it.
+_ALIASES = {
+    "attn_mask": {
+        "masks": '"masks" with the kind "attend" (true: may attend), "ignore" (true: must not) or "bias" (added)',
+        "attend_mask": '"attend_mask" (true: may attend), "ignore_mask" (true: must not) or "bias" (added)',
+    },
+    "key_padding_mask": {
+        "masks": '"masks": [{"kind": "ignore", "axes": "bs", "values": [[...]]}], without a batch "axes": "s"',
+        "ignore_mask": '"ignore_mask" with the parameter "ignore_mask_axes": "bs"',
+    },
+    "is_causal": {"masks": '"masks": [{"kind": "causal"}]', "causal": '"causal": "top_left"'},
+    "need_weights": {"weights": '"weights": "mean" or "weights": "heads"'},
+    "Q": {"query": '"query"'},
+    "K": {"key": '"key"'},
+    "V": {"value": '"value"'},
+    "hidden_states": {"query": '"query"'},
+}
+
+
+def unknown_field(
+    value: Iterable[str], known: Iterable[str], where: str, thing: str = "field", *, is_key: bool = True
+) -> UnknownField:
+    """Return the error for the first name in `value` that is not `known`: with the known names, and with what was meant.
+
+    The name is echoed if it is an identifier of at most 32 characters; otherwise only its place is told. `is_key` says that
+    the name is a key of the object at `where`, so that it ends the pointer.
     """
     names = list(known)
     unknown = next(name for name in value if name not in names)
+    is_echoed = _ECHOED.fullmatch(unknown) is not None
     near = difflib.get_close_matches(unknown[:64], names, n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    alias = next((words for name, words in _ALIASES.get(unknown, {}).items() if name in names), None)
+    hint = f"; here it is {alias}" if alias else f'; did you mean "{near[0]}"?' if near else ""
+    field = f'unknown {thing} "{unknown}"' if is_echoed else f"unknown {thing}"
     return UnknownField(
-        f"unknown field in {words_of(where) or 'the request'}; the fields are {', '.join(names)}{hint}", param=where
+        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint}",
+        param=f"{where}/{unknown}" if is_echoed and is_key else where,
     )
 
 

@@ -208,7 +208,7 @@ def test_a_request_alone_and_in_company_has_the_same_bits(served):
         ({"softcap": -1}, 422, "invalid", "/softcap"),
         ({"past_key": [[[1.0, 2.0]]]}, 422, "invalid", "/past_value"),
         ({"sinks": [1.0, 2.0]}, 422, "bad_shape", "/sinks"),
-        ({"attn_mask": []}, 422, "unknown_field", ""),
+        ({"attn_mask": []}, 422, "unknown_field", "/attn_mask"),
         ({"key": [[1.0], [2.0]]}, 422, "bad_shape", "/key"),
         ({"value": [["x"]]}, 422, "bad_dtype", "/value"),
         (

@@ -173,6 +173,40 @@ def test_wrong_bodies_get_their_code_and_harm_no_other_request(served):
     served(story, max_sequences=4)
 
 
+@pytest.mark.parametrize("rows", [1, 200])
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"is_causal": True}, "/is_causal", 'unknown field "is_causal" in the request'),
+        ({"is_causal": True}, "/is_causal", 'here it is "masks": [{"kind": "causal"}]'),
+        ({"attn_mask": [[0.0]]}, "/attn_mask", '"bias" (added)'),
+        ({"key_padding_mask": [[False]]}, "/key_padding_mask", '"kind": "ignore", "axes": "bs"'),
+        ({"need_weights": True}, "/need_weights", '"weights": "mean"'),
+        ({"hidden_states": X}, "/hidden_states", 'here it is "query"'),
+        ({"Q": X}, "/Q", 'here it is "query"'),
+        ({"K": X}, "/K", 'here it is "key"'),
+        ({"V": X}, "/V", 'here it is "value"'),
+        ({"wieghts": "mean"}, "/wieghts", 'did you mean "weights"?'),
+        ({"masks": [{"kind": "causal", "alignment": 1}]}, "/masks/0/alignment", 'did you mean "align"?'),
+        ({"weights": {"form": "mean", "Q": 1}}, "/weights/Q", 'unknown field "Q" in'),
+        ({"a" * 32: 1}, "/" + "a" * 32, f'unknown field "{"a" * 32}"'),
+        ({"a" * 33: 1}, "", "unknown field in the request"),
+        ({"_x": 1}, "", "unknown field in the request"),
+        ({"x\n": 1}, "", "unknown field in the request"),
+        ({"\u0661x": 1}, "", "unknown field in the request"),
+    ],
+)
+def test_an_unknown_field_is_named_if_it_is_an_identifier_and_translated_if_another_library_has_it(
+    served, rows, fields, param, words
+):
+    async def story(service):
+        problem = (await service.attend({"query": X[:1] * rows, **fields})).json()
+        assert (problem["code"], problem["param"]) == ("unknown_field", param)
+        assert words in problem["detail"]
+
+    served(story)
+
+
 def test_a_selection_of_millions_is_one_short_error(served):
     async def story(service):
         for body in (

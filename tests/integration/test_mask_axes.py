@@ -242,7 +242,7 @@ def test_kinds_of_one_reading_take_no_axes(served, kind):
         ({"bias_axes": "bs"}, "names the axes of an input bias, which is missing"),
         ({"attend_mask_axes": "sb"}, "must be one of 's', 'ls', 'hls', 'bs', 'bls' or 'bhls'"),
         ({"attend_mask_axes": 2}, "must be one of"),
-        ({"lengths_axes": "bs"}, "unknown request parameter"),
+        ({"lengths_axes": "bs"}, 'unknown parameter "lengths_axes"'),
         ({"attend_mask_axes": "bs"}, "attend_mask must be [2] (axes s), [2, 2] (axes ls)"),
     ],
 )

@@ -90,7 +90,11 @@ def test_parameters_of_stateful_models_are_ignored(served):
 @pytest.mark.parametrize(
     ("inputs", "fields", "words"),
     [
-        ([{**QUERY, "name": "input0"}], {}, "unknown input"),
+        ([{**QUERY, "name": "input0"}], {}, 'unknown input "input0" in inputs'),
+        ([{**QUERY, "name": "attn_mask"}], {}, 'here it is "attend_mask" (true: may attend)'),
+        ([{**QUERY, "name": "key_padding_mask"}], {}, 'here it is "ignore_mask" with the parameter'),
+        ([{**QUERY, "name": "Q"}], {}, 'here it is "query"'),
+        ([{**QUERY, "name": "hidden_states"}], {}, 'here it is "query"'),
         ([QUERY, QUERY], {}, "twice"),
         ([QUERY] * 100, {}, "at most 16"),
         ([{**QUERY, "shape": [2, 16]}], {}, "must be [B, L, d]"),
@@ -111,7 +115,9 @@ def test_parameters_of_stateful_models_are_ignored(served):
         ([QUERY], {"outputs": [{"name": "output"}] * 5000}, "at most 16"),
         ([QUERY], {"outputs": [{"name": "output", "parameters": {"binary_data": 1}}]}, "true or false"),
         ([QUERY], {"outputs": [{"name": "output", "parameters": {"classification": 2}}]}, "not supported"),
-        ([QUERY], {"parameters": {"causal_mask": "top_left"}}, "unknown request parameter"),
+        ([QUERY], {"parameters": {"causal_mask": "top_left"}}, 'unknown parameter "causal_mask" in parameters'),
+        ([QUERY], {"parameters": {"is_causal": True}}, 'here it is "causal": "top_left"'),
+        ([QUERY], {"parameters": {"need_weights": True}}, 'here it is "weights": "mean"'),
         ([QUERY], {"parameters": {"causal": True}}, "must be one of 'top_left' or 'bottom_right'"),
         ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads' or 'mean'"),
         ([{**QUERY, "name": "x" * 3000}], {}, "unknown input"),

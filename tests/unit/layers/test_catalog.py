@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,21 @@ def test_an_unknown_name_is_not_found_and_not_echoed(store, name):
     """A layer that failed to load is as unknown as any other."""
     with pytest.raises(LayerNotFound) as caught:
         catalog_of(load_all(store, strict=False)).get(name)
-    assert caught.value.message == "no layer of that name is served; GET /v1/layers lists them"
+    said, _, hint = caught.value.message.partition("; did you mean ")
+    assert (said, hint) == (
+        "no layer of that name is served; GET /v1/layers lists them",
+        '"a"?' if name == "a\n" else "",
+    )
+
+
+@pytest.mark.parametrize("name", ["encodr", "encoder-"])
+@pytest.mark.parametrize("others", [0, 300])
+def test_an_unknown_name_is_answered_with_the_nearest_of_the_first_hundred(name, others):
+    layers: dict[str, Any] = dict.fromkeys(["encoder", *(f"other-{i}" for i in range(others)), "encodr2"])
+    with pytest.raises(LayerNotFound) as caught:
+        Catalog(layers).get(name)
+    near = "encodr2" if name == "encodr" and not others else "encoder"
+    assert caught.value.message == f'no layer of that name is served; GET /v1/layers lists them; did you mean "{near}"?'
 
 
 def test_a_catalog_is_immutable():

@@ -69,8 +69,8 @@ def test_what_is_returned_counts_in_bytes():
 @pytest.mark.parametrize(
     ("fields", "error", "param"),
     [
-        ({"surplus": 1}, UnknownField, ""),
-        ({"scores": {"stage": "masked", "surplus": 1}}, UnknownField, "/scores"),
+        ({"surplus": 1}, UnknownField, "/surplus"),
+        ({"scores": {"stage": "masked", "surplus": 1}}, UnknownField, "/scores/surplus"),
         ({"scores": {}}, InvalidInput, "/scores/stage"),
         ({"scores": {"stage": "raw"}}, InvalidInput, "/scores/stage"),
         ({"scores": {"stage": "masked", "heads": [4]}}, InvalidInput, "/scores/heads"),

@@ -132,6 +132,17 @@ def test_a_malformed_body_is_refused_with_its_code(body, error):
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Q", 'unknown tensor "Q" in the request; '), ("K", 'here it is "key"'), ("é", "unknown tensor in")],
+)
+def test_a_tensor_of_an_unknown_name_is_named_with_the_names_that_exist(name, words):
+    with pytest.raises(UnknownField) as caught:
+        parse(file({name: entry()}, b"\0" * 24))
+    assert words in caught.value.message
+    assert "the tensors are query, key, value," in caught.value.message
+
+
 def test_a_header_above_its_limit_is_refused_before_it_is_read():
     with pytest.raises(BadBinary, match=str(MAX_HEADER_BYTES)):
         parse((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"\0" * (MAX_HEADER_BYTES + 1))
