@@ -17,7 +17,7 @@ from service.api.auth.access import Access, CrossOrigin
 from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import announce_keys, write_openapi
-from service.api.openapi.pages import make_docs_router
+from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
@@ -59,9 +59,10 @@ def build(
 
     if settings.docs:
         app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))
+        app.router.routes.append(RootForBrowsers())
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": ""})
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     origins = cors_origins(settings)
 
     def around(inside: Application) -> Application:
@@ -107,4 +108,5 @@ def _access(settings: Settings, service: Service) -> Access:
         None if rate is None else Limiter(rate, time.monotonic),
         hosts(settings),
         is_metrics_open=settings.open_metrics,
+        are_docs_open=settings.docs,
     )

@@ -152,6 +152,27 @@ def test_metrics_count_requests_batches_and_errors(served):
     served(story, probe_s=3600)
 
 
+@pytest.mark.parametrize("accept", ["text/html", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"])
+def test_a_browser_that_opens_the_root_is_led_to_the_page(served, accept):
+    async def story(service):
+        answer = await service.client.get("/", headers={"accept": accept})
+        assert (answer.status_code, answer.headers["location"]) == (307, "docs")
+        assert (await service.client.head("/", headers={"accept": accept})).status_code == 307
+
+    served(story)
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
+def test_for_any_other_client_nothing_is_at_the_root(served, accept, method):
+    async def story(service):
+        assert (await service.client.request(method, "/", headers={"accept": accept})).status_code == 404
+        if method not in ("GET", "HEAD", "OPTIONS"):
+            assert (await service.client.request(method, "/", headers={"accept": "text/html"})).status_code == 404
+
+    served(story)
+
+
 DOCUMENTS = ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png")
 
 

@@ -87,6 +87,8 @@ def _named(fields: HeaderFields) -> str:
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
+# Need no key while their setting is on.
+DOCS = frozenset({"/", "/docs", "/openapi.json"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
 
@@ -106,11 +108,13 @@ class Access:
         hosts: Hosts | None = None,
         *,
         is_metrics_open: bool = False,
+        are_docs_open: bool = False,
     ) -> None:
         self._keys = keys
         self._limiter = limiter
         self._hosts = hosts
         self._open = OPEN | {METRICS} if is_metrics_open else OPEN
+        self._are_docs_open = are_docs_open
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
@@ -125,13 +129,15 @@ class Access:
                 "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered",
                 retry_after_s=1,
             )
+        if self._are_docs_open and is_docs(path):
+            return
         caller = self._caller(scope)
         # Metrics have no rate limit: monitoring must work when the service is busiest.
         if self._limiter is not None and path != METRICS:
             self._limiter.take(caller)
 
     def needs_key(self, path: str) -> bool:
-        return self._keys is not None and path not in self._open
+        return self._keys is not None and path not in self._open and not (self._are_docs_open and is_docs(path))
 
     def _caller(self, scope: Scope) -> bytes:
         """Return the digest of the key; without a keys file, the one name that all clients share."""
@@ -153,6 +159,11 @@ class Access:
         if key is None:
             raise Unauthorized("this route needs a key: Authorization: Bearer <key>, or X-API-Key: <key>")
         return key
+
+
+def is_docs(path: str) -> bool:
+    """Return whether a browser that reads the contract asks for this path; it sends no key with a page that it opens."""
+    return path in DOCS or path.startswith("/docs/")
 
 
 def needs_admin(scope: Scope) -> bool:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from service.api.outer_middleware import record_of
 from service.api.routes import note_route
@@ -74,6 +76,23 @@ def make_docs_router(
         return _answer(request, await found)
 
     return router
+
+
+class RootForBrowsers(Route):
+    """Leads a client that reads HTML from `/` to the page. For any other client nothing is at `/`."""
+
+    def __init__(self) -> None:
+        super().__init__("/", _to_docs, methods=["GET"])
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        is_browser = match is Match.FULL and any(b"text/html" in value for value in fields_of(scope)[b"accept"])
+        return (match, child) if is_browser else (Match.NONE, {})
+
+
+async def _to_docs(request: Request) -> Response:
+    record_of(request.scope).route = "/"
+    return RedirectResponse("docs", headers={"vary": "accept"})
 
 
 def _document(content: bytes, media_type: str) -> Document:
