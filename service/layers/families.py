@@ -1,8 +1,8 @@
 """Checkpoint families: a table of the names that each family gives to the tensors of an attention layer.
 
 Invariants: No family has code of its own; a new family is a new row. Keys are written below the layer's prefix. A weight is
-[out, in] unless the family is `transposed`. Several canonical names for one key share its rows evenly. The importer refuses
-an unknown key inside the attention module, because a layer without that tensor would compute something else.
+[out, in] unless the family is `transposed`. Several canonical names for one key share its rows evenly, in their order. The
+importer refuses an unknown key inside the attention module, because a layer without that tensor would compute something else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ QKV_BIAS = ("query.bias", "key.bias", "value.bias")
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")
 RELATIVE = "it uses relative positions, which a served layer does not support"
+ROTARY = "rotary layers are not served yet"
 TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not support"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
@@ -32,11 +33,13 @@ class Family:
     needs: tuple[str, ...] = ()  # all of these keys must exist as well
     below: re.Pattern[str] = re.compile("")  # the prefix must end in a match
     scope: str = ""  # the attention module below the prefix; each of its keys must be known
-    ignored: tuple[str, ...] = ()  # beginnings of keys in the module that are not attention
+    ignored: tuple[str, ...] = ()  # beginnings of keys in the module (with a dot at the end) that are not attention
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beginning of a key: reason
     optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
     equal: tuple[str, ...] = TOKENS
     transposed: bool = False
+    stacks_columns: bool = False  # the anchor has three times as many columns as rows, which tells the family
+    is_causal: bool = False  # its models mask the future; a stored layer has no mask, so a request sends it
     is_single_head: bool = False
     takes_zero_attn: bool = False
     is_shared_by_depths: bool = False  # one layer's tensors serve every depth of the model
@@ -90,7 +93,13 @@ _VIT = linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "at
 _ANNOTATED = linears(*(f"linears.{index}" for index in range(4)))
 _CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
 _D2L = linears("W_q", "W_k", "W_v", "W_o")
+_C_PROJ = {f"c_proj.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")}
+_GPT = {"c_attn.weight": QKV_WEIGHT, "c_attn.bias": QKV_BIAS, **_C_PROJ}
 _BARE = {f"W_{letter}": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
+# The buffers in which GPT models keep their causal mask.
+_TRIANGLES = ("bias.", "masked_bias.")
+_ROTARY_KEYS = {"rotary": ROTARY}
+_NOT_CROSS = re.compile(r"(?<!crossattention\.)$")
 
 FAMILIES = (
     Family(
@@ -161,21 +170,57 @@ FAMILIES = (
         transposed=True,
         is_single_head=True,
     ),
+    Family(  # Conv1D, whose weight is [in, out]
+        name="gpt2",
+        parts=_GPT,
+        anchors=("c_attn.weight",),
+        below=_NOT_CROSS,
+        ignored=_TRIANGLES,
+        refused=_ROTARY_KEYS,
+        equal=EVERYTHING,
+        transposed=True,
+        stacks_columns=True,
+        is_causal=True,
+    ),
+    Family(  # after gpt2: Linear under the same names
+        name="nanogpt",
+        parts=_GPT,
+        anchors=("c_attn.weight",),
+        below=_NOT_CROSS,
+        ignored=_TRIANGLES,
+        refused=_ROTARY_KEYS,
+        optional=(biases(_GPT),),
+        equal=EVERYTHING,
+        is_causal=True,
+    ),
 )
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 # Models that use a family's names and add something outside the attention module.
-REFUSED_MODELS = {"roformer": TRANSFORMED, "esm": TRANSFORMED, "layoutlmv3": RELATIVE}
+REFUSED_MODELS = {
+    **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
+    "layoutlmv3": RELATIVE,
+    **dict.fromkeys(("codegen", "gpt_neox", "gptj", "llama", "mistral", "qwen"), ROTARY),
+    "gpt_bigcode": "its fused projection is ordered by heads, which the importer does not read",
+}
 
 
-def find_candidates(keys: Iterable[str], name: str | None = None) -> list[Candidate]:
-    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins."""
+def find_candidates(
+    keys: Iterable[str], name: str | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> list[Candidate]:
+    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins.
+
+    `shapes` are those of the keys; without them no family is told by the shape of its anchor.
+    """
     every = set(keys)
     found: dict[str, Candidate] = {}
     for family in FAMILIES:
         if name not in {None, family.name}:
             continue
         for prefix in sorted(prefix for key in every for prefix in _prefixes(family, key)):
-            if family.below.search(prefix) and every.issuperset(prefix + key for key in family.needs):
+            shape = shapes[prefix + family.anchors[0]] if family.stacks_columns and shapes else None
+            has_shape = shape is None or (len(shape) == 2 and shape[1] == 3 * shape[0])  # noqa: PLR2004
+            has_keys = every.issuperset(prefix + key for key in family.needs)
+            if has_shape and has_keys and family.below.search(prefix):
                 found.setdefault(prefix, Candidate(family, prefix))
     return sorted(
         found.values(), key=lambda candidate: (candidate.number is not None, candidate.number, candidate.prefix)

@@ -18,7 +18,16 @@ import torch
 
 from service.attention.spec import PROJECTIONS, LayerSpec
 from service.errors import LayerError
-from service.layers.families import FAMILY_NAMES, REFUSED_MODELS, RELATIVE, Candidate, Family, Parts, find_candidates
+from service.layers.families import (
+    FAMILY_NAMES,
+    REFUSED_MODELS,
+    RELATIVE,
+    ROTARY,
+    Candidate,
+    Family,
+    Parts,
+    find_candidates,
+)
 from service.layers.source import Source, open_source
 from service.layers.stored_layer import MAX_SOURCE, StoredLayer, check_name
 from service.layers.wording import MAX_LISTED, about, bounded, listed, quoted, shape_text
@@ -26,7 +35,9 @@ from service.layers.wording import MAX_LISTED, about, bounded, listed, quoted, s
 MAX_DEPTH = 10_000
 MAX_HEADS = 65_536
 # Names of the number of heads in a config.json.
-HEADS_KEYS = ("num_attention_heads", "n_heads")
+HEADS_KEYS = ("num_attention_heads", "n_heads", "n_head")
+# Beginnings of the names of rotary options in a config.json; a falsy value turns the option off.
+ROTARY_OPTIONS = ("rope_", "rotary")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -43,7 +54,7 @@ def import_layer(
 ) -> StoredLayer:
     """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
-    `scale` defaults to 1/sqrt(head width). Raises LayerError with what was expected and what was found.
+    `scale` defaults to 1/sqrt(head width), or to the config's. Raises LayerError with what was expected and what was found.
     """
     check_name(name)
     source = open_source(source_path)
@@ -62,7 +73,7 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
     if family is not None and family not in FAMILY_NAMES:
         raise LayerError(f"the family {quoted(family)} is unknown; known families are {', '.join(FAMILY_NAMES)}")
     keys = source.keys()
-    found = find_candidates(keys, family)
+    found = find_candidates(keys, family, {key: source.shape(key) for key in keys})
     if not found:
         wanted = f"no layer of the family {family}" if family else "no known family of attention layers"
         sample = keys[:: max(1, len(keys) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
@@ -126,6 +137,8 @@ def _check_model(config: Mapping[str, object] | None) -> None:
         raise LayerError(f"model_type {model}: {REFUSED_MODELS[model]}")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LayerError(f"position_embedding_type in config.json is not absolute: {RELATIVE}")
+    if rotary := sorted(name for name, value in config.items() if name.startswith(ROTARY_OPTIONS) and value):
+        raise LayerError(f"config.json has {listed(rotary)}: {ROTARY}")
 
 
 def present_parts(chosen: Candidate, source: Source) -> Parts:
@@ -141,7 +154,7 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
     if missing := sorted(prefix + key for key in wanted - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     unknown = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
-    if extra := sorted(prefix + key for key in unknown if not key.startswith(family.ignored)):
+    if extra := sorted(prefix + key for key in unknown if not f"{key}.".startswith(family.ignored)):
         raise LayerError(f"the module has keys unknown to the family {family.name}: {listed(extra)}")
     return {key: names for key, names in family.parts.items() if key in keys}
 
@@ -193,7 +206,7 @@ def derive_spec(
         num_kv_heads=num_heads,
         head_width=head_width,
         value_head_width=sizes["value_rows"] // num_heads,
-        scale=1.0 / math.sqrt(head_width) if scale is None else float(scale),
+        scale=_scale(chosen, config, head_width) if scale is None else float(scale),
         biases=tuple(name for name in PROJECTIONS if f"{name}.bias" in shapes),
         has_output="output.weight" in shapes,
         has_bias_kv="bias_k" in shapes,
@@ -236,13 +249,24 @@ def _num_heads(family: Family, config: Mapping[str, object] | None, asked: int |
     return next(number for number in named.values() if isinstance(number, int))
 
 
+def _scale(chosen: Candidate, config: Mapping[str, object] | None, head_width: int) -> float:
+    """Return 1/sqrt(head width), or what the two options of GPT-2's config.json make of it."""
+    config = config or {}
+    scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)
+    if not config.get("scale_attn_by_inverse_layer_idx"):
+        return scale
+    if chosen.number is None:
+        raise LayerError("scale_attn_by_inverse_layer_idx needs the layer's number, which its keys lack; give --scale")
+    return scale / (chosen.number + 1)
+
+
 def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for key, names in present.items():
         whole = source.tensor(chosen.prefix + key)
         if names[0].startswith("bias_"):
             whole = whole.flatten()
-        if chosen.family.transposed:
+        if chosen.family.transposed and names[0].endswith(".weight"):
             whole = whole.T
         # copies, so that no tensor shares memory with a mapped file or with another tensor
         parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(len(names))]

@@ -29,6 +29,10 @@ from service.layers.wording import about, listed, quoted
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 NESTED_UNDER = ("state_dict", "model_state_dict", "model")
+# What torch.compile puts into the names of a module's tensors.
+COMPILED = "_orig_mod."
+# Hugging Face's names of a whole model: the config.json beside such a file is its own.
+MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 ZIP_MAGIC = b"PK\x03\x04"
 
 
@@ -40,7 +44,10 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint; `label` is the name of its file or directory, `config` the config.json of a Hugging Face directory."""
+    """A checkpoint; `label` is the name of its file or directory, `config` the config.json or the `model_args` that it has.
+
+    Keys are without torch.compile's `_orig_mod.`.
+    """
 
     label: str
     config: Mapping[str, object] | None
@@ -63,20 +70,32 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     with about(f"source {quoted(label)}"):
         try:
             if where.is_dir():
-                return Source(label, _config(where), _directory_entries(where))
-            return Source(label, None, _file_entries(where))
+                return Source(label, _config(where), _uncompiled(_directory_entries(where)))
+            entries, config = _file_entries(where)
+            if where.name in MODEL_FILES:
+                config = _config(where.parent)
+            return Source(label, config, _uncompiled(entries))
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
 
 
-def _file_entries(path: Path) -> dict[str, Entry]:
+def _uncompiled(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Return the entries under their names without COMPILED, or as they are if two of them would then have one name."""
+    renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
+    return renamed if len(renamed) == len(entries) else entries
+
+
+def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+    """Return the tensors of a file, and nanoGPT's `model_args` if it has them."""
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        return _safetensors_entries(path)
+        return _safetensors_entries(path), None
     if suffix == ".npz":
-        return _npz_entries(path)
+        return _npz_entries(path), None
     if suffix in TORCH_SUFFIXES:
-        return _torch_entries(path)
+        loaded = _load_torch(path)
+        model_args = loaded.get("model_args") if isinstance(loaded, dict) else None
+        return _torch_entries(loaded), model_args if isinstance(model_args, dict) else None
     open_regular(path).close()
     raise LayerError(f"a source must be a directory or end in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}")
 
@@ -91,7 +110,7 @@ def _directory_entries(directory: Path) -> dict[str, Entry]:
     if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
         return _joined_entries(found)
     if (directory / "pytorch_model.bin").exists():
-        return _torch_entries(directory / "pytorch_model.bin")
+        return _torch_entries(_load_torch(directory / "pytorch_model.bin"))
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
@@ -192,26 +211,32 @@ def _read_npz(path: Path, member: str) -> torch.Tensor:
         return torch.from_numpy(native)
 
 
-def _torch_entries(path: Path) -> dict[str, Entry]:
+def _load_torch(path: Path) -> object:
     with open_regular(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
     with _translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be memory-mapped; then an import reads one layer.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    return loaded
+
+
+def _torch_entries(loaded: object) -> dict[str, Entry]:
     tensors = _state_dict(loaded)
     return {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
-    """Return the tensors at the top level or under a key of NESTED_UNDER."""
+    """Return the tensors under a key of NESTED_UNDER, else at the top level, where nanoGPT keeps its best loss."""
     for _ in NESTED_UNDER:
         if not isinstance(loaded, dict):
             break
-        if tensors := {str(key): value for key, value in loaded.items() if isinstance(value, torch.Tensor)}:
+        nested = next((loaded[key] for key in NESTED_UNDER if isinstance(loaded.get(key), dict)), None)
+        tensors = {str(key): value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
+        if tensors and nested is None:
             return tensors
-        loaded = next((loaded[key] for key in NESTED_UNDER if key in loaded), None)
+        loaded = nested
     raise LayerError(
         f"the torch file holds no state dict of tensors, at its top level or under {', '.join(NESTED_UNDER)}"
     )

@@ -25,6 +25,7 @@ def test_every_entry_of_the_table_gives_a_layer(family):
 def test_the_table_has_the_families_of_the_articles_and_of_the_field():
     assert FAMILY_NAMES == (
         "torch-mha", "bert", "distilbert", "albert", "vit", "annotated", "wq-wk-wv-fc", "d2l", "numpy", "single-head",
+        "gpt2", "nanogpt",
     )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def test_the_table_has_the_families_of_the_articles_and_of_the_field():
         ("attn.W_Q.weight", "wq-wk-wv-fc", "attn."),
         ("attn.W_q.weight", "d2l", "attn."),
         ("W_v", "single-head", ""),
+        ("transformer.h.0.attn.c_attn.weight", "gpt2", "transformer.h.0.attn."),
     ],
 )
 def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
@@ -59,7 +61,7 @@ def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
 @pytest.mark.parametrize(
     "key",
     [
-        "transformer.h.0.attn.c_attn.weight",
+        "transformer.h.0.crossattention.c_attn.weight",
         "model.layers.0.self_attn.q_proj.weight",
         "encoder.block.0.layer.0.SelfAttention.q.weight",
         "blocks.0.attn.qkv.weight",
@@ -74,7 +76,7 @@ def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
     ],
 )
 def test_names_that_only_resemble_a_family_are_unknown(key):
-    """GPT-2, Llama, T5, timm, GGUF and accidents."""
+    """GPT-2's cross-attention, Llama, T5, timm, GGUF and accidents."""
     assert find_candidates([key]) == []
 
 
@@ -84,6 +86,17 @@ def test_w_o_distinguishes_several_heads_from_one():
     assert [found.family.name for found in find_candidates(names | {"a.W_o"})] == ["numpy"]
     assert [found.family.name for found in find_candidates(names | {"b.W_o"})] == ["single-head"]
     assert find_candidates(names, "numpy") == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "family"), [((8, 24), "gpt2"), ((24, 8), "nanogpt"), ((64, 192), "gpt2"), ((192, 64), "nanogpt")]
+)
+def test_the_shape_of_c_attn_distinguishes_conv1d_from_linear(shape, family):
+    """A shape of neither is left to the checks of nanogpt, which name it."""
+    found = find_candidates(["a.c_attn.weight"], shapes={"a.c_attn.weight": shape})
+    assert [candidate.family.name for candidate in found] == [family]
+    for odd in ((8, 8), (24,), (24, 24)):
+        assert find_candidates(["c_attn.weight"], shapes={"c_attn.weight": odd})[0].family.name == "nanogpt"
 
 
 def test_candidates_come_in_the_order_people_count():
