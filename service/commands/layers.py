@@ -1,20 +1,22 @@
 """`layers import | list | check` commands: manage stored layers from the terminal.
 
-Invariants: A layer is checked completely before it is stored. `check` compares the stored layer, run as it is served (float32, on
-the CPU), with a float64 reference on the source's own tensors. Progress goes to stderr, results to stdout.
+Invariants: A layer is checked completely before it is stored, and replaces another one only with `--replace`. `import` and
+`check` compare the layer, run as it is served (float32, on the CPU), with a float64 reference on the source's own tensors.
+Progress goes to stderr, results to stdout.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from service.errors import LayerError
+from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
+    from service.layers.store import Store
     from service.layers.stored_layer import StoredLayer
 
 CHECK_ROWS = 24
@@ -30,6 +32,7 @@ Family = Annotated[str | None, typer.Option("--family", help="naming scheme of t
 Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, if the source does not record it")]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
+Replace = Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 
@@ -51,6 +54,7 @@ def import_(
     heads: Heads = None,
     add_zero_attn: ZeroAttn = False,
     scale: Scale = None,
+    replace: Replace = False,
     layers_dir: LayersDir = None,
 ) -> None:
     """Take one attention layer out of a checkpoint and store it."""
@@ -70,10 +74,40 @@ def import_(
             add_zero_attn=add_zero_attn,
             scale=scale,
         )
-        Store(directory(layers_dir)).save(stored)
-    spec = stored.spec
+        store = Store(directory(layers_dir))
+        if not replace:
+            _check_free(store, stored)
+        parity = _parity(stored, stored)
+        if not parity.is_close:
+            raise LayerError(f'layer "{name}" is not stored: float32 is too far from its float64 reference, {parity}')
+        store.save(stored)
+    _print(stored, parity)
+
+
+def _check_free(store: Store, stored: StoredLayer) -> None:
+    """Raise LayerError if the directory has another layer of this name, or a file of it that cannot be read."""
+    try:
+        held = store.load(stored.name)
+    except LayerMissing:
+        return
+    except LayerError as error:
+        raise LayerError(f"{error.message}; --replace overwrites the file") from error
+    if held.digest != stored.digest:
+        raise LayerError(
+            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
+            "choose another --name, or overwrite it with --replace"
+        )
+
+
+def _print(stored: StoredLayer, parity: Parity) -> None:
+    from service.layers.families import FAMILIES
+
+    spec, dtype = stored.spec, str(stored.dtype).removeprefix("torch.")
     sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
-    Console(highlight=False).print(f"{name}: {sizes}, {stored.family}, {stored.digest[:19]}…")
+    typer.echo(f"{stored.name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
+    typer.echo(f"{stored.name}: parity with float64: {parity}")
+    if any(family.is_causal for family in FAMILIES if family.name == stored.family):
+        typer.echo(f'{stored.name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
 
 
 @app.command("list")
@@ -133,19 +167,31 @@ def check(
         )
         if stored.spec != origin.spec:
             raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
-        output_error, weights_error, size = _errors(stored, origin)
+        parity = _parity(stored, origin)
     same = "the same digest" if stored.digest == origin.digest else "another digest"
-    is_close = output_error <= TOLERANCE * size and weights_error <= TOLERANCE
-    Console(highlight=False).print(
-        f"{name}: max abs error output {output_error:.3g} (largest value {size:.3g}), weights {weights_error:.3g}; {same}: "
-        f"{'parity' if is_close else 'NO PARITY'}"
-    )
-    if not is_close:
+    typer.echo(f"{name}: {parity}; {same}: {'parity' if parity.is_close else 'NO PARITY'}")
+    if not parity.is_close:
         raise typer.Exit(1)
 
 
-def _errors(stored: StoredLayer, origin: StoredLayer) -> tuple[float, float, float]:
-    """Return the max abs errors of output and weights, and the reference's largest output, on seeded random rows."""
+class Parity(NamedTuple):
+    """Max abs errors of output and weights, and the reference's largest output."""
+
+    output_error: float
+    weights_error: float
+    size: float
+
+    @property
+    def is_close(self) -> bool:
+        return self.output_error <= TOLERANCE * self.size and self.weights_error <= TOLERANCE
+
+    def __str__(self) -> str:
+        output = f"max abs error output {self.output_error:.3g} (largest value {self.size:.3g})"
+        return f"{output}, weights {self.weights_error:.3g}"
+
+
+def _parity(stored: StoredLayer, origin: StoredLayer) -> Parity:
+    """Compare `stored` with the reference on the tensors of `origin`, on seeded random rows."""
     import numpy as np
     import torch
 
@@ -167,4 +213,4 @@ def _errors(stored: StoredLayer, origin: StoredLayer) -> tuple[float, float, flo
     assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."
     output_error = float(np.abs(served.output[0].numpy() - expected).max())
     weights_error = float(np.abs(served.weights[0].numpy() - expected_weights).max())
-    return output_error, weights_error, max(float(np.abs(expected).max()), math.ulp(1.0))
+    return Parity(output_error, weights_error, max(float(np.abs(expected).max()), math.ulp(1.0)))

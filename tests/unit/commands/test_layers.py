@@ -1,0 +1,103 @@
+"""`attention-service layers`: what an import says and keeps, and what each mistake is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from service import cli
+from service.layers.store import Store
+from tests.unit.layers.checkpoints import linears, random, save_safetensors
+
+SIZES = [(12, 3), (64, 4)]
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch, capfd):
+    """Exit code and output of a `layers` command, in the directory of the test."""
+    monkeypatch.setenv("ATTENTION_LAYERS_DIR", str(tmp_path / "layers"))
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attention-service", "layers", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def gpt2(width: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Conv1D weights are [in, out]."""
+    made = {"c_attn.weight": random(width, 3 * width, seed=seed) / width**0.5, "c_attn.bias": random(3 * width)}
+    made |= {"c_proj.weight": random(width, width, seed=seed) / width**0.5, "c_proj.bias": random(width)}
+    return {f"h.0.attn.{key}": value for key, value in made.items()}
+
+
+def file(tmp_path: Path, tensors: dict[str, torch.Tensor], name: str = "x.safetensors") -> Path:
+    return save_safetensors(tmp_path / name, tensors)
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_import_prints_family_heads_dtype_and_parity(told, tmp_path, width, heads, dtype):
+    """A model that masks the future says which mask to send; another does not."""
+    path = file(tmp_path, {key: value.to(dtype) for key, value in gpt2(width).items()})
+    code, out, err = told("import", path, "--name", "mine", "--heads", heads)
+    assert (code, err) == (0, "")
+    first, second, third = out.splitlines()
+    kind = str(dtype).removeprefix("torch.")
+    start = f"mine: family gpt2, {width} wide, {heads} heads of {width // heads}, {kind}, sha256:"
+    assert first.startswith(start)
+    assert second.startswith("mine: parity with float64: max abs error output ")
+    assert float(second.split("output ")[1].split(" ")[0]) < 1e-5
+    assert third == 'mine: its model masks the future; send "masks": [{"kind": "causal"}] with each request'
+    plain = file(tmp_path, linears("", *(f"linears.{i}" for i in range(4)), width=width), "annotated.safetensors")
+    assert len(told("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 2
+    assert told("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity\n")
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_another_layer_is_overwritten_only_with_replace(told, tmp_path, width, heads):
+    """The same layer again is fine, also from a file of another name."""
+    first, second = file(tmp_path, gpt2(width)), file(tmp_path, gpt2(width, seed=5), "y.safetensors")
+    ask = ("--name", "mine", "--heads", heads)
+    assert told("import", first, *ask)[0] == 0
+    assert told("import", first.rename(tmp_path / "z.safetensors"), *ask)[0] == 0
+    store = Store(tmp_path / "layers")
+    digest = store.load("mine").digest
+    code, out, err = told("import", second, *ask)
+    assert (code, out) == (1, "")
+    assert err == (
+        'attention-service: layer "mine" exists with other tensors or options, from z.safetensors h.0.attn (gpt2); '
+        "choose another --name, or overwrite it with --replace\n"
+    )
+    assert told("import", tmp_path / "z.safetensors", *ask, "--scale", 0.125)[0] == 1
+    assert store.load("mine").digest == digest
+    assert told("import", second, *ask, "--replace")[0] == 0
+    assert store.load("mine").digest != digest
+
+
+def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(told, tmp_path):
+    path = file(tmp_path, gpt2(12))
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "mine.safetensors").write_bytes(b"notes")
+    code, out, err = told("import", path, "--name", "mine", "--heads", 3)
+    assert (code, out) == (1, "")
+    assert err.startswith('attention-service: layer "mine": ')
+    assert err.endswith("; --replace overwrites the file\n")
+    assert (tmp_path / "layers" / "mine.safetensors").read_bytes() == b"notes"
+    assert told("import", path, "--name", "mine", "--heads", 3, "--replace")[0] == 0
+
+
+def test_a_layer_that_float32_cannot_compute_is_not_stored(told, tmp_path):
+    tensors = {key: value.double() * 1e30 for key, value in gpt2(12).items()}
+    code, out, err = told("import", file(tmp_path, tensors), "--name", "huge", "--heads", 3)
+    assert (code, out) == (1, "")
+    assert err.startswith(
+        'attention-service: layer "huge" is not stored: float32 is too far from its float64 reference, max abs error'
+    )
+    assert not (tmp_path / "layers").exists()
