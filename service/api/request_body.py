@@ -124,6 +124,9 @@ class CancelOnDisconnect:
 
 R = TypeVar("R")
 PIECE = 2**20
+# A longer Content-Length is not repeated in the error.
+MAX_DIGITS = 20
+_FEWER_BYTES = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
 HERE_BYTES = 2**16
@@ -165,7 +168,7 @@ async def read_body(
         nonlocal num_arrived
         num_arrived += num_bytes
         if num_arrived > limits.max_bytes:
-            raise _too_large(limits.max_bytes)
+            raise _too_large(limits.max_bytes, None)
         reserve(num_bytes)
 
     if (parts := caller.take_body()) is not None:
@@ -204,7 +207,7 @@ def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int)
     for length in lengths:
         # Compare the number of digits first: a length of forty digits is not worth converting.
         if len(length.lstrip(b"0")) > len(str(max_bytes)) or int(length) > max_bytes:
-            raise _too_large(max_bytes)
+            raise _too_large(max_bytes, int(length) if len(length) < MAX_DIGITS else None)
     return names[0] if names else None
 
 
@@ -219,8 +222,14 @@ async def _receive_all(caller: Caller) -> list[Part]:
             return parts
 
 
-def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body may have at most {max_bytes:,} bytes")
+def _too_large(max_bytes: int, num_bytes: int | None) -> BodyTooLarge:
+    """Return the error for a body of so many bytes; None if only the limit is known to be exceeded."""
+    found = (
+        f"more than {max_bytes:,} bytes"
+        if num_bytes is None
+        else f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
+    )
+    return BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {_FEWER_BYTES}")
 
 
 async def _decompressed(
@@ -240,7 +249,8 @@ async def _decompressed(
             num_bytes = sum(map(len, more))
             total += num_bytes
             if total > limits.max_bytes:
-                raise DecompressedTooLarge(f"the decompressed body may have at most {limits.max_bytes:,} bytes")
+                found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
+                raise DecompressedTooLarge(f"the decompressed body has {found}; {_FEWER_BYTES}")
             reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []

@@ -266,7 +266,10 @@ class RequestContext:
         record.tokens = cost.tokens
         num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
         if num_bytes > most:
-            raise CostLimit(f"the answer would have {num_bytes:,} bytes, expected at most {most:,}")
+            raise CostLimit(
+                f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (it follows from ATTENTION_QUEUE_BYTES); "
+                "send fewer sequences, or ask for fewer weights"
+            )
         self._answer_bytes.grow(num_bytes)
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s

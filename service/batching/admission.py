@@ -210,14 +210,16 @@ class Admission:
     def _check_cost(self, cost: Cost) -> None:
         """Raise CostLimit for a request that could never run, even with an empty queue."""
         ceilings = self._limits.max_cost
-        for field, value, ceiling in (
-            ("tokens", cost.tokens, ceilings.max_tokens),
-            ("cells", cost.cells, ceilings.max_cells),
-            ("weights_bytes", cost.weights_bytes, ceilings.max_weights_bytes),
-            ("input_bytes", cost.input_bytes, self._limits.max_bytes),
+        for what, value, ceiling in (
+            ("query and key rows", cost.tokens, ceilings.max_tokens),
+            ("attention scores", cost.cells, ceilings.max_cells),
+            ("bytes of returned weights", cost.weights_bytes, ceilings.max_weights_bytes),
+            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, self._limits.max_bytes),
         ):
             if value > ceiling:
-                raise CostLimit(f"this request's cost in {field} is {value}; one request may have at most {ceiling}")
+                raise CostLimit(
+                    f"the request needs {value:,} {what}, expected at most {ceiling:,}; send fewer sequences"
+                )
 
     def check_room(self, cost: Cost, caller: Hashable) -> None:
         """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""

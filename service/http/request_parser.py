@@ -127,7 +127,9 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
         raise _unclean()
     lines = block.split(CRLF) if block else []
     if len(lines) > limits.max_headers:
-        raise HeadersTooLarge(f"a request may have at most {limits.max_headers:,} header fields")
+        raise HeadersTooLarge(
+            f"the request has {len(lines):,} header fields, expected at most {limits.max_headers:,} (ATTENTION_MAX_HEADERS)"
+        )
     return _framed(request_line, [read_field(line) for line in lines], _authority(line))
 
 
@@ -264,11 +266,15 @@ def _unclean() -> BadRequest:
 
 
 def _too_long(max_target_bytes: int) -> TargetTooLong:
-    return TargetTooLong(f"a request target may have at most {max_target_bytes:,} bytes")
+    return TargetTooLong(
+        f"the request target has more than {max_target_bytes:,} bytes (ATTENTION_MAX_TARGET_BYTES); put data into the body"
+    )
 
 
 def _too_large(max_header_bytes: int) -> HeadersTooLarge:
-    return HeadersTooLarge(f"the header fields of a request may have at most {max_header_bytes:,} bytes together")
+    return HeadersTooLarge(
+        f"the header fields of the request have more than {max_header_bytes:,} bytes together (ATTENTION_MAX_HEADER_BYTES)"
+    )
 
 
 # A body may have so many bytes of framing besides, which is about 3,000 chunks of one byte.

@@ -35,6 +35,7 @@ M = TypeVar("M", bound=StrictModel)
 BATCH_RANK = 3
 # Counting the masked rows of this many attention scores takes about a millisecond.
 MAX_COUNTED_CELLS = 2**21
+_SPLIT = "send the sequences in several requests"
 
 Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
 
@@ -66,7 +67,7 @@ class WeightsField(StrictModel):
 
 def _in_full(value: object) -> object:
     """Return the object for a short form; any other value is returned as it is."""
-    return {"form": value} if isinstance(value, str) and value in ("heads", "mean") else value
+    return {"form": value} if isinstance(value, str) else value
 
 
 WeightsSelection = Annotated[
@@ -124,15 +125,35 @@ class RequestLimits:
 
     def check(self, cost: Cost, tables: int) -> None:
         """Raise CostLimit for the first need above its limit; `tables` are the bytes of the tables of one sequence."""
-        for what, need, limit in (
-            ("sequences", cost.sequences, self.max_sequences),
-            ("query and key rows", cost.tokens, self.max_tokens),
-            ("attention scores (sequences x heads x L x S)", cost.cells, self.max_cells),
-            ("bytes of returned weights", cost.weights_bytes, self.max_weights_bytes),
-            ("bytes of tables for its masks and weights", tables, self.max_table_bytes),
+        for what, need, limit, setting, cheaper in (
+            ("sequences", cost.sequences, self.max_sequences, "SEQUENCES", _SPLIT),
+            ("query and key rows", cost.tokens, self.max_tokens, "REQUEST_TOKENS", _SPLIT),
+            (
+                "attention scores (sequences x heads x L x S)",
+                cost.cells,
+                self.max_cells,
+                "REQUEST_CELLS",
+                f"{_SPLIT}, or a long sequence's query rows in parts",
+            ),
+            (
+                "bytes of returned weights",
+                cost.weights_bytes,
+                self.max_weights_bytes,
+                "WEIGHTS_BYTES",
+                'ask for "mean", for "top_k", or for some heads and queries',
+            ),
+            (
+                "bytes of tables for its masks and weights",
+                tables,
+                self.max_table_bytes,
+                "TABLE_BYTES",
+                "a mask without a head axis, and an answer without weights, need less",
+            ),
         ):
             if need > limit:
-                raise CostLimit(f"the request needs {need:,} {what}; a request may have at most {limit:,}")
+                raise CostLimit(
+                    f"the request needs {need:,} {what}, expected at most {limit:,} (ATTENTION_MAX_{setting}); {cheaper}"
+                )
 
 
 class RequestMasks:

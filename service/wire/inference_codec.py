@@ -19,7 +19,7 @@ import orjson
 import torch
 from pydantic import ValidationError
 
-from service.errors import BadBinary, BadDtype, BadShape, CostLimit, InvalidInput
+from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import EXTRAS, AnswerFacts, write_tensor
 from service.wire.inference_schemas import (
     VERSION,
@@ -34,7 +34,7 @@ from service.wire.inference_schemas import (
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
-from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of
+from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of, too_many_values
 
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
@@ -169,8 +169,8 @@ def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[object, 
         raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=f"/{name}")
     if min(shape, default=0) < 0:
         raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
-    if math.prod(shape) > MAX_VALUES:
-        raise CostLimit(f"the shape of {name} has more than {MAX_VALUES:,} values", param=f"/{name}")
+    if (num_values := math.prod(shape)) > MAX_VALUES:
+        raise too_many_values(name, num_values, f"/{name}")
     dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:

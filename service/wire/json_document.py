@@ -12,13 +12,13 @@ import codecs
 import json
 import math
 from collections.abc import Iterator
-from typing import Literal, NoReturn, TypeAlias, Union, cast
+from typing import Literal, TypeAlias, Union, cast
 
 import numpy as np
 import simdjson
 
 from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite
-from service.wire.number_list import NumberList, nested_numbers
+from service.wire.number_list import NumberList, at, nested_numbers
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, None]
 
@@ -45,6 +45,12 @@ class _NotForSimdjsonError(Exception):
     """The body is malformed, or simdjson cannot take it: integers beyond 64 bits, unpaired surrogates, objects of many members,
     NUL in names.
     """
+
+
+class _Constant(str):
+    """NaN, Infinity or -Infinity from Python's parser: no numbers of JSON, kept until their place is known."""
+
+    __slots__ = ()
 
 
 class _Pairs(list[tuple[str, object]]):
@@ -105,20 +111,31 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
     if _count(body, ",") > max_numbers:  # so many Python objects would take hundreds of MiB
         raise BadJson("the body is not valid JSON")
     reader = _Reader(max_depth, max_numbers)
-    document = reader.value(_decoded(body), 0)
+    found, constants = _decoded(body)
+    document = reader.value(found, 0)
     reader.check()
+    if constants:
+        raise _not_a_number(found, constants[0])
     for path in _infinite(document):
         raise NonFinite("a number of the body is beyond the range of float64", param=_pointer(path))
     return document
 
 
-def _decoded(body: bytes | bytearray) -> object:
+def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
+    """Return the document of Python's parser, and the constants in it that are no JSON, in text order."""
+    constants: list[_Constant] = []
+
+    def keep(name: str) -> _Constant:
+        constants.append(_Constant(name))
+        return constants[-1]
+
+    decoder = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=keep)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         raise BadJson("the body is not valid UTF-8") from None
     try:
-        return _DECODER.decode(text)
+        return decoder.decode(text), constants
     except json.JSONDecodeError as error:
         offset = error.pos if text.isascii() else len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise BadJson(f"the body is not valid JSON (byte {offset})") from None
@@ -128,11 +145,28 @@ def _decoded(body: bytes | bytearray) -> object:
         raise JsonTooDeep("the body is nested too deep") from None
 
 
-def _refuse_constant(_name: str) -> NoReturn:
-    raise BadJson("the body is not valid JSON: NaN and Infinity are not numbers of JSON")
+def _not_a_number(found: object, constant: _Constant) -> BadJson:
+    path = _path_to(constant, found) or ()
+    num_indices = next((i for i, name in enumerate(reversed(path)) if isinstance(name, str)), len(path))
+    index = tuple(name for name in path[len(path) - num_indices :] if isinstance(name, int))
+    param = _pointer(path[: len(path) - num_indices]) or None
+    where = f"{words_of(param) if param else 'the body'} has {constant}{at(index)}"
+    remedy = (
+        'only a bias may have -inf, as the string "-inf"' if constant.startswith("-") else "it is no number of JSON"
+    )
+    return BadJson(f"the body is not valid JSON: {where}; {remedy}", param=param)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
+def _path_to(wanted: object, found: object) -> tuple[str | int, ...] | None:
+    """Return the names and indices that lead to this very object, None if it is not there."""
+    if found is wanted:
+        return ()
+    entries = found if isinstance(found, _Pairs) else enumerate(found) if isinstance(found, list) else ()
+    for name, entry in entries:
+        path = _path_to(wanted, entry)
+        if path is not None:
+            return name, *path
+    return None
 
 
 def _infinite(found: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -151,6 +185,12 @@ def _pointer(path: tuple[str | int, ...]) -> str | None:
     return "".join(f"/{name}" for name in path)
 
 
+def words_of(param: str) -> str:
+    """Return a JSON pointer in readable form: `/masks/0/values` becomes masks[0].values."""
+    first, *rest = param.strip("/").split("/")
+    return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
+
+
 class _Reader:
     """Converts the elements of one document, from either parser, and enforces the limits."""
 
@@ -167,8 +207,8 @@ class _Reader:
         """Raise CostLimit if the document, whose syntax is valid, has too many numbers."""
         if self._num_numbers > self._max_numbers:
             raise CostLimit(
-                f"the body has more than {self._max_numbers:,} numbers written as text; "
-                "tensors in base64 or safetensors may have more"
+                f"the body has {self._num_numbers:,} numbers written as text, expected at most {self._max_numbers:,} "
+                "(ATTENTION_MAX_TEXT_NUMBERS); tensors in base64 or safetensors may have more"
             )
 
     def value(self, found: object, depth: int) -> Json:

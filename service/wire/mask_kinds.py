@@ -16,9 +16,10 @@ from pydantic import Field, WithJsonSchema
 from service.attention import masks
 from service.attention.masks import Mask, Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
+from service.wire.json_document import words_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
-from service.wire.tensor_fields import TensorField, TensorKind, words_of
+from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import MAX_RANK, decode_tensor, rank_of
 
 MAX_MASKS = 16
@@ -244,5 +245,6 @@ def kind_of(mask: object, param: str) -> type[MaskKind]:
         )
     kind = mask["kind"]
     if not isinstance(kind, str) or kind not in MASK_KINDS:
-        raise BadMask(f"the mask's kind must be one of {', '.join(MASK_KINDS)}", param=f"{param}/kind")
+        kinds = ", ".join(MASK_KINDS)
+        raise BadMask(f"{words_of(param)}.kind must be one of {kinds}", param=f"{param}/kind")
     return MASK_KINDS[kind]

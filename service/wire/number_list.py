@@ -104,6 +104,11 @@ def _faulty(index: tuple[int, ...], what: str) -> NumberList:
     return NumberList(NO_VALUES, (), fault=Fault(index, what))
 
 
+def at(index: tuple[int, ...]) -> str:
+    """Return the position of a value as error messages write it."""
+    return " at index " + "".join(f"[{axis}]" for axis in index) if index else ""
+
+
 def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the index of a flat position, one number per axis."""
     return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.tensor_fields import DTYPES, words_of
+from service.wire.json_document import words_of
+from service.wire.tensor_fields import DTYPES
 
 TENSOR_OBJECT: dict[str, Any] = {
     "type": "object",

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from service.errors import BadDtype, BadMask, InvalidInput, NonFinite
-from service.wire.number_list import BEYOND_FLOAT64
+from service.wire.json_document import words_of
+from service.wire.number_list import BEYOND_FLOAT64, at
 
 
 class Dtype(NamedTuple):
@@ -85,15 +86,4 @@ class TensorField(NamedTuple):
         return error(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
-        return NonFinite(f"{self.words} has {what}{at(index)}", param=self.param)
-
-
-def words_of(param: str) -> str:
-    """Return a JSON pointer in readable form: `/masks/0/values` becomes masks[0].values."""
-    first, *rest = param.strip("/").split("/")
-    return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
-
-
-def at(index: tuple[int, ...]) -> str:
-    """Return the position of a value as error messages write it."""
-    return " at index " + "".join(f"[{axis}]" for axis in index) if index else ""
+        return NonFinite(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)

@@ -23,8 +23,8 @@ import pybase64
 import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
-from service.wire.number_list import Float64s, NumberList, index_of, nested_numbers
-from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind, at
+from service.wire.number_list import Float64s, NumberList, at, index_of, nested_numbers
+from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -156,9 +156,17 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     if len(value) > MAX_RANK:
         raise _rank_error(field, len(value))
     # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
-    if math.prod(max(size, 1) for size in value) > MAX_VALUES:
-        raise CostLimit(f"the shape of {field.words} has more than {MAX_VALUES:,} values", param=param)
+    if (num_values := math.prod(max(size, 1) for size in value)) > MAX_VALUES:
+        raise too_many_values(field.words, num_values, param)
     return value
+
+
+def too_many_values(words: str, num_values: int, param: str) -> CostLimit:
+    found = f"{num_values:,}" if num_values < 2**63 else "2^63 or more"
+    return CostLimit(
+        f"the shape of {words} has {found} values, expected at most {MAX_VALUES:,}; no setting raises this limit",
+        param=param,
+    )
 
 
 def _rank_error(field: TensorField, rank: int) -> BadShape:
@@ -245,7 +253,7 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
     if numbers.first_boolean is not None and kind is not TensorKind.BOOL:
         odd.append((index_of(numbers.first_boolean, numbers.shape), "a boolean"))
     if numbers.first_minus_inf is not None and kind is not TensorKind.BIAS:
-        odd.append((index_of(numbers.first_minus_inf, numbers.shape), "a string"))
+        odd.append((index_of(numbers.first_minus_inf, numbers.shape), 'the string "-inf"'))
     if odd:
         index, what = min(odd)
         raise field.wrong(what, index)
@@ -343,7 +351,9 @@ def _check_finite(bits: Bits, infinities: tuple[int, int], field: TensorField, s
             bad = (part & infinity) == infinity
             if is_bias:
                 bad &= part != minus_infinity
-            raise field.not_finite("a value that is not finite", index_of(start + int(bad.argmax()), shape))
+            place = int(bad.argmax())
+            what = "inf" if part[place] == infinity else "-inf" if part[place] == minus_infinity else "NaN"
+            raise field.not_finite(what, index_of(start + place, shape))
 
 
 def _is_finite(bits: Bits, infinity: int, minus_infinity: int) -> bool:

@@ -26,6 +26,12 @@ def masks(*found) -> dict:
     return {"query": X, "masks": list(found)}
 
 
+async def post_whole(service, content: bytes, **headers: str):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    path = "/v1/layers/small/attend"
+    return await service.client.post(path, content=content, headers={"content-type": "application/json", **named})
+
+
 NAN_BITS = base64.b64encode(struct.pack("<f", float("nan")) * 32).decode()
 
 RAW = [
@@ -311,10 +317,95 @@ def test_a_malformed_timeout_is_invalid(served, value):
     served(story)
 
 
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize(
+    ("where", "literal", "code", "words"),
+    [
+        ("query", "NaN", "bad_json", "query has NaN at index [1][3]; it is no number of JSON"),
+        ("query", "Infinity", "bad_json", "query has Infinity at index [1][3]"),
+        (
+            "query",
+            "-Infinity",
+            "bad_json",
+            'query has -Infinity at index [1][3]; only a bias may have -inf, as the string "-inf"',
+        ),
+        ("query", '"-inf"', "bad_dtype", 'query has the string "-inf" at index [1][3], expected a number'),
+        ("query", "1e999", "non_finite", "at index [1][3], expected a number"),
+        ("bias", "NaN", "bad_json", "masks[0].values has NaN at index [1][1]"),
+        (
+            "bias",
+            "-Infinity",
+            "bad_json",
+            "masks[0].values has -Infinity at index [1][1]; only a bias may have -inf, as the string",
+        ),
+        ("bias", '"nan"', "bad_dtype", 'masks[0].values has a string at index [1][1], expected a number or "-inf"'),
+    ],
+)
+def test_what_is_not_finite_in_json_is_refused_with_its_index(served, rows, where, literal, code, words):
+    async def story(service):
+        query, bias = [["0.5"] * 16 for _ in range(rows)], [["0"] * rows for _ in range(rows)]
+        (query if where == "query" else bias)[1][3 if where == "query" else 1] = literal
+        lists = ["[" + ",".join("[" + ",".join(row) + "]" for row in table) + "]" for table in (query, bias)]
+        body = '{{"query": {}, "masks": [{{"kind": "bias", "values": {}}}]}}'.format(*lists)
+        problem = (await post_whole(service, body.encode())).json()
+        assert (problem["code"], problem["param"]) == (code, "/query" if where == "query" else "/masks/0/values")
+        assert words in problem["detail"]
+
+    served(story)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_not_finite_in_base64_is_refused_with_its_index(served, rows, value):
+    async def story(service):
+        values = np.full((rows, 16), 0.5, np.float32)
+        values[1, 3] = float(value)
+        tensor = {"dtype": "float32", "shape": [rows, 16], "data": base64.b64encode(values.tobytes()).decode()}
+        problem = (await service.attend({"query": tensor})).json()
+        name = "NaN" if value == "nan" else value
+        assert (problem["code"], problem["param"]) == ("non_finite", "/query")
+        assert problem["detail"] == f"query has {name} at index [1][3], expected a number"
+
+    served(story)
+
+
+@pytest.mark.parametrize("limit", [4096, 65_536])
+def test_a_body_above_its_limit_is_told_its_size_the_setting_and_a_cheaper_form(served, limit):
+    async def story(service):
+        detail = (await post_whole(service, b" " * (limit + 1))).json()["detail"]
+        assert detail.startswith(
+            f"the body has {limit + 1:,} bytes, expected at most {limit:,} (ATTENTION_MAX_BODY_BYTES); "
+        )
+        assert "safetensors or in base64" in detail
+        bomb = gzip.compress(b" " * (limit + 1))
+        detail = (await post_whole(service, bomb, content_encoding="gzip")).json()["detail"]
+        assert detail.startswith(f"the decompressed body has more than {limit:,} bytes (ATTENTION_MAX_BODY_BYTES); ")
+
+    served(story, max_body_bytes=limit)
+
+
+@pytest.mark.parametrize("numbers", [16, 4_000])
+def test_too_many_numbers_are_told_their_count_the_setting_and_a_cheaper_form(served, numbers):
+    async def story(service):
+        problem = (await service.attend({"query": [X[0]] * (numbers // 16 + 1)})).json()
+        assert problem["code"] == "cost_limit"
+        assert (
+            f"{(numbers // 16 + 1) * 16:,} numbers written as text, expected at most {numbers:,}" in problem["detail"]
+        )
+        assert problem["detail"].endswith(
+            "(ATTENTION_MAX_TEXT_NUMBERS); tensors in base64 or safetensors may have more"
+        )
+
+    served(story, max_text_numbers=numbers)
+
+
 def test_an_expensive_request_is_refused_with_its_cost(served):
     async def story(service):
         for body, words in [
-            ({"query": [X[0]] * 9}, "9 query and key rows; a request may have at most 8"),
+            (
+                {"query": [X[0]] * 9},
+                "9 query and key rows, expected at most 8 (ATTENTION_MAX_REQUEST_TOKENS); send the sequences in several",
+            ),
             ({"query": [X[0]] * 8}, "256 attention scores"),
             ({"query": X * 3, "weights": {"form": "heads"}}, None),
         ]:

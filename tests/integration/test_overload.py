@@ -243,7 +243,7 @@ def test_queued_bytes_include_masks(served):
         assert (await service.attend({"query": rows})).status_code == 200
         refused = await service.attend({"query": rows, "masks": masks})
         assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
-        assert "input_bytes" in refused.json()["detail"]
+        assert "bytes of decoded tensors" in refused.json()["detail"]
 
     served(story, queue_bytes=64 * 64 * 4 * 4)
 
