@@ -26,6 +26,7 @@ client raises the same classes and sets `status`, `request_id` and `retry_after_
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -37,126 +38,147 @@ class ServiceError(Exception):
     request_id: str | None = None
     retry_after_s: float | None = None
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        cls.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
 
 
-class Rejected(ServiceError):
-    code = "rejected"
+class Rejected(ServiceError): ...
 
 
-class Malformed(Rejected):
-    code = "malformed"
+class Malformed(Rejected): ...
 
 
 class BadRequest(Malformed):
-    code = "bad_request"
+    """The request line, a header or the framing of the body is not valid HTTP. Let an HTTP library write the request; behind a
+    proxy, check what it forwards.
+    """
 
 
 class BadJson(Malformed):
-    code = "bad_json"
+    """The body is not valid JSON in UTF-8. Read the place in `detail`; JSON has no NaN and no Infinity."""
 
 
 class JsonTooDeep(Malformed):
-    code = "json_too_deep"
+    """The JSON is nested deeper than `ATTENTION_MAX_JSON_DEPTH`. A request needs seven levels at most."""
 
 
 class DuplicateKey(Malformed):
-    code = "duplicate_key"
+    """A JSON object has the same name twice. Send each field once."""
 
 
 class BadEncoding(Malformed):
-    code = "bad_encoding"
+    """Base64 or a compressed body is damaged. Check for cut or escaped text, and that Content-Encoding names the right coding."""
 
 
 class BadBinary(Malformed):
-    code = "bad_binary"
+    """The lengths in a binary body do not match its bytes. Write it with a safetensors library, or check
+    Inference-Header-Content-Length.
+    """
 
 
-class InvalidInput(Rejected):
-    code = "invalid"
+class InvalidInput(Rejected, code="invalid"):
+    """A field's value is not one that it takes. `param` points to the field, and `detail` says what is expected."""
 
 
 class BadShape(InvalidInput):
-    code = "bad_shape"
+    """A tensor's shape fits neither the layer nor the other tensors. `detail` says which shape is expected; GET
+    /v1/layers/{layer} gives the widths.
+    """
 
 
 class BadDtype(InvalidInput):
-    code = "bad_dtype"
+    """A value or a dtype is not of the kind that the field takes. `detail` names the index and what is expected."""
 
 
 class BadMask(InvalidInput):
-    code = "bad_mask"
+    """A mask's values, shape, axes or options are wrong. `detail` lists the shapes that fit; a mask of floats is a `bias`."""
 
 
 class MaskKindRequired(InvalidInput):
-    code = "mask_kind_required"
+    """A mask does not say what its values mean. Write `{"kind": "attend", "values": …}` (true: may attend) or `"ignore"` (true:
+    must not).
+    """
 
 
 class MaskAxesRequired(InvalidInput):
-    code = "mask_axes_required"
+    """A mask of 2 or 3 axes has two readings in a batch. Set `axes`; `detail` lists both readings."""
 
 
 class CausalAlignRequired(InvalidInput):
-    code = "causal_align_required"
+    """A causal mask over different numbers of queries and keys has two readings. Set `align` to `top_left` or `bottom_right`, or
+    give `offset`.
+    """
 
 
 class LayoutRequired(InvalidInput):
-    code = "layout_required"
+    """A tensor of 3 axes has several readings in attention without a layer. Set `layout`."""
 
 
 class NonFinite(InvalidInput):
-    code = "non_finite"
+    """A tensor has a NaN or an infinity, or a number beyond its dtype's range. Find it at the index in `detail`; only a bias
+    takes -inf.
+    """
 
 
 class MaskedRow(InvalidInput):
-    code = "masked_row"
+    """The masks leave a query no key, and the request said `"masked_rows": "error"`. Correct the masks, or take zeros with
+    `"zero"`.
+    """
 
 
 class UnknownField(InvalidInput):
-    code = "unknown_field"
+    """The request has a name that does not exist here. `detail` lists the names, the nearest one, and what other libraries'
+    names are called here.
+    """
 
 
-class TooLarge(Rejected):
-    code = "too_large"
+class TooLarge(Rejected): ...
 
 
 class BodyTooLarge(TooLarge):
-    code = "body_too_large"
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
 
 
 class DecompressedTooLarge(TooLarge):
-    code = "decompressed_too_large"
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES` after decompression. Send tensors as safetensors or in base64, or fewer
+    sequences.
+    """
 
 
 class CostLimit(TooLarge):
-    code = "cost_limit"
+    """The request needs more rows, scores, numbers or memory than one request may. `detail` names the setting and a cheaper
+    form.
+    """
 
 
 class TargetTooLong(TooLarge):
-    code = "target_too_long"
+    """The path and query are longer than `ATTENTION_MAX_TARGET_BYTES`. Put data into the body."""
 
 
 class HeadersTooLarge(TooLarge):
-    code = "headers_too_large"
+    """The header fields exceed `ATTENTION_MAX_HEADERS` or `ATTENTION_MAX_HEADER_BYTES`. Send fewer or shorter ones; look for
+    large cookies.
+    """
 
 
-class NotServed(Rejected):
-    code = "not_served"
+class NotServed(Rejected): ...
 
 
 class LayerNotFound(NotServed):
-    code = "layer_not_found"
+    """No layer of that name is served. GET /v1/layers lists the names; `attention-service layers import` adds one."""
 
 
-class RouteNotFound(NotServed):
-    code = "not_found"
+class RouteNotFound(NotServed, code="not_found"):
+    """The service has no such path. /docs lists the paths."""
 
 
 class MethodNotAllowed(NotServed):
-    code = "method_not_allowed"
+    """The path exists, but not with this method. The header Allow lists the methods."""
 
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
@@ -164,39 +186,38 @@ class MethodNotAllowed(NotServed):
 
 
 class NotAcceptable(NotServed):
-    code = "not_acceptable"
+    """The service cannot write any media type of the header Accept. Accept application/json or application/vnd.safetensors."""
 
 
 class UnsupportedMediaType(NotServed):
-    code = "unsupported_media_type"
+    """The service cannot read the body's Content-Type. Send application/json or application/vnd.safetensors."""
 
 
 class UnsupportedContentEncoding(NotServed):
-    code = "unsupported_content_encoding"
+    """The body is compressed in a way that the service cannot read. Compress it once, with gzip or zstd, or not at all."""
 
 
-class Denied(Rejected):
-    code = "denied"
+class Denied(Rejected): ...
 
 
 class Unauthorized(Denied):
-    """The key is missing or unknown; the error does not reveal which."""
-
-    code = "unauthorized"
+    """The key is missing or unknown; the error does not reveal which. Send `Authorization: Bearer <key>` or `X-API-Key`."""
 
 
 class Forbidden(Denied):
-    code = "forbidden"
+    """The key's role may not do this, or layers cannot be changed here. Changes need a key of role `admin` in
+    `ATTENTION_API_KEYS_FILE`.
+    """
 
 
 class ClientTimeout(Rejected):
-    code = "client_timeout"
+    """The headers or the body did not arrive in time. Send faster, or raise `ATTENTION_HEADER_TIMEOUT_S` or
+    `ATTENTION_BODY_TIMEOUT_S`.
+    """
 
 
 class Refused(ServiceError):
     """The request is valid but not accepted now; the caller may retry after `retry_after_s` whole seconds."""
-
-    code = "refused"
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -204,55 +225,52 @@ class Refused(ServiceError):
 
 
 class QueueFull(Refused):
-    code = "queue_full"
+    """The request would wait too long, or the queue has no room for it. Repeat it after Retry-After seconds; in the long run add
+    workers.
+    """
 
 
 class RateLimited(Refused):
-    code = "rate_limited"
+    """The key has sent more requests than `ATTENTION_RATE_LIMIT_PER_S`. Repeat it after Retry-After seconds."""
 
 
 class LayerChanged(Refused):
-    """The layer's file changed while the processes loaded it, or another change of the layer came first."""
-
-    code = "layer_changed"
+    """The layer's file changed while the processes loaded it, or another change of the layer came first. Look at what is served,
+    then repeat it.
+    """
 
 
 class NotReady(Refused):
-    code = "not_ready"
+    """The service is starting, or cannot serve this now. Repeat it after Retry-After seconds; GET /readyz gives the reason."""
 
 
 class Draining(Refused):
-    code = "draining"
+    """The service is shutting down. Repeat it at another instance."""
 
 
-class Failed(ServiceError):
-    code = "failed"
+class Failed(ServiceError): ...
 
 
 class DeadlineExceeded(Failed):
-    code = "deadline_exceeded"
+    """The answer was not ready before the deadline. Allow more time in X-Request-Timeout-Ms, or send less work."""
 
 
 class EngineFailed(Failed):
-    code = "engine_failed"
+    """A fault inside the service. The log has it under the request id; please report it."""
 
 
 class EngineDown(Failed):
-    code = "engine_down"
+    """The computation of this process has failed or hangs, and the process is replaced. Repeat it after Retry-After seconds."""
 
 
-class LayerError(ServiceError):
-    code = "layer_error"
+class LayerError(ServiceError): ...
 
 
-class LayerMissing(LayerError):
-    code = "layer_missing"
+class LayerMissing(LayerError): ...
 
 
 class LayerNotLoaded(LayerError):
     """This process cannot load the layer; no fault of its file is known."""
-
-    code = "layer_not_loaded"
 
 
 def codes_of(*branches: type[ServiceError]) -> frozenset[str]:

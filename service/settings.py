@@ -262,10 +262,8 @@ class Settings(BaseSettings):
     )
 
 
-class SettingsError(ServiceError):
+class SettingsError(ServiceError, code="bad_settings"):
     """A setting is invalid; the message is one line that names the variable."""
-
-    code = "bad_settings"
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -1,7 +1,8 @@
 """Problems: turn each failure into an HTTP status and an error body; only this module knows status codes.
 
 A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every leaf of
-the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words.
+the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words. Its
+`type` leads to the error's row on the page of errors.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ STATUS: dict[type[ServiceError], int] = {
 # What the clients of `/v2` expect: 400 for invalid input, 503 for a full queue.
 INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
 MAX_DETAIL = 2000
+ERRORS_PAGE = "/docs/errors"
 MEDIA_TYPE = b"application/problem+json"
 INFERENCE_MEDIA_TYPE = b"application/json"
 # After these errors the rest of a body may still arrive, so the connection cannot be used again.
@@ -63,9 +65,36 @@ class Problem(NamedTuple):
     body: bytes
 
 
+class ErrorRow(NamedTuple):
+    """What a caller reads about one code: its status, elsewhere and under `/v2`, why it occurs and what to do."""
+
+    code: str
+    status: int
+    inference_status: int
+    cause: str
+    remedy: str
+
+
+def error_rows() -> list[ErrorRow]:
+    """Return a row for each code of an answer, in the order of the tree; the first sentence of a docstring is the cause."""
+    rows = []
+    for kind in vars(errors).values():
+        is_answered = isinstance(kind, type) and issubclass(kind, errors.Rejected | errors.Refused | errors.Failed)
+        if is_answered and (kind is errors.InvalidInput or not kind.__subclasses__()):
+            cause, _, remedy = " ".join((kind.__doc__ or "").split()).partition(". ")
+            rows.append(
+                ErrorRow(kind.code, _status(kind, STATUS), _status(kind, INFERENCE_STATUS), f"{cause}.", remedy)
+            )
+    return rows
+
+
 def status_of(error: ServiceError, table: dict[type[ServiceError], int] = STATUS) -> int:
     """Return the status of the nearest class in the table, 500 if there is none."""
-    return next((table[kind] for kind in type(error).__mro__ if kind in table), 500)
+    return _status(type(error), table)
+
+
+def _status(kind: type[ServiceError], table: dict[type[ServiceError], int]) -> int:
+    return next((table[parent] for parent in kind.__mro__ if parent in table), 500)
 
 
 def is_inference(path: str) -> bool:
@@ -83,7 +112,7 @@ def render(error: ServiceError, request_id: str) -> Problem:
     status = status_of(error)
     body = orjson.dumps(
         {
-            "type": f"urn:attention-service:problem:{error.code}",
+            "type": f"{ERRORS_PAGE}#{error.code}",
             "title": http.HTTPStatus(status).phrase,
             "status": status,
             "detail": error.message[:MAX_DETAIL],

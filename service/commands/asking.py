@@ -31,8 +31,6 @@ TIMEOUT_S = 60.0
 class AskFailed(ServiceError):
     """The server is unreachable or returned an error; the user sees the message."""
 
-    code = "ask_failed"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:

@@ -20,8 +20,6 @@ Top = Annotated[int, typer.Option("--top", min=1, help="how many readings to lis
 class NotReproduced(ServiceError):
     """No reading reproduces the output; the user sees the nearest one."""
 
-    code = "not_reproduced"
-
 
 def compare(
     case: CaseArgument,

@@ -25,8 +25,6 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of the inputs")]
 class NotGolden(ServiceError):
     """An answer is farther from its reference than the tolerance; the user sees which."""
 
-    code = "not_golden"
-
 
 def golden(out: Out, seed: Seed = 0, url: Url = DEFAULT_URL, api_key: ApiKey = None, local: Local = False) -> None:
     """Write test vectors for kernels, and compare the service with them.

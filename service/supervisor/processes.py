@@ -36,10 +36,8 @@ STDOUT, STDERR = 1, 2
 _log = LineWriter(STDOUT)
 
 
-class StartError(ServiceError):
+class StartError(ServiceError, code="cannot_start"):
     """The service cannot start as configured; the message is one line."""
-
-    code = "cannot_start"
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

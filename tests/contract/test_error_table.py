@@ -1,11 +1,13 @@
-"""Every failure has a code of its own, a status of the contract, and a short valid body."""
+"""Every failure has a code of its own, a status of the contract, a short valid body, and a row with its cause and remedy."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from service import errors
-from service.api.problems import render, status_of
+from service.api.problems import error_rows, render, status_of
 
 CONTRACT = {
     "bad_request": 400, "bad_json": 400, "json_too_deep": 400, "duplicate_key": 400, "bad_encoding": 400,
@@ -58,3 +60,24 @@ def test_a_problem_body_has_at_most_4_kib_for_any_message():
 def test_a_refusal_has_a_retry_after():
     problem = render(errors.QueueFull("full", retry_after_s=7), "id")
     assert (b"retry-after", b"7") in problem.headers
+
+
+def test_every_code_has_a_row_with_its_cause_and_its_remedy():
+    rows = error_rows()
+    assert [row.code for row in rows if row.status != CONTRACT[row.code]] == []
+    assert {row.code for row in rows} == set(CONTRACT)
+    for row in rows:
+        assert row.cause[0].isupper(), row.code
+        assert row.remedy, row.code
+        assert row.remedy.endswith("."), row.code
+
+
+def test_the_page_of_errors_in_the_documentation_matches_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- errors -->\n(.*?)\n<!-- /errors -->", text, re.DOTALL)
+    lines = ["| code | status | under `/v2` | cause | remedy |", "| --- | --- | --- | --- | --- |"]
+    for row in error_rows():
+        cells = (f'<a id="{row.code}"></a>`{row.code}`', row.status, row.inference_status, row.cause, row.remedy)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    assert found
+    assert found[1] == "\n".join(lines)

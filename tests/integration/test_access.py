@@ -12,7 +12,7 @@ from service.api.auth.key_ring import Role, line_for
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"
 BEARER = {"authorization": f"Bearer {USER}"}
-DOCS = {"/", "/docs", "/docs/{asset}", "/openapi.json"}
+DOCS = {"/", "/docs", "/docs/errors", "/docs/{asset}", "/openapi.json"}
 CLOSED = {
     "/v1/layers",
     "/v1/layers/{layer}/attend",

@@ -399,3 +399,20 @@ def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
         served(story, probe_s=3600, heartbeat_s=60)
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("rows", [1, 60])
+def test_the_type_of_a_problem_leads_to_its_row_on_the_page_of_errors(served, rows):
+    async def story(service):
+        wrong = {
+            "unknown_field": {"query": [[0.5] * 16] * rows, "is_causal": True},
+            "bad_shape": {"query": [[0.5]] * rows},
+        }
+        for code, body in wrong.items():
+            problem = (await service.attend(body)).json()
+            page, _, row = problem["type"].partition("#")
+            found = await service.client.get(page)
+            assert (found.status_code, found.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            assert f'<tr id="{row}"><td><code>{code}</code>' in found.text
+
+    served(story)

@@ -14,7 +14,7 @@ from tests.torture.law import CODES
 from tests.torture.subject import Subject
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_PAGES = ("unmatched", "/", "/docs", "/docs/{asset}", "/openapi.json")
+_PAGES = ("unmatched", "/", "/docs", "/docs/errors", "/docs/{asset}", "/openapi.json")
 _OURS = {
     "status": {"200", "204", *map(str, CODES)},
     "reason": set().union(*CODES.values()),

@@ -45,10 +45,8 @@ class Key(NamedTuple):
     role: Role
 
 
-class KeysError(ServiceError):
+class KeysError(ServiceError, code="bad_keys"):
     """The keys file cannot be used."""
-
-    code = "bad_keys"
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{VARIABLE}: {message}")

@@ -1,4 +1,4 @@
-"""API pages: /openapi.json, and a Swagger page whose script and style this process serves, so it works offline.
+"""API pages: /openapi.json, the table of errors, and a Swagger page whose parts this process serves, so it works offline.
 
 Invariants: the page fetches nothing from another host. Each document is made once, in a thread, and served from its bytes.
 Documents are never compressed, so one entity tag identifies each.
@@ -7,6 +7,7 @@ Documents are never compressed, so one entity tag identifies each.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from service.api.outer_middleware import record_of
+from service.api.problems import ERRORS_PAGE, error_rows
 from service.api.routes import note_route
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
@@ -55,7 +57,7 @@ def make_docs_router(
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="docs/favicon.png",
     )
-    html = _document(bytes(page.body), "text/html")
+    swagger = _document(bytes(page.body), "text/html")
     schema: Memo[Document] = Memo(thread)
     assets: dict[str, Memo[Document]] = {name: Memo(thread) for name in _ASSETS}
 
@@ -66,7 +68,13 @@ def make_docs_router(
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
-        return _answer(request, html)
+        return _answer(request, swagger)
+
+    errors = _document(_errors_page().encode(), "text/html")
+
+    @router.get(ERRORS_PAGE)
+    async def errors_page(request: Request) -> Response:
+        return _answer(request, errors)
 
     @router.get("/docs/{asset}")
     async def part(request: Request, asset: str) -> Response:
@@ -93,6 +101,20 @@ class RootForBrowsers(Route):
 async def _to_docs(request: Request) -> Response:
     record_of(request.scope).route = "/"
     return RedirectResponse("docs", headers={"vary": "accept"})
+
+
+def _errors_page() -> str:
+    """Return the table of errors; a problem's `type` leads to its row."""
+    rows = [
+        f'<tr id="{row.code}"><td><code>{row.code}</code><td>{row.status}<td>{row.inference_status}'
+        f"<td>{html.escape(row.cause)}<td>{html.escape(row.remedy)}"
+        for row in error_rows()
+    ]
+    style = "body{font:16px sans-serif;margin:2em}td,th{padding:.4em;text-align:left;vertical-align:top}:target{background:#ffa}"
+    head = "<tr><th>code<th>status<th>under /v2<th>cause<th>remedy"
+    return (
+        f"<!doctype html><title>Errors</title><style>{style}</style><h1>Errors</h1><table>{head}{''.join(rows)}</table>"
+    )
 
 
 def _document(content: bytes, media_type: str) -> Document:
