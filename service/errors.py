@@ -194,7 +194,9 @@ class UnsupportedMediaType(NotServed):
 
 
 class UnsupportedContentEncoding(NotServed):
-    """The body is compressed in a way that the service cannot read. Compress it once, with gzip or zstd, or not at all."""
+    """The body is compressed in a way that the service cannot read. Compress it once, with gzip, deflate or
+    zstd, or send it plain.
+    """
 
 
 class Denied(Rejected): ...
