@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service import __version__
 from service.api.attend_route import find_model
@@ -32,41 +32,41 @@ _MEANINGS = {404: "no such model", 503: "not ready, draining or down"}
 
 
 class ServerLive(BaseModel):
-    live: bool
+    live: bool = Field(description="always true")
 
 
 class ServerReady(BaseModel):
-    ready: bool
+    ready: bool = Field(description="always true; else the answer is a 503")
 
 
 class ModelReady(BaseModel):
-    name: str
-    ready: bool
+    name: str = Field(description="the model")
+    ready: bool = Field(description="always true; else the answer is a 503")
 
 
 class ServerMetadata(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
+    name: str = Field(description="of the server")
+    version: str = Field(description="of the server")
+    extensions: list[str] = Field(description="of the protocol")
 
 
 class TensorMetadata(BaseModel):
     """A tensor of a model; -1 is a size that varies, and the batch axis comes first."""
 
-    name: str
-    datatype: str
-    shape: list[int]
+    name: str = Field(description="of the tensor")
+    datatype: str = Field(description="as the protocol calls it")
+    shape: list[int] = Field(description="sizes of the axes")
 
 
 # Load generators send all `inputs` and request all `outputs`. The protocol has no optional tensors, so those have own fields.
 class ModelMetadata(BaseModel):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    optional_inputs: list[TensorMetadata]
-    optional_outputs: list[TensorMetadata]
+    name: str = Field(description="the model")
+    versions: list[str] = Field(description="always 1")
+    platform: str = Field(description="what computes it")
+    inputs: list[TensorMetadata] = Field(description="required")
+    outputs: list[TensorMetadata] = Field(description="of every answer")
+    optional_inputs: list[TensorMetadata] = Field(description="masks and defaults")
+    optional_outputs: list[TensorMetadata] = Field(description="if requested")
 
 
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.api.outer_middleware import record_of
 from service.api.problems import problem_responses
@@ -32,56 +32,56 @@ R = TypeVar("R")
 class LayerLimits(BaseModel):
     """What one request to this layer may have; `body_bytes` holds for the body as sent and decompressed."""
 
-    body_bytes: int
-    sequences: int
-    tokens: int
-    cells: int
-    weights_bytes: int
-    table_bytes: int
-    timeout_ms: int
+    body_bytes: int = Field(description="bytes of a body")
+    sequences: int = Field(description="sequences")
+    tokens: int = Field(description="query and key rows")
+    cells: int = Field(description="attention scores: B x H x L x S")
+    weights_bytes: int = Field(description="bytes of returned weights")
+    table_bytes: int = Field(description="bytes of the tables for masks and weights")
+    timeout_ms: int = Field(description="the longest deadline")
 
 
 class NumericsAnswer(BaseModel):
     """Bits are promised on one such fingerprint, not across machines."""
 
-    isa: str
-    torch: str
-    threads: int
-    dtype: str
-    device: str
+    isa: str = Field(description="instructions that torch uses")
+    torch: str = Field(description="its version")
+    threads: int = Field(description="threads of a pass")
+    dtype: str = Field(description="that it computes in")
+    device: str = Field(description="cpu or cuda")
 
 
 class LayerAnswer(BaseModel):
     """One served layer; widths in features. `batching` is "packed", or "sequential" where the self-check asked for it."""
 
-    name: str
-    family: str
-    source: str
-    digest: str
-    query_width: int
-    key_width: int
-    value_width: int
-    out_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    value_head_width: int
-    scale: float
-    biases: list[str]
-    has_output: bool
-    extra_keys: int
-    stored_dtype: str
-    batching: str
-    numerics: NumericsAnswer
-    limits: LayerLimits
+    name: str = Field(description="as in the path")
+    family: str = Field(description="kind of checkpoint that it comes from")
+    source: str = Field(description="where it was imported from")
+    digest: str = Field(description="sha256 of the tensors and the spec")
+    query_width: int = Field(description="features of a query row")
+    key_width: int = Field(description="features of a key row")
+    value_width: int = Field(description="features of a value row")
+    out_width: int = Field(description="features of an output row")
+    num_heads: int = Field(description="query heads")
+    num_kv_heads: int = Field(description="key and value heads")
+    head_width: int = Field(description="features of a head's queries and keys")
+    value_head_width: int = Field(description="features of a head's values")
+    scale: float = Field(description="factor of query·key")
+    biases: list[str] = Field(description="projections with a bias")
+    has_output: bool = Field(description="whether it has an output projection")
+    extra_keys: int = Field(description="columns that it appends to the keys")
+    stored_dtype: str = Field(description="of its file")
+    batching: str = Field(description="how its batches are computed")
+    numerics: NumericsAnswer = Field(description="what the bits depend on")
+    limits: LayerLimits = Field(description="what one request may have")
 
 
 class LayersAnswer(BaseModel):
-    layers: list[LayerAnswer]
+    layers: list[LayerAnswer] = Field(description="by name")
 
 
 class HealthAnswer(BaseModel):
-    status: str
+    status: str = Field(description="ok, or ready")
 
 
 class ServiceView(Protocol):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orjson
 import pybase64
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.attention.call import AnyAnswer, AttentionAnswer, TopK
 from service.batching.job import BatchInfo
@@ -94,49 +94,51 @@ def _text(array: Array) -> bytes:
 class LayerName(BaseModel):
     """`digest` is null for attention without a layer."""
 
-    name: str
-    digest: str | None
+    name: str = Field(description="the layer, or sdpa")
+    digest: str | None = Field(description="sha256 of the layer's tensors and spec")
 
 
 class BatchField(BaseModel):
     """What shared the forward pass with this request, itself included."""
 
-    requests: int
-    sequences: int
-    tokens: int
+    requests: int = Field(description="requests, this one included")
+    sequences: int = Field(description="their sequences")
+    tokens: int = Field(description="their query and key rows")
 
 
 class TimingField(BaseModel):
     """Milliseconds; `total` runs from the complete body to the encoded answer."""
 
-    decode: float
-    queue: float
-    compute: float
-    total: float
+    decode: float = Field(description="parsing and checking")
+    queue: float = Field(description="waiting for a pass")
+    compute: float = Field(description="the forward pass")
+    total: float = Field(description="all of it")
 
 
 class TopKField(BaseModel):
-    values: Tensor
-    indices: Tensor
-    rest: Tensor
+    values: Tensor = Field(description="[H, L, k], descending")
+    indices: Tensor = Field(description="[H, L, k], int32")
+    rest: Tensor = Field(description="[H, L]: the mass not returned")
 
 
 class AttendAnswer(BaseModel):
-    output: Tensor
-    weights: Tensor | TopKField | None
-    masked_rows: int
-    layer: LayerName
-    batch: BatchField
-    timing_ms: TimingField
+    output: Tensor = Field(description="of the rank, the layout and the dtype of query")
+    weights: Tensor | TopKField | None = Field(
+        description="[H, L, S], [L, S] for mean, or top_k; null if not requested"
+    )
+    masked_rows: int = Field(description="query rows that may attend to nothing in at least one head")
+    layer: LayerName = Field(description="what answered")
+    batch: BatchField = Field(description="what shared the forward pass")
+    timing_ms: TimingField = Field(description="how long it took")
 
 
 class AttentionReply(AttendAnswer):
     """The fields with a default are there if the request asks for them."""
 
-    scores: Tensor | None = None
-    lse: Tensor | None = None
-    present_key: Tensor | None = None
-    present_value: Tensor | None = None
+    scores: Tensor | None = Field(default=None, description="[H, L, S], with B in front of a batch")
+    lse: Tensor | None = Field(default=None, description="[H, L], with B in front of a batch")
+    present_key: Tensor | None = Field(default=None, description="past_key and key in one")
+    present_value: Tensor | None = Field(default=None, description="past_value and value in one")
 
 
 _TOP_K = tuple(TopKField.model_fields)

@@ -38,16 +38,21 @@ MAX_COUNTED_CELLS = 2**21
 _SPLIT = "send the sequences in several requests"
 
 Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
+_ONCE = "in this order, each once; default: all"
+HeadIndices = Annotated[Indices | None, Field(description=f"heads, from 0 to H - 1, {_ONCE}")]
+RowIndices = Annotated[Indices | None, Field(description=f"query rows, from 0 to L - 1, {_ONCE}")]
 
 
 class WeightsField(StrictModel):
     """Which attention weights to return: all heads, their mean, or the k largest of each row."""
 
-    form: Literal["heads", "mean", "top_k"]
-    k: Annotated[int, Field(ge=1)] | None = None
-    heads: Indices | None = None
-    queries: Indices | None = None
-    dtype: Literal["float32", "float16"] = "float32"
+    form: Literal["heads", "mean", "top_k"] = Field(description="each head, their mean, or the k largest of each row")
+    k: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="1 to S: required with top_k, and only there"
+    )
+    heads: HeadIndices = None
+    queries: RowIndices = None
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned weights")
 
     def wanted(self, sizes: Sizes) -> WeightsWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range.
@@ -70,9 +75,15 @@ def _in_full(value: object) -> object:
     return {"form": value} if isinstance(value, str) else value
 
 
-WeightsSelection = Annotated[
+_InFull = Annotated[
     WeightsField, BeforeValidator(_in_full, json_schema_input_type=WeightsField | Literal["heads", "mean"])
 ]
+_WEIGHTS_WORDS = 'attention weights to return; "heads" and "mean" are short forms; default: none'
+WeightsSelection = Annotated[_InFull | None, Field(description=_WEIGHTS_WORDS)]
+_ROWS_WORDS = "a row that may attend to nothing: zero gives zeros, error is a 422"
+MaskedRows = Annotated[Literal["zero", "error"], Field(description=_ROWS_WORDS)]
+_ENCODING_WORDS = "how the tensors of the answer are written; default: as query came"
+Encoding = Annotated[Literal["list", "base64"] | None, Field(description=_ENCODING_WORDS)]
 
 
 def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
@@ -101,13 +112,13 @@ def weights_bytes(wanted: WeightsWanted, heads: int, queries: int, keys: int) ->
 class AttendRequest(StrictModel):
     """One sequence [L, d], or B sequences of one length [B, L, d], for a multi-head attention layer."""
 
-    query: Tensor
-    key: Tensor | None = None
-    value: Tensor | None = None
+    query: Tensor = Field(description="[L, d], or [B, L, d] for B sequences; d as the layer has it, L and B at least 1")
+    key: Tensor | None = Field(default=None, description="[S, d], or [B, S, d]; default: query")
+    value: Tensor | None = Field(default=None, description="[S, dv], or [B, S, dv]; default: key")
     masks: MaskList
-    weights: WeightsSelection | None = None
-    masked_rows: Literal["zero", "error"] = "zero"
-    encoding: Literal["list", "base64"] | None = None
+    weights: WeightsSelection = None
+    masked_rows: MaskedRows = "zero"
+    encoding: Encoding = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

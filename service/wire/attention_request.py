@@ -22,9 +22,12 @@ from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
     CheckedRequest,
-    Indices,
+    Encoding,
+    HeadIndices,
+    MaskedRows,
     RequestLimits,
     RequestMasks,
+    RowIndices,
     WeightsField,
     WeightsSelection,
     decode_indices,
@@ -47,10 +50,10 @@ Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 class ScoresField(StrictModel):
     """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
 
-    stage: Literal["scaled", "capped", "masked"]
-    heads: Indices | None = None
-    queries: Indices | None = None
-    dtype: Literal["float32", "float16"] = "float32"
+    stage: Literal["scaled", "capped", "masked"] = Field(description="times the scale; then capped; then masked")
+    heads: HeadIndices = None
+    queries: RowIndices = None
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
 
     def wanted(self, sizes: Sizes) -> ScoresWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
@@ -62,30 +65,26 @@ class ScoresField(StrictModel):
 class AttentionRequest(StrictModel):
     """Scaled dot-product attention without parameters: softmax(softcap(query·keyᵀ·scale) + masks)·value."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    layout: LayoutName | None = Field(
-        default=None, description="order of the axes; default: ld for 2 axes, bhld for 4; 3 axes must say"
-    )
-    num_heads: Heads | None = Field(default=None, description="query heads, only with layout packed")
-    num_kv_heads: Heads | None = Field(
-        default=None, description="key and value heads, only with layout packed; default: num_heads"
-    )
-    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
-    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
+    query: Tensor = Field(description="[L, d], or with axes H and B as layout says; each size is at least 1")
+    key: Tensor = Field(description="[S, d], or with axes Hkv and B as layout says; Hkv divides H")
+    value: Tensor = Field(description="[S, V], or with axes Hkv and B as layout says")
+    layout: LayoutName | None = Field(default=None, description="default: ld for 2 axes, bhld for 4; 3 axes must say")
+    num_heads: Heads | None = Field(default=None, description="only with layout packed, which requires it")
+    num_kv_heads: Heads | None = Field(default=None, description="only with layout packed; default: num_heads")
+    scale: float | None = Field(default=None, description="factor of query·key, any number but 0; default: 1/√d")
+    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c); default: no cap")
     past_key: Tensor | None = Field(
-        default=None, description="[Hkv, P, d], with B in front of a batch; stands before key"
+        default=None, description="[Hkv, P, d] or [B, Hkv, P, d], before key; default: none"
     )
-    past_value: Tensor | None = Field(default=None, description="[Hkv, P, V], with B in front of a batch")
+    past_value: Tensor | None = Field(default=None, description="[Hkv, P, V] or [B, Hkv, P, V]; comes with past_key")
     present: bool = Field(default=False, description="return present_key and present_value: the past and the new rows")
-    sinks: Tensor | None = Field(default=None, description="[H]: one logit a head, in the softmax's denominator only")
+    sinks: Tensor | None = Field(default=None, description="[H], in the softmax's denominator only; default: none")
     masks: MaskList
-    weights: WeightsSelection | None = None
-    scores: ScoresField | None = None
+    weights: WeightsSelection = None
+    scores: ScoresField | None = Field(default=None, description="attention scores to return; default: none")
     lse: bool = Field(default=False, description="return the natural log-sum-exp of the masked scores, sink included")
-    masked_rows: Literal["zero", "error"] = "zero"
-    encoding: Literal["list", "base64"] | None = None
+    masked_rows: MaskedRows = "zero"
+    encoding: Encoding = None
 
 
 def check_attention(

@@ -17,7 +17,7 @@ VERSION = "1"
 MAX_ID = 256
 
 Causal = Literal["top_left", "bottom_right"]
-MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required where it has 2 or 3")]
+MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required for 2 or 3; default: by its rank")]
 
 
 def _as_text(value: str) -> str:
@@ -34,22 +34,22 @@ class InferParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    causal: Causal | None = Field(default=None, description="no looking ahead: where query row 0 stands")
+    causal: Causal | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
     attend_mask_axes: MaskAxes = None
     ignore_mask_axes: MaskAxes = None
     bias_axes: MaskAxes = None
-    weights: Literal["heads", "mean"] | None = Field(default=None, description="attention weights to return")
-    masked_rows: Literal["zero", "error"] | None = None
-    timeout: int | None = Field(default=None, ge=0, description="deadline in microseconds; 0 = the service's own")
-    binary_data_output: bool | None = Field(
-        default=None, description="outputs without a flag of their own come as bytes"
+    weights: Literal["heads", "mean"] | None = Field(default=None, description="also an output; default: none")
+    masked_rows: Literal["zero", "error"] | None = Field(default=None, description="as on `/v1`; default: zero")
+    timeout: int | None = Field(
+        default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
     )
-    sequence_id: Any = None
-    sequence_start: Any = None
-    sequence_end: Any = None
-    priority: Any = None
-    headers: Any = None
-    content_type: Any = None
+    binary_data_output: bool | None = Field(default=None, description="outputs come as bytes; default: false")
+    sequence_id: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    sequence_start: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    sequence_end: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    priority: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    headers: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    content_type: Any = Field(default=None, description="ignored: clients send it by default; any value")
 
 
 WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type")
@@ -70,8 +70,8 @@ class InferOutput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    name: str
-    parameters: dict[str, Any] | None = None
+    name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
+    parameters: dict[str, Any] | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
 class InferInput(BaseModel):
@@ -79,11 +79,13 @@ class InferInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    name: str
-    parameters: dict[str, Any] | None = None
-    shape: list[int]
-    datatype: str
-    data: Any = None
+    name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="binary_data_size; default: none, there is data"
+    )
+    shape: list[int] = Field(description="sizes of the axes, each at least 1")
+    datatype: str = Field(description="FP32, FP64, FP16, BF16, BOOL, INT32 or INT64")
+    data: Any = Field(default=None, description="nested or flat; default: bytes")
 
 
 class InferRequest(BaseModel):
@@ -91,10 +93,10 @@ class InferRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    id: Id = None
-    parameters: InferParameters | None = None
-    inputs: Annotated[list[InferInput], Field(min_length=1)]
-    outputs: list[InferOutput] | None = None
+    id: Id = Field(default=None, description=f"repeated in the answer, at most {MAX_ID} characters; default: none")
+    parameters: InferParameters | None = Field(default=None, description="change the answer; default: none")
+    inputs: list[InferInput] = Field(min_length=1, description="query, and what the layer needs beside it")
+    outputs: list[InferOutput] | None = Field(default=None, description="default: output, and what parameters request")
 
 
 class InferAttentionRequest(InferRequest):
@@ -108,24 +110,24 @@ class InferOutputAnswer(BaseModel):
     `parameters.binary_data_size` bytes behind the JSON.
     """
 
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, int] | None = None
-    data: list[float | str] | None = None
+    name: str = Field(description="which output")
+    datatype: str = Field(description="FP32, FP64, FP16, BF16 or INT32")
+    shape: list[int] = Field(description="sizes of the axes")
+    parameters: dict[str, int] | None = Field(default=None, description="binary_data_size")
+    data: list[float | str] | None = Field(default=None, description="flat; null if bytes")
 
 
 class InferAnswer(BaseModel):
     """An inference answer; `parameters` are the fields of `/v1` beside the tensors."""
 
-    model_name: str
-    model_version: str
-    id: str | None = None
-    outputs: list[InferOutputAnswer]
-    parameters: dict[str, str | int | float]
+    model_name: str = Field(description="the layer, or sdpa")
+    model_version: str = Field(description="always 1")
+    id: str | None = Field(default=None, description="as in the request")
+    outputs: list[InferOutputAnswer] = Field(description="in the requested order")
+    parameters: dict[str, str | int | float] = Field(description="masked_rows, digest, batch and times")
 
 
 class InferenceError(BaseModel):
     """The body of an error on every route of the protocol."""
 
-    error: str
+    error: str = Field(description="what was expected and what came, and the code in brackets")

@@ -29,7 +29,11 @@ Lengths = Annotated[
 _OFFSETS = {"type": "array", "items": {"type": "integer"}, "description": "one for each sequence of a batch"}
 Offset = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer"}, _OFFSETS]})]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
-_AXES_WORDS = "b sequences, h heads, l query rows, s keys; required for values of 2 or 3 axes if query is a batch"
+_AXES_WORDS = (
+    "b sequences, h heads, l query rows, s keys; default: by the rank, but required for 2 or 3 axes if query is a batch"
+)
+_ALIGN_WORDS = "offset 0, or S - L; default: offset, or the length of the past; where L = S it may be left out"
+_OFFSET_WORDS = "the key at which query row 0 stands, any whole number, or one for each sequence; default: by align"
 _AXES_OF_ONE = {1: "s", 2: "ls", 3: "hls"}
 _AXES_OF_BATCH = {1: "s", 4: "bhls"}
 _READINGS = {
@@ -67,7 +71,7 @@ class ValuedMask(MaskKind):
     """A kind with a tensor of values; `VALUES` is the kind of its numbers."""
 
     VALUES: ClassVar[TensorKind]
-    values: Tensor
+    values: Tensor = Field(description="[S], [L, S], [H, L, S], with B in front if axes says so; any axis may be 1")
 
 
 class TableMask(ValuedMask):
@@ -114,7 +118,7 @@ class AttendMask(TableMask):
     """true = may attend (torch scaled_dot_product_attention, ONNX, Keras, JAX)."""
 
     VALUES = TensorKind.BOOL
-    kind: Literal["attend"]
+    kind: Literal["attend"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
         return masks.attend(self.table(place))
@@ -124,7 +128,7 @@ class IgnoreMask(TableMask):
     """true = blocked (torch nn.MultiheadAttention's attn_mask and key_padding_mask)."""
 
     VALUES = TensorKind.BOOL
-    kind: Literal["ignore"]
+    kind: Literal["ignore"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
         return masks.ignore(self.table(place))
@@ -134,7 +138,7 @@ class BiasMask(TableMask):
     """Added to the scaled scores; "-inf" = may not attend."""
 
     VALUES = TensorKind.BIAS
-    kind: Literal["bias"]
+    kind: Literal["bias"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
         return masks.bias(self.table(place))
@@ -144,8 +148,8 @@ class LengthsMask(ValuedMask):
     """Only the first n keys: a number or [L] for one sequence, [B] or [B, L] for a batch."""
 
     VALUES = TensorKind.INT
-    kind: Literal["lengths"]
-    values: Lengths
+    kind: Literal["lengths"] = Field(description="decides what the mask means")
+    values: Lengths = Field(description="keys that a sequence or a query row may see, from 0 to S")
 
     def mask(self, place: MaskPlace) -> Mask:
         """Return the mask of int64 [B|1, L|1]."""
@@ -167,8 +171,8 @@ class LengthsMask(ValuedMask):
 class _Aligned(MaskKind):
     """A kind that lines up query rows and keys."""
 
-    align: Literal["top_left", "bottom_right"] | None = None
-    offset: Offset | None = None
+    align: Literal["top_left", "bottom_right"] | None = Field(default=None, description=_ALIGN_WORDS)
+    offset: Offset | None = Field(default=None, description=_OFFSET_WORDS)
 
     def position(self, place: MaskPlace) -> int | list[int]:
         """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
@@ -207,7 +211,7 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
 class CausalMask(_Aligned):
     """Query i sees keys up to i + offset; top_left = 0, bottom_right = S - L; may be left out only where L = S."""
 
-    kind: Literal["causal"]
+    kind: Literal["causal"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
         return masks.causal(place.sizes, self.position(place))
@@ -216,9 +220,9 @@ class CausalMask(_Aligned):
 class WindowMask(_Aligned):
     """Query i sees keys from i + offset - left to i + offset + right; null = open."""
 
-    kind: Literal["window"]
-    left: Annotated[int, Field(ge=0)] | None = None
-    right: Annotated[int, Field(ge=0)] | None = None
+    kind: Literal["window"] = Field(description="decides what the mask means")
+    left: Annotated[int, Field(ge=0)] | None = Field(default=None, description="keys before it; default: all")
+    right: Annotated[int, Field(ge=0)] | None = Field(default=None, description="keys after it; default: all")
 
     def mask(self, place: MaskPlace) -> Mask:
         return masks.window(place.sizes, self.position(place), self.left, self.right)
@@ -227,8 +231,9 @@ class WindowMask(_Aligned):
 MaskField = Annotated[
     AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask, Field(discriminator="kind")
 ]
+_MASKS_WORDS = f"at most {MAX_MASKS}; all must allow a position, and biases are added; default: none"
 # A factory, because pydantic deep-copies a default list for every request.
-MaskList = Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS)]
+MaskList = Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS, description=_MASKS_WORDS)]
 MASK_KINDS: dict[str, type[MaskKind]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(MaskField)[0])
 }

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
 from service.wire.json_document import words_of
@@ -48,13 +48,13 @@ class StrictModel(BaseModel):
 class Problem(BaseModel):
     """RFC 9457 problem details."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    param: str | None
-    request_id: str
+    type: str = Field(description="urn:attention-service:problem:<code>")
+    title: str = Field(description="the status in words")
+    status: int = Field(description="the HTTP status")
+    detail: str = Field(description="what was expected and what came")
+    code: str = Field(description="the stable name of the error")
+    param: str | None = Field(description="JSON pointer to the field, null if there is none")
+    request_id: str = Field(description="as in X-Request-ID")
 
 
 # A name of the caller's is echoed only in this form.
