@@ -16,7 +16,7 @@ from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE, Infer
 from service.api.auth.access import Access, CrossOrigin
 from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
-from service.api.openapi.document import announce_keys, write_openapi
+from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
 from service.api.routes import make_router
@@ -54,8 +54,7 @@ def build(
     telemetry.routes_known([route.path for route in hot])
 
     def document(examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-        page = write_openapi(app, examples_for)
-        return page if service.keys is None else announce_keys(page, access.needs_key)
+        return write_openapi(app, examples_for, None if service.keys is None else access.needs_key)
 
     if settings.docs:
         app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))

@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
 class Problem(BaseModel):
     """RFC 9457 problem details."""
 
-    type: str = Field(description="urn:attention-service:problem:<code>")
+    type: str = Field(description="path of the error's row on the page of errors, /docs/errors#<code>")
     title: str = Field(description="the status in words")
     status: int = Field(description="the HTTP status")
     detail: str = Field(description="what was expected and what came")

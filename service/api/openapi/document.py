@@ -1,7 +1,8 @@
 """OpenAPI document: describes the whole contract, hot routes included, with examples that run as they stand.
 
 Invariants: schemas come from the pydantic models that check requests. Examples have the widths of a served layer, so the
-document is made anew when the catalog changes. Nothing in it needs the network.
+document is made anew when the catalog changes. Nothing in it needs the network. Only the hot routes' texts stand here: every
+other text stands where its route or its field is declared.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
+from service.api.openapi.error_examples import error_example
+from service.api.openapi.examples import attend_examples, attention_examples, infer_examples
+from service.api.openapi.headers import describe_headers
 from service.api.problems import INFERENCE_STATUS, STATUS, is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
@@ -26,12 +30,25 @@ from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError,
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
+_ABOUT = (
+    "Choose an example of an operation, press *Try it out* and *Execute*; where keys are set, press *Authorize* first.\n\n"
+    "The bits of an answer do not depend on the requests that it was computed with. Attention changes nothing, so it is safe to "
+    "repeat. Errors are problem details (RFC 9457) with a stable `code`; on `/v2` they are the protocol's. If you report a "
+    "fault, name the `X-Request-ID` of the answer."
+)
+_CONTACT = {"name": "The maintainers of attention-service"}
+_LICENCE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
+_TAGS = {
+    "layers": "Multi-head attention through a stored layer, and what the served layers are.",
+    "attention": "Attention on your own query, key and value, without a layer.",
+    "admin": "Load and unload layers; it needs a key with the role admin.",
+    "operations": "Health, readiness and metrics.",
+    "open inference protocol": "The same layers as models of the Open Inference Protocol V2, for its own clients.",
+}
 _DESCRIPTION = (
     "Sends query, key and value through one multi-head attention layer, batched with other requests; the bits of the "
     "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
     "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list).\n\n"
-    "Request headers: `X-Request-ID` (taken if sane), `X-Request-Timeout-Ms` (shortens the deadline), "
-    "`Content-Encoding: gzip` or `zstd`. Answer headers: `X-Request-ID`, `Server-Timing`.\n\n"
     "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
     "`request`: the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
     "metadata's `response`), with the same bits. `Accept` requests the other form."
@@ -51,25 +68,32 @@ _ATTENTION_DESCRIPTION = (
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
     "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
-    "`lengths` (INT64, INT32). Parameters: `attend_mask_axes`, `ignore_mask_axes`, `bias_axes` (`s`, `ls`, `hls`, `bs`, `bls`, "
-    "`bhls`; required where that input has 2 or 3 axes), `causal` (`top_left`, `bottom_right`), `weights` (`heads`, `mean`), "
-    "`masked_rows` (`zero`, `error`), `timeout` (microseconds), `binary_data_output`. Outputs: `output`, and `weights` where "
-    "asked for.\n\n"
+    "`lengths` (INT64, INT32). Outputs: `output`, and `weights` where asked for.\n\n"
     "The model `sdpa` is attention without a layer: query, key and value are `[B, H, L, d]`, with the further inputs `past_key`, "
     "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
     "(`present_key`, `present_value`)."
 )
 
 
-def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-    """Return the document; `examples_for` is the name and spec of a served layer, None while there is none."""
-    page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
-        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
-        ref_template=_REF,
+def write_openapi(
+    app: FastAPI, examples_for: tuple[str, LayerSpec] | None, needs_key: Callable[[str], bool] | None
+) -> dict[str, Any]:
+    """Return the document.
+
+    `examples_for`: name and spec of a served layer, None while there is none. `needs_key`: which paths need a key; None: no keys.
+    """
+    page = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=_ABOUT,
+        contact=_CONTACT,
+        license_info=_LICENCE,
+        tags=[{"name": name, "description": words} for name, words in _TAGS.items()],
+        routes=app.routes,
     )
-    page.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    page.setdefault("components", {}).setdefault("schemas", {}).update(_schemas())
+    page["components"]["responses"] = _error_answers("v1") | _error_answers("v2")
     hot = _operations(None if examples_for is None else examples_for[1])
     page["paths"] |= {path: {"post": operation} for path, operation in hot.items()}
     page["paths"] = dict(sorted(page["paths"].items()))
@@ -81,14 +105,28 @@ def write_openapi(app: FastAPI, examples_for: tuple[str, LayerSpec] | None) -> d
             _give_examples(path, operation, examples_for)
     for name in ("HTTPValidationError", "ValidationError"):
         page["components"]["schemas"].pop(name, None)
+    if needs_key is not None:
+        _announce_keys(page, needs_key)
+    describe_headers(page)
     return page
 
 
-def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dict[str, Any]:
-    """Add the key schemes to the page and to every operation that needs a key; return the page."""
+def _schemas() -> dict[str, Any]:
+    """Return the schemas of the hot routes' bodies; FastAPI has those of the others."""
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
+        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
+        ref_template=_REF,
+    )
+    found: dict[str, Any] = schemas["$defs"]
+    return found
+
+
+def _announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> None:
+    """Add the key schemes to the page and to every operation that needs a key."""
     page["components"]["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer"},
-        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        "bearer": {"type": "http", "scheme": "bearer", "description": "a key of the keys file"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same, without `Bearer`"},
     }
     for path, operations in page["paths"].items():
         for operation in operations.values() if needs_key(path) else ():
@@ -96,7 +134,6 @@ def announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> dic
             refusals = _refusals(path)
             for status in ("401", "403"):
                 operation["responses"].setdefault(status, refusals[status])
-    return page
 
 
 def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
@@ -121,7 +158,7 @@ def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "summary": "Attend: one sequence or a batch through a layer",
         "description": _DESCRIPTION,
         "operationId": "attend",
-        **_request("AttendRequest", SAFETENSORS, {} if spec is None else _attend_examples(spec)),
+        **_request("AttendRequest", SAFETENSORS, {} if spec is None else attend_examples(spec)),
         **_responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
     }
     attention = {
@@ -129,7 +166,7 @@ def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "summary": "Attention: scaled dot-product attention on your own tensors",
         "description": _ATTENTION_DESCRIPTION,
         "operationId": "attention",
-        **_request("AttentionRequest", SAFETENSORS, _attention_examples()),
+        **_request("AttentionRequest", SAFETENSORS, attention_examples()),
         **_responses(ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS),
     }
     infer = {
@@ -137,7 +174,7 @@ def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        **_request("InferRequest", OCTET_STREAM, {} if spec is None else _infer_examples(spec)),
+        **_request("InferRequest", OCTET_STREAM, {} if spec is None else infer_examples(spec)),
         **_responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
     }
     infer_version = infer | {"operationId": "infer_version"}
@@ -164,13 +201,22 @@ def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) 
 
 
 def _refusals(path: str) -> dict[str, Any]:
-    """Return the error responses of a POST to this path: each status with its error codes."""
-    as_inference = is_inference(path)
+    """Return the error responses of a POST to this path, as references to the answers below."""
+    version = "v2" if is_inference(path) else "v1"
+    return {name.partition("_")[2]: {"$ref": f"#/components/responses/{name}"} for name in _error_answers(version)}
+
+
+def _error_answers(version: str) -> dict[str, Any]:
+    """Return the error answers of a version by version and status: each with its codes and a document of each code."""
+    as_inference = version == "v2"
     table = INFERENCE_STATUS if as_inference else STATUS
-    codes = {status: _leaf_codes(status, table) for status in table.values() if status != 405}  # noqa: PLR2004
+    codes = {status: _leaf_codes(status, table) for status in sorted({*table.values()} - {405})}
     words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
-    answers = problem_responses(words, *sorted(words), as_inference=as_inference)
-    return {str(status): answer for status, answer in answers.items()}
+    answers = problem_responses(words, *words, as_inference=as_inference)
+    for status, answer in answers.items():
+        examples = {code: error_example(code, as_inference=as_inference) for code in sorted(codes[int(status)])}
+        answer["content"] = {media: {**body, "examples": examples} for media, body in answer["content"].items()}
+    return {f"{version}_{status}": answer for status, answer in answers.items()}
 
 
 def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:
@@ -183,100 +229,3 @@ def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str
             if kind.code == "invalid":
                 codes.add(kind.code)
     return codes
-
-
-def _attend_examples(spec: LayerSpec) -> dict[str, Any]:
-    query = {name: _rows(3, width) for name, width in _needed(spec)}
-    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
-    bodies = {
-        "self-attention": ("Three tokens attend to each other", query),
-        "weights": ("The same, with the weights of head 0", {**query, "weights": {"form": "heads", "heads": [0]}}),
-        "causal": ("No looking ahead", {**query, "masks": [{"kind": "causal"}]}),
-        "batch": (
-            "Two sequences of three tokens, of which the last of the second is padding",
-            {
-                **{name: [tensor, tensor] for name, tensor in query.items()},
-                "masks": [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}],
-            },
-        ),
-        "cross-attention": (
-            "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
-            {
-                "query": query["query"],
-                **memory,
-                "masks": [{"kind": "lengths", "values": 3}],
-                "weights": {"form": "top_k", "k": 2},
-            },
-        ),
-    }
-    return _examples(bodies)
-
-
-def _attention_examples() -> dict[str, Any]:
-    two = {"query": _rows(3, 4), "key": _rows(5, 4), "value": _rows(5, 2)}
-    heads = {"query": [_rows(1, 4)] * 4, "key": [_rows(1, 4)] * 2, "value": [_rows(1, 4)] * 2, "layout": "hld"}
-    past = {"past_key": [_rows(3, 4)] * 2, "past_value": [_rows(3, 4)] * 2, "present": True}
-    bodies = {
-        "plain": ("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
-        "causal": (
-            "No looking ahead, the masked scores and their log-sum-exp",
-            {**two, "masks": [{"kind": "causal", "align": "top_left"}], "scores": {"stage": "masked"}, "lse": True},
-        ),
-        "decode": (
-            "One new row of four query heads that share two key and value heads, behind a past of three rows",
-            {**heads, **past, "masks": [{"kind": "causal"}]},
-        ),
-        "packed": (
-            "Two heads side by side, with a scale, a softcap and a sink for each head",
-            {
-                **{name: _rows(3, 4) for name in ("query", "key", "value")},
-                "layout": "packed",
-                "num_heads": 2,
-                "scale": 0.5,
-                "softcap": 20.0,
-                "sinks": [0.0, 0.5],
-            },
-        ),
-    }
-    return _examples(bodies)
-
-
-def _examples(bodies: Mapping[str, tuple[str, object]]) -> dict[str, Any]:
-    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
-
-
-def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
-    """Return the tensors that every request to this layer has, with their widths."""
-    every = (
-        (True, "query", spec.query_width),
-        (spec.needs_key, "key", spec.key_width),
-        (spec.needs_value, "value", spec.value_width),
-    )
-    return [(name, width) for is_needed, name, width in every if is_needed]
-
-
-def _rows(count: int, width: int) -> list[list[float]]:
-    """Return short decimal numbers that differ from row to row."""
-    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
-
-
-def _infer_examples(spec: LayerSpec) -> dict[str, Any]:
-    inputs = [
-        {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
-        for name, width in _needed(spec)
-    ]
-    bodies = {
-        "output": ("Three tokens attend to each other", {"inputs": inputs}),
-        "weights": (
-            "No looking ahead, and the weights averaged over the heads",
-            {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
-        ),
-        "padding": (
-            "The last token is padding",
-            {
-                "inputs": [*inputs, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}],
-                "parameters": {"attend_mask_axes": "bs"},
-            },
-        ),
-    }
-    return _examples(bodies)

@@ -1,0 +1,174 @@
+"""Examples: the bodies of requests that the API page offers; each is answered with a 200, or with the error that it is named by.
+
+Invariants: they have the widths of a served layer, or are a few numbers long. The name of an example of an error is its code.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from service.attention.spec import LayerSpec
+
+Body = dict[str, Any]
+_ONE = [[0.5]]
+_NAN = {"dtype": "float32", "shape": [1, 1], "data": "AADAfw=="}
+
+
+def attend_examples(spec: LayerSpec) -> Body:
+    query = {name: _rows(3, width) for name, width in _needed(spec)}
+    small = {name: _rows(2, width) for name, width in _needed(spec)}
+    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
+    bodies: dict[str, tuple[str, Body]] = {
+        "self-attention": ("Three tokens attend to each other", query),
+        "batch": (
+            "Two sequences of three tokens, of which the last of the second is padding",
+            {
+                **{name: [tensor, tensor] for name, tensor in query.items()},
+                "masks": [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}],
+            },
+        ),
+        "cross-attention": (
+            "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
+            {
+                "query": query["query"],
+                **memory,
+                "masks": [{"kind": "lengths", "values": 3}],
+                "weights": {"form": "top_k", "k": 2},
+            },
+        ),
+        "base64": ("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
+        **_mask_bodies(small, 2, 2),
+        **_weights_bodies(small),
+    }
+    unaligned = {"query": query["query"], **memory, "masks": [{"kind": "causal"}]}
+    return _examples(bodies) | _error_examples(unaligned, None if spec.extra_keys else small)
+
+
+def attention_examples() -> Body:
+    two = {"query": _rows(3, 4), "key": _rows(5, 4), "value": _rows(5, 2)}
+    heads = {"query": [_rows(1, 4)] * 4, "key": [_rows(1, 4)] * 2, "value": [_rows(1, 4)] * 2, "layout": "hld"}
+    past = {"past_key": [_rows(3, 4)] * 2, "past_value": [_rows(3, 4)] * 2, "present": True}
+    packed = {name: _rows(3, 4) for name in ("query", "key", "value")}
+    bodies: dict[str, tuple[str, Body]] = {
+        "plain": ("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
+        "causal": (
+            "No looking ahead, the masked scores and their log-sum-exp",
+            {**two, "masks": [{"kind": "causal", "align": "top_left"}], "scores": {"stage": "masked"}, "lse": True},
+        ),
+        "decode": (
+            "One new row of four query heads that share two key and value heads, behind a past of three rows",
+            {**heads, **past, "masks": [{"kind": "causal"}]},
+        ),
+        "packed": (
+            "Two heads side by side, with a scale, a softcap and a sink for each head",
+            {**packed, "layout": "packed", "num_heads": 2, "scale": 0.5, "softcap": 20.0, "sinks": [0.0, 0.5]},
+        ),
+        "base64": ("Tensors as base64", {name: _base64(tensor) for name, tensor in two.items()}),
+        **_mask_bodies(two, 3, 5),
+        **_weights_bodies(two),
+    }
+    layout = {"layout_required": ("three axes without a layout", {name: [_ONE] for name in packed})}
+    return _examples(bodies) | _error_examples({**two, "masks": [{"kind": "causal"}]}, two, layout)
+
+
+def _mask_bodies(body: Body, queries: int, keys: int) -> dict[str, tuple[str, Body]]:
+    """Return an example of each kind of mask, for a body with so many query rows and keys."""
+    is_last = [j == keys - 1 for j in range(keys)]
+    far = [[-abs(i - j) / 2 for j in range(keys)] for i in range(queries)]
+    align = {"align": "bottom_right"}
+    masks: dict[str, tuple[str, Body]] = {
+        "attend": ("true = may attend; the last key is padding", {"values": [not last for last in is_last]}),
+        "ignore": ("true = blocked; the last key is padding", {"values": is_last}),
+        "lengths": ("the last key is padding", {"values": keys - 1}),
+        "bias": ("the farther a key, the lower its score", {"axes": "ls", "values": far}),
+        "causal": ("no looking ahead; the last query stands at the last key", align),
+        "window": ("each query sees its own key and the one before", {"left": 1, "right": 0, **align}),
+    }
+    return {
+        f"mask_{kind}": (f"Mask {kind}: {words}", {**body, "masks": [{"kind": kind, **fields}]})
+        for kind, (words, fields) in masks.items()
+    }
+
+
+def _weights_bodies(body: Body) -> dict[str, tuple[str, Body]]:
+    forms: dict[str, tuple[str, Any]] = {
+        "heads": ("of head 0", {"form": "heads", "heads": [0]}),
+        "mean": ("averaged over the heads, for the first query row", {"form": "mean", "queries": [0]}),
+        "top_k": ("the largest of each row, and the rest", {"form": "top_k", "k": 1, "dtype": "float16"}),
+        "short": ("a short form", "mean"),
+    }
+    return {f"weights_{form}": (f"Weights {words}", {**body, "weights": it}) for form, (words, it) in forms.items()}
+
+
+def _error_examples(unaligned: Body, whole: Body | None, more: Mapping[str, tuple[str, Body]] | None = None) -> Body:
+    """Return the errors of bodies by their codes; `whole` is a valid body in which a row can be masked, None if none can."""
+    one = {"query": _ONE, "key": _ONE, "value": _ONE}
+    batch = {name: [rows] for name, rows in one.items()} | ({"layout": "bld"} if more else {})
+    bodies: dict[str, tuple[str, Body]] = {
+        "bad_encoding": ("base64 with a blank", {**one, "query": {**_NAN, "data": "AAD Afw="}}),
+        "bad_shape": ("a query of one axis", {**one, "query": [0.5]}),
+        "bad_dtype": ("a query of whole numbers", {**one, "query": {"dtype": "int32", "shape": [1, 1], "data": [1]}}),
+        "bad_mask": ("a kind that does not exist", {**one, "masks": [{"kind": "padding", "values": [True]}]}),
+        "mask_kind_required": ("a mask that does not say what true means", {**one, "masks": [[[True]]]}),
+        "mask_axes_required": ("[B, S] or [L, S]?", {**batch, "masks": [{"kind": "attend", "values": [[True]]}]}),
+        "causal_align_required": ("a causal mask where L is not S", unaligned),
+        "non_finite": ("a query of NaN", {**one, "query": _NAN}),
+        "unknown_field": ("another library's name", {**one, "is_causal": True}),
+        "invalid": ("an encoding that does not exist", {**one, "encoding": "hex"}),
+        "cost_limit": ("too many values", {**one, "query": {**_NAN, "shape": [2**40, 1]}}),
+        **(more or {}),
+    }
+    if whole is not None:
+        masked = {**whole, "masks": [{"kind": "lengths", "values": 0}], "masked_rows": "error"}
+        bodies["masked_row"] = ("rows that may attend to nothing", masked)
+    return _examples({code: (f"Error {code}: {words}", body) for code, (words, body) in bodies.items()})
+
+
+def _examples(bodies: Mapping[str, tuple[str, Body]]) -> Body:
+    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+
+
+def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
+    """Return the tensors that every request to this layer has, with their widths."""
+    every = (
+        (True, "query", spec.query_width),
+        (spec.needs_key, "key", spec.key_width),
+        (spec.needs_value, "value", spec.value_width),
+    )
+    return [(name, width) for is_needed, name, width in every if is_needed]
+
+
+def _rows(count: int, width: int) -> list[list[float]]:
+    """Return short decimal numbers that differ from row to row."""
+    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
+
+
+def _base64(rows: list[list[float]]) -> Body:
+    values = [value for row in rows for value in row]
+    data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode("ascii")
+    return {"dtype": "float32", "shape": [len(rows), len(rows[0])], "data": data}
+
+
+def infer_examples(spec: LayerSpec) -> Body:
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
+        for name, width in _needed(spec)
+    ]
+    bodies: dict[str, tuple[str, Body]] = {
+        "output": ("Three tokens attend to each other", {"inputs": inputs}),
+        "weights": (
+            "No looking ahead, and the weights averaged over the heads",
+            {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
+        ),
+        "padding": (
+            "The last token is padding",
+            {
+                "inputs": [*inputs, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}],
+                "parameters": {"attend_mask_axes": "bs"},
+            },
+        ),
+    }
+    return _examples(bodies)

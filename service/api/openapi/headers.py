@@ -1,0 +1,84 @@
+"""Headers: the header fields of requests and answers, as parameters and headers of the OpenAPI document.
+
+Invariants: Accept, Authorization and Content-Type are no parameters, because OpenAPI ignores such: they are media types and
+security schemes. No parameter has a default or an example, or the page would send it with every request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.api.attend_route import ATTENTION_ROUTE, BODY_CODINGS, INFER_CODINGS, INFER_ROUTES, ROUTE
+from service.api.problems import is_inference
+
+_HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+_ANY = ("X-Request-ID", "traceparent", "tracestate")
+_FRAMED = "Inference-Header-Content-Length"
+_LENGTH = "bytes of the JSON, where the bytes of tensors follow it; default: all is JSON"
+_PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": (
+        "repeated in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made",
+        _TEXT,
+    ),
+    "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
+    "tracestate": ("of the same trace; default: none", _TEXT),
+    "X-Request-Timeout-Ms": (
+        "shortens the deadline, which begins when the body is complete; at least 1; default: ATTENTION_REQUEST_TIMEOUT_MS",
+        {"type": "integer", "minimum": 1},
+    ),
+    "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
+    _FRAMED: (_LENGTH, _COUNT),
+}
+_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
+    "Cache-Control": ("no-store: an answer is about the client's own tensors", _TEXT),
+    "Server-Timing": ("decode, queue, compute and total, in milliseconds", _TEXT),
+    "Content-Encoding": ("the coding of the answer, if it was requested and is worth it", _TEXT),
+    "Retry-After": ("whole seconds after which to send the request again", _COUNT),
+    "WWW-Authenticate": ("Bearer", _TEXT),
+    _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it", _COUNT),
+}
+_OF_STATUS = {"401": ("WWW-Authenticate",), "409": ("Retry-After",), "429": ("Retry-After",), "503": ("Retry-After",)}
+
+
+def describe_headers(page: dict[str, Any]) -> None:
+    """Add the headers to the components of the page, and to every operation and answer those that it reads or sends."""
+    page["components"]["headers"] = {
+        name: {"description": words, "schema": schema} for name, (words, schema) in _HEADERS.items()
+    }
+    parameters = {name: _parameter(name, words, schema) for name, (words, schema) in _PARAMETERS.items()}
+    for version, codings in (("1", BODY_CODINGS), ("2", INFER_CODINGS)):
+        schema = {"enum": [coding.decode("ascii") for coding in codings]}
+        parameters[f"Content-Encoding-v{version}"] = _parameter(
+            "Content-Encoding", "of the body; default: none", schema
+        )
+    page["components"]["parameters"] = parameters
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            read = [{"$ref": f"#/components/parameters/{name}"} for name in _read(path)]
+            operation["parameters"] = [*operation.get("parameters", []), *read]
+            for status, answer in operation["responses"].items():
+                if "$ref" not in answer:
+                    answer["headers"] = _sent(path, status)
+    for name, answer in page["components"]["responses"].items():
+        answer["headers"] = _sent("", name.partition("_")[2])
+
+
+def _parameter(name: str, words: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": words, "schema": schema}
+
+
+def _read(path: str) -> tuple[str, ...]:
+    if path not in _HOT:
+        return _ANY
+    version, framed = ("v2", (_FRAMED,)) if is_inference(path) else ("v1", ())
+    return ("X-Request-Timeout-Ms", f"Content-Encoding-{version}", "Accept-Encoding", *framed, *_ANY)
+
+
+def _sent(path: str, status: str) -> dict[str, dict[str, str]]:
+    """Return the headers of an answer, as references; `path` may be empty for errors."""
+    names = ["X-Request-ID", "Cache-Control", *_OF_STATUS.get(status, ())]
+    if path in _HOT and status == "200":
+        names += ["Server-Timing", "Content-Encoding", *([_FRAMED] if is_inference(path) else ())]
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
