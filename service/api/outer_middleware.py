@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import getrandbits
 from typing import Any, NoReturn, Protocol
 
@@ -22,7 +22,7 @@ from service.api.auth.access import Access
 from service.api.problems import internal_fault, is_inference, render, render_inference
 from service.batching.job import BatchInfo
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
-from service.http.asgi import REFUSED, Application, ClientGone, Message, Receive, Scope, Send
+from service.http.asgi import KEY_NAME, REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.http.request_parser import fields_of
 
 # A client's request id that is safe in a header and a log line; any other is replaced.
@@ -38,9 +38,12 @@ class RequestRecord:
     method: str
     path: str
     started: float
+    peer: str | None = None
+    key: str | None = None
     route: str = "unmatched"
     status: int = 0
     code: str | None = None
+    detail: str | None = None
     layer: str | None = None
     stage: str = "receiving"
     bytes_in: int = 0
@@ -61,7 +64,8 @@ def start_record(scope: Scope, now: float) -> RequestRecord:
     sent = fields_of(scope)[b"x-request-id"]
     is_sane = sent and REQUEST_ID.fullmatch(sent[0])
     request_id = sent[0].decode("ascii") if is_sane else f"{getrandbits(96):024x}"
-    record = RequestRecord(request_id, scope["method"], scope["path"], now)
+    client = scope.get("client")
+    record = RequestRecord(request_id, scope["method"], scope["path"], now, client[0] if client else None)
     scope[_RECORD] = record
     return record
 
@@ -157,6 +161,7 @@ class OuterMiddleware:
                 end = self._log.abandoned
             raise
         finally:
+            record.key = scope.get(KEY_NAME)
             end(record, self._now() - record.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +169,7 @@ class OuterMiddleware:
         try:
             if (refusal := scope.get(REFUSED)) is not None:
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
-            self._access.admit(scope)
+            self._admit(scope, record)
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send)
                 return
@@ -187,6 +192,13 @@ class OuterMiddleware:
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
             await self._problem(internal_fault(), send, record, error)
 
+    def _admit(self, scope: Scope, record: RequestRecord) -> None:
+        try:
+            self._access.admit(scope)
+        except ServiceError:  # refused before it is routed, but its line and its count name the route
+            record.route = _template_of(scope, self._routes()) or record.route
+            raise
+
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
         found = self._found.get(scope["path"])
         if found is not None:
@@ -204,7 +216,7 @@ class OuterMiddleware:
         self, error: ServiceError, send: Send, record: RequestRecord, cause: BaseException | None = None
     ) -> None:
         problem = render_inference(error) if is_inference(record.path) else render(error, record.request_id)
-        record.code = error.code
+        record.code, record.detail = error.code, error.message
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(record, cause or error)
         if record.status:
@@ -240,6 +252,18 @@ class OuterMiddleware:
         if "GET" in methods:
             methods.add("HEAD")
         return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+
+
+def _template_of(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:
+    """Return the path template of the first route that has this path, whatever its methods."""
+    for route in routes:
+        included = getattr(route, "original_router", None)  # FastAPI keeps an included router as a route
+        if included is not None:
+            if (found := _template_of(scope, included.routes)) is not None:
+                return found
+        elif isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            return route.path.rstrip("/")
+    return None
 
 
 def _not_found() -> RouteNotFound:

@@ -130,7 +130,7 @@ def worker(
     keep_freed()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
-    configure_logs(settings.log_level)
+    configure_logs(settings.log_level, worker=slot)
     raise typer.Exit(_run(settings, port, slot, lifeline, watchdog, run_dir, peers))
 
 

@@ -21,6 +21,8 @@ FIELDS = "attention.fields"
 CROWDED = "attention.crowded"
 # Set if the request has a key: the key's digest, which identifies the caller.
 KEY_DIGEST = "attention.key_digest"
+# Set if the request has a valid key, even one that may not do this: the key's name, for the log.
+KEY_NAME = "attention.key_name"
 
 
 class ClientGone(Exception):

@@ -41,7 +41,8 @@ def log_line(level: str, event: str, **fields: object) -> str:
     import json  # noqa: PLC0415 (memory: shared by all lines)
 
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
-    return json.dumps({**head, **fields}) + "\n"
+    line = {name: value for name, value in {**head, **fields}.items() if value is not None}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 class LineWriter:

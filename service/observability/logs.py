@@ -50,6 +50,8 @@ class RequestLine(NamedTuple):
     route: str
     method: str
     status: int
+    peer: str | None = None
+    key: str | None = None
     code: str | None = None
     layer: str | None = None
     batch_requests: int | None = None
@@ -60,6 +62,7 @@ class RequestLine(NamedTuple):
     total_ms: float | None = None
     bytes_in: int = 0
     bytes_out: int = 0
+    detail: str | None = None
 
 
 class Stream(Protocol):
@@ -68,9 +71,13 @@ class Stream(Protocol):
     def write(self, text: str, /) -> object: ...
 
 
-def configure_logs(level: str, stream: Stream | None = None) -> None:
-    """Configure logs once per process, before its first line; `stream` is stdout except in tests."""
-    global _lines  # noqa: PLW0603 (structlog's configuration is global as well)
+def configure_logs(level: str, stream: Stream | None = None, *, worker: int | None = None) -> None:
+    """Configure logs once per process, before its first line; `stream` is stdout except in tests.
+
+    Every line carries the number of the `worker`.
+    """
+    global _lines, _process  # noqa: PLW0603 (structlog's configuration is global as well)
+    _process = {"version": __version__} if worker is None else {"version": __version__, "worker": worker}
     lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _render],
@@ -238,6 +245,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[str]:
 
 
 _stdout = LineWriter(1)
+_process: dict[str, object] = {"version": __version__}
 _lines = _Lines(_stdout, _LEVELS["info"])
 
 
@@ -263,7 +271,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
         "timestamp": timestamp(at_ns),
         "level": level,
         "event": event,
-        "version": __version__,
+        **_process,
     }
     for name, value in fields:
         if value is not None:

@@ -212,7 +212,7 @@ class Telemetry:
         self._metrics.served = frozenset(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
-        self._log.info("serving", layers=num_layers)
+        self._log.info("layers_served", layers=num_layers)
 
     def layers_changed(self, action: str, name: str) -> None:
         self._log.info("layers_changed", action=action, layer=name)
@@ -329,6 +329,8 @@ def _line(record: RequestRecord, total_s: float) -> RequestLine:
         route=record.route,
         method=record.method,
         status=record.status,
+        peer=record.peer,
+        key=record.key,
         code=record.code,
         layer=record.layer,
         batch_requests=record.batch_requests,
@@ -339,4 +341,5 @@ def _line(record: RequestRecord, total_s: float) -> RequestLine:
         total_ms=milliseconds(total_s),
         bytes_in=record.bytes_in,
         bytes_out=record.bytes_out,
+        detail=record.detail,
     )

@@ -204,7 +204,7 @@ class Supervisor:
             if slot.pid is not None and missed in (CHECKS - 1, CHECKS):
                 signum = STACKS_SIGNAL if missed < CHECKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
-                fields = dict(slot=slot.index, pid=slot.pid, silent_s=missed * self._check_s, signal=signum.name)
+                fields = dict(worker=slot.index, pid=slot.pid, silent_s=missed * self._check_s, signal=signum.name)
                 self._log("error", "worker_silent", **fields)
         self._check_at = self._system.now() + self._check_s
 
@@ -227,11 +227,11 @@ class Supervisor:
         try:
             slot.pid = self._system.spawn(command, self._plan.environment)
         except OSError as error:
-            self._log("error", "worker_not_started", slot=slot.index, reason=error.strerror)
+            self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
         slot.start_at = None
-        self._log("info", "worker_started", slot=slot.index, pid=slot.pid)
+        self._log("info", "worker_started", worker=slot.index, pid=slot.pid)
 
     def _reaped(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
@@ -244,15 +244,15 @@ class Supervisor:
         lived_s = round(self._system.now() - slot.started, 3)
         if self._exit_code is not None:
             level = "info" if code in _ORDERLY_ENDS else "error"
-            self._log(level, "worker_left", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            self._log(level, "worker_left", worker=slot.index, pid=pid, lived_s=lived_s, **how)
             if code not in _ORDERLY_ENDS:
                 self._exit_code = self._exit_code or EXIT_FAILED
         elif code == EXIT_REFUSED and not slot.has_served:
-            self._log("error", "worker_refused", slot=slot.index, pid=pid, lived_s=lived_s, **how)
+            self._log("error", "worker_refused", worker=slot.index, pid=pid, lived_s=lived_s, **how)
             self._end_all(EXIT_REFUSED)
         else:
             restart_in_s = slot.retry_later(self._system.now())
-            fields = dict(slot=slot.index, pid=pid, lived_s=lived_s, restart_in_s=restart_in_s)
+            fields = dict(worker=slot.index, pid=pid, lived_s=lived_s, restart_in_s=restart_in_s)
             self._log("error", "worker_died", **fields, **how)
 
     def _stop(self, signum: signal.Signals) -> None:

@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
 
     def _orphaned(self, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
-        self._log.error("draining", reason="the supervisor is gone")
+        self._log.error("supervisor_gone")
         self.leave()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
         self._log.info("left", exit_code=self.exit_code)
         if not self._drain.is_over():
             # An endless forward pass or a slow file read: no request waits for its result any more.
-            self._log.warning("forced", reason="a thread still works")
+            self._log.warning("thread_abandoned")
             self._force(self.exit_code)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)

@@ -26,6 +26,7 @@ class Started:
             text=True,
         )
         self.lines: list[dict] = []
+        self.texts: list[str] = []
         self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -33,6 +34,7 @@ class Started:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
+                self.texts.append(line)
                 self.lines.append(json.loads(line))
                 self._news.notify_all()
 

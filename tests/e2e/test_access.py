@@ -174,6 +174,46 @@ def test_A12_R12_the_start_logs_what_is_open_and_no_secret(serve, tmp_path):
         assert secret not in told
 
 
+def test_a_request_line_says_who_asked_which_worker_answered_and_why_it_refused(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(lines("good").replace("\n", "  # team a\n") + lines("nameless"))
+    service = serve(workers=2, api_keys_file=keys)
+    service.wait_ready()
+    digest = lines("nameless")[:8]
+    attend, url = "/v1/layers/{layer}/attend", service.url
+    told = []
+    for rows in (1, 60):
+        for secret, body in (
+            ("good", {"query": X["query"][:1] * rows}),
+            ("nameless", {"query": [[1.0]] * rows}),
+            ("wrong", {}),
+        ):
+            path = f"{url}/v1/layers/small/attend"
+            answer = httpx2.post(path, json=body, headers={"authorization": f"Bearer {secret}"})
+            told.append(service.line(event="request", request_id=answer.headers["x-request-id"]))
+    assert [line["status"] for line in told] == [200, 422, 401] * 2
+    assert [line.get("key") for line in told] == ["team a", digest, None] * 2
+    assert {line["route"] for line in told} == {attend}
+    assert {line["peer"] for line in told} == {"127.0.0.1"}
+    assert {line["worker"] for line in told} <= {0, 1}
+    assert ["detail" in line for line in told] == [False, True, True] * 2
+    assert told[1]["detail"].startswith("query has 1 features")
+    assert httpx2.get(f"{url}/nothing").status_code == 401
+    assert service.line(event="request", method="GET", status=401)["route"] == "unmatched"
+    texts = json.dumps(service.lines)
+    assert not any(secret in texts for secret in ("good", "wrong", lines("good")[:64]))
+
+
+def test_the_supervisor_and_its_workers_write_lines_of_one_form(serve):
+    service = serve(workers=1)
+    service.wait_ready()
+    started, listening = service.line(event="worker_started"), service.line(event="listening")
+    assert (started["worker"], started["pid"]) == (listening["worker"], listening["pid"])
+    for line, text in zip(list(service.lines), service.texts, strict=False):
+        assert list(line)[:4] == ["timestamp", "level", "event", "version"]
+        assert text.rstrip("\n") == json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+
 def test_A12_by_default_it_listens_on_loopback_alone(serve):
     service = serve(workers=1)
     port = service.line(event="serving", host="127.0.0.1")["port"]

@@ -31,7 +31,7 @@ class Faulty(Started):
 
     def pids(self) -> list[int]:
         """Of the processes that are up, by slot."""
-        lines = {line["slot"]: line["pid"] for line in self.lines if line["event"] == "worker_started"}
+        lines = {line["worker"]: line["pid"] for line in self.lines if line["event"] == "worker_started"}
         return [lines[slot] for slot in sorted(lines)]
 
     def ask(self, mark: float = 0.5, layer: str = "small", **kwargs) -> httpx2.Response:

@@ -54,7 +54,7 @@ def service(directory, tls):
         tls_cert_file=directory / "cert",
         tls_key_file=directory / "key",
     )
-    started.line(event="serving", layers=len(LAYERS))
+    started.line(event="layers_served", layers=len(LAYERS))
     yield started
     started.end()
 

@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 from service.api.auth.key_ring import Key, KeyRing, Role
 from service.api.auth.rate_limit import Limiter
 from service.errors import BadRequest, Forbidden, NotReady, Unauthorized
-from service.http.asgi import CROWDED, KEY_DIGEST, Application, Receive, Scope, Send
+from service.http.asgi import CROWDED, KEY_DIGEST, KEY_NAME, Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
@@ -146,6 +146,7 @@ class Access:
                 raise Forbidden("layers cannot be changed: there is no keys file with an admin key")
             return _ANYONE
         key = self._key(self._keys(), presented(scope))
+        scope[KEY_NAME] = key.name
         if needs_admin(scope) and key.role is not Role.ADMIN:
             raise Forbidden("this route needs a key with the role admin")
         scope[KEY_DIGEST] = key.digest

@@ -26,6 +26,7 @@ VARIABLE = "ATTENTION_API_KEYS_FILE"
 # Each request compares every entry: 4,096 entries cost the event loop half a millisecond.
 MAX_KEYS = 4096
 MAX_FILE_BYTES = 2**20
+MAX_NAME_CHARS = 64
 KEY_BYTES = 32
 # A changed file is in force after at most two checks.
 CHECK_S = 1.0
@@ -41,8 +42,11 @@ class Role(enum.StrEnum):
 
 
 class Key(NamedTuple):
+    """`name` is the comment of its line, else the first eight digits of its digest; log lines carry it."""
+
     digest: bytes
     role: Role
+    name: str = ""
 
 
 class KeysError(ServiceError, code="bad_keys"):
@@ -89,20 +93,21 @@ def line_for(secret: str, role: Role) -> str:
 
 def parse_keys(text: bytes) -> KeyRing:
     """Return the keys in `text`; raise KeysError. A repeated digest is one key, but an error if its roles differ."""
-    roles: dict[bytes, Role] = {}
+    keys: dict[bytes, Key] = {}
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
-        entry = line.partition(b"#")[0].strip()
+        entry, _, comment = (part.strip() for part in line.partition(b"#"))
         if not entry:
             continue
         parts = _LINE.fullmatch(entry)
         if parts is None:
             raise KeysError(f"line {number} is not a SHA-256 digest (64 hex digits) and a role (infer or admin)")
         digest, role = bytes.fromhex(parts[1].decode("ascii")), Role(parts[2].decode("ascii"))
-        if roles.setdefault(digest, role) is not role:
+        name = comment.decode("utf-8", "replace")[:MAX_NAME_CHARS] or digest.hex()[:8]
+        if keys.setdefault(digest, Key(digest, role, name)).role is not role:
             raise KeysError(f"line {number} repeats a digest with another role")
-        if len(roles) > MAX_KEYS:
+        if len(keys) > MAX_KEYS:
             raise KeysError(f"line {number} exceeds the limit of {MAX_KEYS:,} keys")
-    return KeyRing(tuple(Key(digest, role) for digest, role in roles.items()))
+    return KeyRing(tuple(keys.values()))
 
 
 def read_keys(path: Path) -> KeyRing:

@@ -147,8 +147,8 @@ def test_a_worker_without_pings_dumps_its_stack_and_is_killed_and_replaced():
     outcome = Outcome(FakeSystem(("ping", 1), *checks, ("exit", 1002, -KILL), ("due",)))
     assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
     assert outcome.fields("worker_silent") == [
-        {"slot": 1, "pid": 1002, "silent_s": 48.0, "signal": "SIGQUIT"},
-        {"slot": 1, "pid": 1002, "silent_s": 60.0, "signal": "SIGKILL"},
+        {"worker": 1, "pid": 1002, "silent_s": 48.0, "signal": "SIGQUIT"},
+        {"worker": 1, "pid": 1002, "silent_s": 60.0, "signal": "SIGKILL"},
     ]
     assert outcome.system.spawned[2][1][4] == "1"
 
@@ -207,7 +207,7 @@ def test_a_crashed_worker_is_reaped_logged_and_replaced_in_its_slot():
     outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
     assert outcome.cleaned_up == [(1, 1002)]
     assert outcome.fields("worker_died") == [
-        {"slot": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
+        {"worker": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
     ]
     assert outcome.system.spawned[2][1][4] == "1"
     assert outcome.system.spawned[2][0] == pytest.approx(160.1)
@@ -245,7 +245,7 @@ def test_a_failed_process_start_is_retried_later():
     system = FakeSystem(("due",))
     system.refuses_to_spawn = 1
     outcome = Outcome(system, workers=1)
-    assert outcome.fields("worker_not_started") == [{"slot": 0, "reason": "Resource temporarily unavailable"}]
+    assert outcome.fields("worker_not_started") == [{"worker": 0, "reason": "Resource temporarily unavailable"}]
     assert len(system.spawned) == 1
 
 

@@ -49,6 +49,24 @@ def test_a_line_is_a_digest_a_role_and_an_optional_comment(text):
     assert (ring.count(Role.INFER), ring.count(Role.ADMIN)) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("comment", "name"),
+    [
+        ("# team a", "team a"),
+        ("#team a  ", "team a"),
+        ("# a # b", "a # b"),
+        ("# é", "é"),
+        ("# " + "x" * 300, "x" * 64),
+        ("", HEX[:8]),
+        ("#", HEX[:8]),
+    ],
+)
+def test_a_key_is_named_by_its_comment_or_the_first_digits_of_its_digest(comment, name):
+    key = parse_keys(f"{HEX} infer {comment}".encode()).find(b"user")
+    assert key is not None
+    assert key.name == name
+
+
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"# nobody\n"])
 def test_an_empty_file_refuses_every_key(text):
     assert parse_keys(text).keys == ()
