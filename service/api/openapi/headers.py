@@ -49,7 +49,7 @@ def describe_headers(page: dict[str, Any]) -> None:
     }
     parameters = {name: _parameter(name, words, schema) for name, (words, schema) in _PARAMETERS.items()}
     for version, codings in (("1", BODY_CODINGS), ("2", INFER_CODINGS)):
-        schema = {"enum": [coding.decode("ascii") for coding in codings]}
+        schema = {"type": "string", "enum": [coding.decode("ascii") for coding in codings]}
         parameters[f"Content-Encoding-v{version}"] = _parameter(
             "Content-Encoding", "of the body; default: none", schema
         )
