@@ -122,12 +122,13 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
 
 
 def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
-    """Return the document of Python's parser, and the constants in it that are no JSON, in text order."""
+    """Return the document of Python's parser, and the first constant in it that is no JSON, which stands for all of them."""
     constants: list[_Constant] = []
 
     def keep(name: str) -> _Constant:
-        constants.append(_Constant(name))
-        return constants[-1]
+        if not constants:
+            constants.append(_Constant(name))
+        return constants[0]
 
     decoder = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=keep)
     try:
