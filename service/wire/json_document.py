@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Literal, TypeAlias, Union, cast
 
@@ -29,6 +30,8 @@ MAX_MEMBERS = 32_768
 MAX_CHARACTERS = 2**20
 """Characters in names, and in strings up to LONG_STRING."""
 LONG_STRING = 1024
+# A name of the caller's is repeated in an answer only in this form.
+ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # simdjson finds a member by linear search.
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
@@ -180,8 +183,8 @@ def _infinite(found: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[s
 
 
 def _pointer(path: tuple[str | int, ...]) -> str | None:
-    """Return the path as a JSON pointer; None if it would echo a caller's text instead of names like ours."""
-    if any(isinstance(name, str) and not (name.isidentifier() and name.isascii() and name.islower()) for name in path):
+    """Return the path as a JSON pointer; None if it has a name that may not be echoed."""
+    if any(isinstance(name, str) and not ECHOED.fullmatch(name) for name in path):
         return None
     return "".join(f"/{name}" for name in path)
 

@@ -7,14 +7,13 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.json_document import words_of
+from service.wire.json_document import ECHOED, words_of
 from service.wire.tensor_fields import DTYPES
 
 TENSOR_OBJECT: dict[str, Any] = {
@@ -57,8 +56,6 @@ class Problem(BaseModel):
     request_id: str = Field(description="as in X-Request-ID")
 
 
-# A name of the caller's is echoed only in this form.
-_ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # What other libraries call a part of a request, and what says the same here, by a name that the request must know for it.
 _ALIASES = {
     "attn_mask": {
@@ -88,7 +85,7 @@ def unknown_field(
     """
     names = list(known)
     unknown = next(name for name in value if name not in names)
-    is_echoed = _ECHOED.fullmatch(unknown) is not None
+    is_echoed = ECHOED.fullmatch(unknown) is not None
     near = difflib.get_close_matches(unknown[:64], names, n=1)
     alias = next((words for name, words in _ALIASES.get(unknown, {}).items() if name in names), None)
     hint = f"; here it is {alias}" if alias else f'; did you mean "{near[0]}"?' if near else ""

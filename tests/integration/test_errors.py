@@ -354,6 +354,20 @@ def test_what_is_not_finite_in_json_is_refused_with_its_index(served, rows, wher
     served(story)
 
 
+@pytest.mark.parametrize("size", [33, 10_000])
+@pytest.mark.parametrize("literal", ["NaN", "1e999", "123456789012345678901234567890e300"])
+def test_the_place_of_a_number_is_not_told_by_a_name_that_may_not_be_echoed(served, size, literal):
+    async def story(service):
+        for name, param in (("x" * size, None), ("x y", None), ("Scale_2", "/Scale_2")):
+            problem = (await post_whole(service, f'{{"{name}": {literal}}}'.encode())).json()
+            assert problem["code"] in ("bad_json", "non_finite", "unknown_field")
+            if problem["code"] != "unknown_field":
+                assert problem["param"] == param
+            assert ("xxx" in str(problem)) is False
+
+    served(story)
+
+
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_what_is_not_finite_in_base64_is_refused_with_its_index(served, rows, value):
