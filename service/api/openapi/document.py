@@ -7,8 +7,10 @@ other text stands where its route or its field is declared.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,10 +21,9 @@ from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
 from service.api.openapi.error_examples import error_example
 from service.api.openapi.examples import attend_examples, attention_examples, infer_examples
 from service.api.openapi.headers import describe_headers
-from service.api.problems import INFERENCE_STATUS, STATUS, is_inference, problem_responses
+from service.api.problems import error_rows, is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
-from service.errors import ServiceError
 from service.wire.answer import AttendAnswer, AttentionReply
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
@@ -147,8 +148,6 @@ def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str
     for parameter in parameters:
         if parameter["name"] in values:
             parameter["example"] = values[parameter["name"]]
-    if not parameters:
-        del operation["parameters"]
 
 
 def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
@@ -206,26 +205,18 @@ def _refusals(path: str) -> dict[str, Any]:
     return {name.partition("_")[2]: {"$ref": f"#/components/responses/{name}"} for name in _error_answers(version)}
 
 
+@functools.cache
 def _error_answers(version: str) -> dict[str, Any]:
     """Return the error answers of a version by version and status: each with its codes and a document of each code."""
     as_inference = version == "v2"
-    table = INFERENCE_STATUS if as_inference else STATUS
-    codes = {status: _leaf_codes(status, table) for status in sorted({*table.values()} - {405})}
-    words = {status: ", ".join(f"`{code}`" for code in sorted(found)) for status, found in codes.items()}
+    examples: dict[int, dict[str, Any]] = {}
+    for row in sorted(error_rows()):
+        if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
+            of_status = examples.setdefault(row.inference_status if as_inference else row.status, {})
+            of_status[row.code] = error_example(row, as_inference=as_inference)
+    words = {status: ", ".join(f"`{code}`" for code in found) for status, found in sorted(examples.items())}
     answers = problem_responses(words, *words, as_inference=as_inference)
     for status, answer in answers.items():
-        examples = {code: error_example(code, as_inference=as_inference) for code in sorted(codes[int(status)])}
-        answer["content"] = {media: {**body, "examples": examples} for media, body in answer["content"].items()}
+        (media,) = answer["content"]
+        answer["content"] = {media: answer["content"][media] | {"examples": examples[int(status)]}}
     return {f"{version}_{status}": answer for status, answer in answers.items()}
-
-
-def _leaf_codes(status: int, table: Mapping[type[ServiceError], int]) -> set[str]:
-    """Return the error codes with `status`: those of the table's classes and, for a branch, of its subclasses."""
-    codes: set[str] = set()
-    for kind, value in table.items():
-        if value == status:
-            below = kind.__subclasses__()
-            codes |= {leaf.code for leaf in below} or {kind.code}
-            if kind.code == "invalid":
-                codes.add(kind.code)
-    return codes

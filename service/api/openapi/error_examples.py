@@ -12,7 +12,7 @@ from typing import Any
 
 from service import errors
 from service.api.openapi.examples import attention_examples
-from service.api.problems import render, render_inference
+from service.api.problems import ErrorRow, render, render_inference
 from service.errors import ServiceError
 from service.wire.attend_request import RequestLimits
 from service.wire.attention_request import check_attention
@@ -50,11 +50,11 @@ _TEXTS: dict[type[ServiceError], str] = {
 }
 
 
-def error_example(code: str, *, as_inference: bool) -> dict[str, Any]:
+def error_example(row: ErrorRow, *, as_inference: bool) -> dict[str, Any]:
     """Return OpenAPI's example of the answer to an error; raises KeyError for a code without one."""
-    error = _examples()[code]
+    error = _examples()[row.code]
     problem = render_inference(error) if as_inference else render(error, _REQUEST_ID)
-    return {"summary": code, "value": json.loads(problem.body)}
+    return {"summary": f"{row.code}: {row.cause}", "value": json.loads(problem.body)}
 
 
 @functools.cache

@@ -20,7 +20,7 @@ _NAN = {"dtype": "float32", "shape": [1, 1], "data": "AADAfw=="}
 def attend_examples(spec: LayerSpec) -> Body:
     query = {name: _rows(3, width) for name, width in _needed(spec)}
     small = {name: _rows(2, width) for name, width in _needed(spec)}
-    memory = {"key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
+    cross = {"query": query["query"], "key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
     bodies: dict[str, tuple[str, Body]] = {
         "self-attention": ("Three tokens attend to each other", query),
         "batch": (
@@ -32,19 +32,15 @@ def attend_examples(spec: LayerSpec) -> Body:
         ),
         "cross-attention": (
             "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
-            {
-                "query": query["query"],
-                **memory,
-                "masks": [{"kind": "lengths", "values": 3}],
-                "weights": {"form": "top_k", "k": 2},
-            },
+            {**cross, "masks": [{"kind": "lengths", "values": 3}], "weights": {"form": "top_k", "k": 2}},
         ),
         "base64": ("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
         **_mask_bodies(small, 2, 2),
         **_weights_bodies(small),
     }
-    unaligned = {"query": query["query"], **memory, "masks": [{"kind": "causal"}]}
-    return _examples(bodies) | _error_examples(unaligned, None if spec.extra_keys else small)
+    return _examples(bodies) | _error_examples(
+        {**cross, "masks": [{"kind": "causal"}]}, None if spec.extra_keys else small
+    )
 
 
 def attention_examples() -> Body:

@@ -15,20 +15,17 @@ _HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
 _FRAMED = "Inference-Header-Content-Length"
-_LENGTH = "bytes of the JSON, where the bytes of tensors follow it; default: all is JSON"
+_DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": (
-        "repeated in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made",
+        "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made",
         _TEXT,
     ),
     "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
     "tracestate": ("of the same trace; default: none", _TEXT),
-    "X-Request-Timeout-Ms": (
-        "shortens the deadline, which begins when the body is complete; at least 1; default: ATTENTION_REQUEST_TIMEOUT_MS",
-        {"type": "integer", "minimum": 1},
-    ),
+    "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
     "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
-    _FRAMED: (_LENGTH, _COUNT),
+    _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
 }
 _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
@@ -61,8 +58,10 @@ def describe_headers(page: dict[str, Any]) -> None:
             for status, answer in operation["responses"].items():
                 if "$ref" not in answer:
                     answer["headers"] = _sent(path, status)
-    for name, answer in page["components"]["responses"].items():
-        answer["headers"] = _sent("", name.partition("_")[2])
+    errors = page["components"]["responses"]
+    page["components"]["responses"] = {
+        name: answer | {"headers": _sent("", name.partition("_")[2])} for name, answer in errors.items()
+    }
 
 
 def _parameter(name: str, words: str, schema: dict[str, Any]) -> dict[str, Any]:
