@@ -8,8 +8,9 @@ Progress goes to stderr, results to stdout.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -32,6 +33,9 @@ Family = Annotated[str | None, typer.Option("--family", help="naming scheme of t
 Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, if the source does not record it")]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
+Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
+Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
+PAIR = re.compile("(query|key|value|output|qkv)=")
 Replace = Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
@@ -44,8 +48,20 @@ def directory(given: Path | None) -> Path:
     return given if given is not None else load_settings().layers_dir
 
 
-@app.command("import")
+def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
+    """Return a command's arguments and the pairs of --map, of which all but the first reach it as arguments too."""
+    words = [*given, *context.args]
+    pairs = [word for word in words if PAIR.match(word)] if maps else []
+    rest = [word for word in words if word not in pairs]
+    if len(rest) != len(given):
+        wrong = f"Got unexpected extra argument ({' '.join(rest[len(given) :])})"
+        raise typer.BadParameter(wrong if len(rest) > len(given) else "SOURCE is missing beside the pairs of --map")
+    return rest, [word for text in maps or [] for word in text.split()] + pairs
+
+
+@app.command("import", context_settings={"allow_extra_args": True})
 def import_(
+    context: typer.Context,
     source: Source,
     name: Annotated[str, typer.Option("--name", help="name of the served layer: a-z, 0-9, dot, underscore, hyphen")],
     layer: Number = None,
@@ -54,34 +70,39 @@ def import_(
     heads: Heads = None,
     add_zero_attn: ZeroAttn = False,
     scale: Scale = None,
+    map_: Map = None,
+    fused: Fused = None,
     replace: Replace = False,
     layers_dir: LayersDir = None,
 ) -> None:
     """Take one attention layer out of a checkpoint and store it."""
     from rich.console import Console
 
+    chosen: dict[str, Any] = dict(
+        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
+    )
+    (path,), pairs = separated(context, [str(source)], map_)
     with Console(stderr=True).status("importing …"):
         from service.layers.importer import import_layer  # torch takes seconds to import
-        from service.layers.store import Store
+        from service.layers.key_map import parse_key_map
 
-        stored = import_layer(
-            source,
-            name=name,
-            layer=layer,
-            prefix=prefix,
-            family=family,
-            heads=heads,
-            add_zero_attn=add_zero_attn,
-            scale=scale,
-        )
-        store = Store(directory(layers_dir))
-        if not replace:
-            _check_free(store, stored)
-        parity = _parity(stored, stored)
-        if not parity.is_close:
-            raise LayerError(f'layer "{name}" is not stored: float32 is too far from its float64 reference, {parity}')
-        store.save(stored)
+        stored = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
+        parity = _save(stored, directory(layers_dir), replace=replace)
     _print(stored, parity)
+
+
+def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
+    from service.layers.store import Store
+
+    store = Store(layers_dir)
+    if not replace:
+        _check_free(store, stored)
+    parity = _parity(stored, stored)
+    if not parity.is_close:
+        why = f"float32 is too far from its float64 reference, {parity}"
+        raise LayerError(f'layer "{stored.name}" is not stored: {why}')
+    store.save(stored)
+    return parity
 
 
 def _check_free(store: Store, stored: StoredLayer) -> None:
@@ -135,8 +156,9 @@ def list_(layers_dir: LayersDir = None) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def check(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="name of a stored layer")],
     source: Source,
     layer: Number = None,
@@ -145,31 +167,34 @@ def check(
     heads: Heads = None,
     add_zero_attn: ZeroAttn = False,
     scale: Scale = None,
+    map_: Map = None,
+    fused: Fused = None,
     layers_dir: LayersDir = None,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     from rich.console import Console
 
+    chosen: dict[str, Any] = dict(
+        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
+    )
+    (name, path), pairs = separated(context, [name, str(source)], map_)
     with Console(stderr=True).status("checking …"):
         from service.layers.importer import import_layer
+        from service.layers.key_map import parse_key_map
         from service.layers.store import Store
 
         stored = Store(directory(layers_dir)).load(name)
-        origin = import_layer(
-            source,
-            name=name,
-            layer=layer,
-            prefix=prefix,
-            family=family,
-            heads=heads,
-            add_zero_attn=add_zero_attn,
-            scale=scale,
-        )
-        if stored.spec != origin.spec:
-            raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
-        parity = _parity(stored, origin)
+        origin = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
+    _print_check(stored, origin)
+
+
+def _print_check(stored: StoredLayer, origin: StoredLayer) -> None:
+    """Print how far the stored layer is from its source; exit with code 1 if that is too far."""
+    if stored.spec != origin.spec:
+        raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
+    parity = _parity(stored, origin)
     same = "the same digest" if stored.digest == origin.digest else "another digest"
-    typer.echo(f"{name}: {parity}; {same}: {'parity' if parity.is_close else 'NO PARITY'}")
+    typer.echo(f"{stored.name}: {parity}; {same}: {'parity' if parity.is_close else 'NO PARITY'}")
     if not parity.is_close:
         raise typer.Exit(1)
 

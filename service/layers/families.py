@@ -96,10 +96,18 @@ _D2L = linears("W_q", "W_k", "W_v", "W_o")
 _C_PROJ = {f"c_proj.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")}
 _GPT = {"c_attn.weight": QKV_WEIGHT, "c_attn.bias": QKV_BIAS, **_C_PROJ}
 _BARE = {f"W_{letter}": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
-# The buffers in which GPT models keep their causal mask.
-_TRIANGLES = ("bias.", "masked_bias.")
-_ROTARY_KEYS = {"rotary": ROTARY}
-_NOT_CROSS = re.compile(r"(?<!crossattention\.)$")
+_GPT2 = Family(  # Conv1D, whose weight is [in, out]
+    name="gpt2",
+    parts=_GPT,
+    anchors=("c_attn.weight",),
+    below=re.compile(r"(?<!crossattention\.)$"),
+    ignored=("bias.", "masked_bias."),  # buffers with the causal mask
+    refused={"rotary": ROTARY},
+    equal=EVERYTHING,
+    transposed=True,
+    stacks_columns=True,
+    is_causal=True,
+)
 
 FAMILIES = (
     Family(
@@ -170,28 +178,9 @@ FAMILIES = (
         transposed=True,
         is_single_head=True,
     ),
-    Family(  # Conv1D, whose weight is [in, out]
-        name="gpt2",
-        parts=_GPT,
-        anchors=("c_attn.weight",),
-        below=_NOT_CROSS,
-        ignored=_TRIANGLES,
-        refused=_ROTARY_KEYS,
-        equal=EVERYTHING,
-        transposed=True,
-        stacks_columns=True,
-        is_causal=True,
-    ),
-    Family(  # after gpt2: Linear under the same names
-        name="nanogpt",
-        parts=_GPT,
-        anchors=("c_attn.weight",),
-        below=_NOT_CROSS,
-        ignored=_TRIANGLES,
-        refused=_ROTARY_KEYS,
-        optional=(biases(_GPT),),
-        equal=EVERYTHING,
-        is_causal=True,
+    _GPT2,
+    dataclasses.replace(  # after gpt2: Linear under the same names
+        _GPT2, name="nanogpt", optional=(biases(_GPT),), transposed=False, stacks_columns=False
     ),
 )
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
@@ -218,13 +207,16 @@ def find_candidates(
             continue
         for prefix in sorted(prefix for key in every for prefix in _prefixes(family, key)):
             shape = shapes[prefix + family.anchors[0]] if family.stacks_columns and shapes else None
-            has_shape = shape is None or (len(shape) == 2 and shape[1] == 3 * shape[0])  # noqa: PLR2004
             has_keys = every.issuperset(prefix + key for key in family.needs)
-            if has_shape and has_keys and family.below.search(prefix):
+            if has_keys and (shape is None or has_stacked_columns(shape)) and family.below.search(prefix):
                 found.setdefault(prefix, Candidate(family, prefix))
     return sorted(
         found.values(), key=lambda candidate: (candidate.number is not None, candidate.number, candidate.prefix)
     )
+
+
+def has_stacked_columns(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and shape[1] == len(QKV_WEIGHT) * shape[0]  # noqa: PLR2004 (a matrix)
 
 
 def _prefixes(family: Family, key: str) -> Iterable[str]:

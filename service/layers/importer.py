@@ -28,9 +28,10 @@ from service.layers.families import (
     Parts,
     find_candidates,
 )
+from service.layers.key_map import mapped, unknown
 from service.layers.source import Source, open_source
 from service.layers.stored_layer import MAX_SOURCE, StoredLayer, check_name
-from service.layers.wording import MAX_LISTED, about, bounded, listed, quoted, shape_text
+from service.layers.wording import about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
 MAX_HEADS = 65_536
@@ -51,15 +52,20 @@ def import_layer(
     heads: int | None = None,
     add_zero_attn: bool = False,
     scale: float | None = None,
+    key_map: Mapping[str, str] | None = None,
 ) -> StoredLayer:
     """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
+    `key_map` gives the layer's keys by role instead of `layer`, `prefix` and `family`.
     `scale` defaults to 1/sqrt(head width), or to the config's. Raises LayerError with what was expected and what was found.
     """
     check_name(name)
+    if key_map is not None and (layer, prefix, family) != (None, None, None):
+        raise LayerError("--map names whole keys, so it goes without --layer, --prefix and --family")
     source = open_source(source_path)
     with about(f"source {quoted(source.label)}"):
-        chosen = choose(source, family=family, prefix=prefix, layer=layer)
+        named = mapped(key_map, source) if key_map else None
+        chosen = named or choose(source, family=family, prefix=prefix, layer=layer)
         _check_model(source.config)
         present = present_parts(chosen, source)
         shapes = canonical_shapes(chosen, present, source)
@@ -73,11 +79,14 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
     if family is not None and family not in FAMILY_NAMES:
         raise LayerError(f"the family {quoted(family)} is unknown; known families are {', '.join(FAMILY_NAMES)}")
     keys = source.keys()
-    found = find_candidates(keys, family, {key: source.shape(key) for key in keys})
+    shapes = {key: source.shape(key) for key in keys}
+    found = find_candidates(keys, family, shapes)
     if not found:
-        wanted = f"no layer of the family {family}" if family else "no known family of attention layers"
-        sample = keys[:: max(1, len(keys) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
-        raise LayerError(f"{wanted} in its {len(keys)} keys; found keys like {listed(sample)}")
+        if others := {candidate.family.name for candidate in find_candidates(keys, shapes=shapes)}:
+            raise LayerError(
+                f"no layer of the family {family} in its {len(keys)} keys; it has layers of {listed(sorted(others))}"
+            )
+        raise LayerError(unknown(source))
     if prefix is not None:
         found = _below(found, prefix)
     if layer is not None:

@@ -101,3 +101,49 @@ def test_a_layer_that_float32_cannot_compute_is_not_stored(told, tmp_path):
         'attention-service: layer "huge" is not stored: float32 is too far from its float64 reference, max abs error'
     )
     assert not (tmp_path / "layers").exists()
+
+
+MAP = ("query=m.a.weight", "key=m.b.weight", "value=m.c.weight", "output=m.d.weight")
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(told, tmp_path, width, heads):
+    """After one --map, quoted as one word, or with an option each; before or behind the source."""
+    path, ask = file(tmp_path, linears("m.", *"abcd", width=width)), ("--name", "mine", "--heads", heads)
+    each = [word for pair in MAP for word in ("--map", pair)]
+    for words in (
+        (path, *ask, "--map", *MAP), (*ask, "--map", *MAP, path), (path, *ask, "--map", " ".join(MAP)), (*each, path, *ask)
+    ):  # fmt: skip
+        code, out, err = told("import", *words)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"mine: family mapped, {width} wide, {heads} heads of {width // heads}, float32, sha256:")
+    assert told("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith("the same digest: parity\n")
+    assert told("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_a_fused_key_is_named_once(told, tmp_path, width, heads):
+    path = file(tmp_path, {"m.in.weight": random(3 * width, width), "m.out.weight": random(width, width)})
+    ask = ("--name", "mine", "--heads", heads, "--fused", "qkv")
+    assert told("import", path, *ask, "--map", "qkv=m.in.weight", "output=m.out.weight")[0] == 0
+    code, _, err = told("import", path, *ask, "--map", "query=m.in.weight", "output=m.out.weight")
+    assert code == 1
+    assert err == (
+        "attention-service: --map lacks qkv; the form is --map query=KEY key=KEY value=KEY output=KEY, "
+        "or --fused qkv --map qkv=KEY output=KEY\n"
+    )
+
+
+def test_arguments_that_are_no_pairs_are_refused(told, tmp_path):
+    path = file(tmp_path, gpt2(12))
+    assert told("import", path, "more", "--name", "x")[::2] == (
+        2,
+        "attention-service: Invalid value: Got unexpected extra argument (more)\n",
+    )
+    for words, why in (
+        ((path, "--map", *MAP, "gate=m.g.weight"), "Got unexpected extra argument (gate=m.g.weight)"),
+        (("--map", *MAP), "SOURCE is missing beside the pairs of --map"),
+        ((path, "query=a"), "Got unexpected extra argument (query=a)"),
+    ):
+        code, out, err = told("import", *words, "--name", "x")
+        assert (code, out, err) == (2, "", f"attention-service: Invalid value: {why}\n")

@@ -1,0 +1,93 @@
+"""Key map: the keys of one attention layer as the caller names them, for a source of no known family.
+
+Invariants: A map names whole keys: query, key, value and output, or qkv and output. The bias of a key is the key with its last
+`weight` replaced by `bias`, if the source has it. A weight is [out, in]. A fused one holds all rows of query, then of key, then
+of value; if it is [d, 3d] instead, it and the output are [in, out]. Rotary layers are refused: by a rotary key in the module, and
+by names that only rotary models have if no config says more.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os.path
+import re
+from collections.abc import Iterable, Mapping
+
+from service.attention.spec import PROJECTIONS
+from service.errors import LayerError
+from service.layers.families import QKV_BIAS, QKV_WEIGHT, ROTARY, Candidate, Family, has_stacked_columns
+from service.layers.source import COMPILED, Source
+from service.layers.wording import MAX_LISTED, listed, quoted
+
+HOW = "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY"
+ROTARY_KEYS = re.compile(r"rotary|inv_freq")
+# Llama, Mistral, Qwen, Gemma and Phi; GPT-NeoX; Meta's own Llama; GGUF.
+ROTARY_NAMES = re.compile(
+    r"rotary|inv_freq|(^|\.)model\.layers\.\d+\.|(^|\.)gpt_neox\.|\.attention\.query_key_value\.|(^|\.)layers\.\d+\.attention\.w[qk]\.|^blk\."
+)
+
+
+def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, str] | None:
+    """Return the keys of `ROLE=KEY` pairs by role, None without pairs; raise LayerError that shows the whole form."""
+    keys: dict[str, str] = {}
+    for pair in pairs:
+        role, _, key = pair.partition("=")
+        if not key or role in keys or key in keys.values():
+            why = "repeats a role or a key" if key else "is not ROLE=KEY"
+            raise LayerError(f"--map {quoted(pair)} {why}; the form is {HOW}")
+        keys[role] = key
+    if not keys and fused is None:
+        return None
+    roles = ("qkv", "output") if fused or "qkv" in keys else PROJECTIONS
+    if fused not in {None, "qkv"} or keys.keys() != set(roles):
+        lacks = ", ".join(role for role in roles if role not in keys)
+        surplus = listed(sorted(keys.keys() - set(roles)))
+        found = f"--map lacks {lacks}" if lacks else f"--map takes no {surplus} here" if surplus else "--fused is qkv"
+        raise LayerError(f"{found}; the form is {HOW}")
+    return keys
+
+
+def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
+    """Return the layer of the named keys and their biases, below the module that they share."""
+    parts: dict[str, tuple[str, ...]] = {}
+    for role, asked in key_map.items():
+        key = asked.replace(COMPILED, "")
+        if key not in source.entries:
+            weights = (known for known in source.keys() if len(source.shape(known)) == 2)  # noqa: PLR2004, SIM118
+            near = difflib.get_close_matches(key[:500], itertools.islice(weights, 10_000), n=1, cutoff=0)
+            raise LayerError(f"it has no key {quoted(key)} (--map {role}); the nearest is {listed(near)}")
+        parts[key] = QKV_WEIGHT if role == "qkv" else (f"{role}.weight",)
+        before, has_weight, after = key.rpartition("weight")
+        if has_weight and (bias := f"{before}bias{after}") in source.entries:
+            parts[bias] = QKV_BIAS if role == "qkv" else (f"{role}.bias",)
+    prefix = "".join(os.path.commonprefix(list(parts)).rpartition(".")[:2])  # noqa: RUF071 (letter by letter is meant)
+    rotary = [key for key in source.entries if key.startswith(prefix) and ROTARY_KEYS.search(key)]
+    if rotary := rotary or [key for key in parts if ROTARY_NAMES.search(key) and source.config is None]:
+        raise LayerError(f"{listed(rotary)}: names of a rotary model; {ROTARY}")
+    is_turned = any(has_stacked_columns(source.shape(key)) for key, names in parts.items() if names == QKV_WEIGHT)
+    below = {key.removeprefix(prefix): names for key, names in parts.items()}
+    return Candidate(
+        Family(name="mapped", parts=below, anchors=(), ignored=("",), equal=(), transposed=is_turned), prefix
+    )
+
+
+def unknown(source: Source) -> str:
+    """Return the sentence for a source of no known family: how to name the keys, and some of those that it has."""
+    keys = source.keys()
+    likely = [key for key in keys if "att" in key.lower()] or keys
+    sample = likely[:: max(1, len(likely) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
+    rotary = f"{ROTARY}, and its names look like one" if _looks_rotary(source) else ROTARY
+    return (
+        f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H; "
+        f"{rotary}; found keys like {listed(sample)}"
+    )
+
+
+def _looks_rotary(source: Source) -> bool:
+    """Whether keys are those of a rotary model, or a key projection is narrower than its query's."""
+    pairs = [(key, key.replace("q_proj", "k_proj")) for key in source.entries]
+    return any(
+        ROTARY_NAMES.search(key) or (other in source.entries and source.shape(other)[:1] < source.shape(key)[:1])
+        for key, other in pairs
+    )

@@ -1,0 +1,198 @@
+"""Layers of no known family: keys that the caller names, and what a source without them is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from service.errors import LayerError
+from service.layers.importer import import_layer
+from service.layers.key_map import HOW, parse_key_map
+from tests.unit.layers.checkpoints import linear, linears, random, save_directory, save_safetensors
+
+# Widths with numbers of heads.
+SIZES = [(12, 3), (64, 4)]
+SEPARATE = {
+    role: f"enc.0.mix.{letter}.weight" for role, letter in zip(("query", "key", "value", "output"), "abcd", strict=True)
+}
+FUSED = {"qkv": "enc.0.mix.in.weight", "output": "enc.0.mix.out.weight"}
+
+
+def separate(width: int, *, bias: bool = True) -> dict[str, torch.Tensor]:
+    others = {"enc.0.mlp.weight": random(width, width), "enc.0.mix.norm.weight": random(width)}
+    return {**linears("enc.0.mix.", *"abcd", width=width, bias=bias), **others}
+
+
+def refused(path: Path, **options) -> str:
+    with pytest.raises(LayerError) as caught:
+        import_layer(path, **{"name": "x", **options})
+    assert len(caught.value.message) <= 500
+    return caught.value.message
+
+
+def unparsed(*pairs: str, fused: str | None = None) -> str:
+    with pytest.raises(LayerError) as caught:
+        parse_key_map(pairs, fused)
+    assert len(caught.value.message) <= 500
+    return caught.value.message
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_four_named_keys_are_a_layer_with_their_biases(tmp_path, width, heads, bias):
+    """A bias is the key with its last `weight` replaced; other keys of the module do not disturb."""
+    tensors = separate(width, bias=bias)
+    layer = import_layer(save_safetensors(tmp_path / "x.safetensors", tensors), name="x", heads=heads, key_map=SEPARATE)
+    assert (layer.family, layer.spec.num_heads) == ("mapped", heads)
+    assert layer.source == "x.safetensors enc.0.mix (mapped)"
+    for role, key in SEPARATE.items():
+        assert torch.equal(layer.tensors[f"{role}.weight"], tensors[key])
+        assert (f"{role}.bias" in layer.tensors) is bias
+        if bias:
+            assert torch.equal(layer.tensors[f"{role}.bias"], tensors[key.replace("weight", "bias")])
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_a_fused_key_holds_query_key_and_value_in_this_order(tmp_path, width, heads, is_turned):
+    """[3d, d] is a Linear; [d, 3d] is applied from the right, and the output with it."""
+    tensors = {**linear("enc.0.mix.in", 3 * width, width), **linear("enc.0.mix.out", width, width, seed=9)}
+    turned = {key: value.T.contiguous() if is_turned and value.ndim == 2 else value for key, value in tensors.items()}
+    path = save_safetensors(tmp_path / "x.safetensors", turned)
+    layer = import_layer(path, name="x", heads=heads, key_map=FUSED)
+    x = random(5, width)
+    projected = functional.linear(x, tensors[FUSED["qkv"]], tensors["enc.0.mix.in.bias"]).split(width, dim=1)
+    for role, expected in zip(("query", "key", "value"), projected, strict=True):
+        found = functional.linear(x, layer.tensors[f"{role}.weight"], layer.tensors[f"{role}.bias"])
+        torch.testing.assert_close(found, expected)
+    assert torch.equal(layer.tensors["output.weight"], tensors[FUSED["output"]])
+
+
+def test_compiled_names_may_be_given_as_the_file_has_them(tmp_path):
+    path = save_safetensors(tmp_path / "x.safetensors", {f"_orig_mod.{key}": x for key, x in separate(12).items()})
+    for before in ("", "_orig_mod."):
+        assert import_layer(path, name="x", heads=3, key_map={role: before + key for role, key in SEPARATE.items()})
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_a_key_that_is_not_there_is_told_the_nearest(tmp_path, width, heads):
+    path = save_safetensors(tmp_path / "x.safetensors", separate(width))
+    for wrong in ("enc.0.mix.c", "enc.0.mix.c.wieght", "enc.0.mix.c.weights"):
+        assert refused(path, heads=heads, key_map={**SEPARATE, "value": wrong}) == (
+            f"source 'x.safetensors': it has no key '{wrong}' (--map value); the nearest is 'enc.0.mix.c.weight'"
+        )
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_shapes_that_do_not_fit_are_shown(tmp_path, width, heads):
+    """Keys and values of fewer heads, a vector, and a fused weight that is none."""
+    path = tmp_path / "x.safetensors"
+    tensors = separate(width, bias=False)
+    half = random(width // 2, width)
+    save_safetensors(path, {**tensors, SEPARATE["key"]: half})
+    assert refused(path, heads=heads, key_map=SEPARATE).endswith(
+        f"key.weight (from '{SEPARATE['key']}') has the shape [{width // 2}, {width}], expected [{width}, {width}]"
+    )
+    save_safetensors(path, {**tensors, SEPARATE["query"]: random(width)})
+    assert refused(path, heads=heads, key_map=SEPARATE).endswith(f"has the shape [{width}], expected two widths")
+    save_safetensors(path, {FUSED["qkv"]: random(3 * width + 1, width), FUSED["output"]: random(width, width)})
+    assert f"has the shape [{3 * width + 1}, {width}]; {3 * width + 1} rows do not divide into 3" in refused(
+        path, heads=heads, key_map=FUSED
+    )
+
+
+def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
+    path = save_safetensors(tmp_path / "x.safetensors", separate(12))
+    choices: list[dict[str, object]] = [{"layer": 0}, {"prefix": "enc.0"}, {"family": "bert"}]
+    for choice in choices:
+        assert refused(path, heads=3, key_map=SEPARATE, **choice) == (
+            "--map names whole keys, so it goes without --layer, --prefix and --family"
+        )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "fused", "why"),
+    [
+        (["query=a"], None, "--map lacks key, value, output"),
+        (["query=a", "key=b", "value=c"], None, "--map lacks output"),
+        (["output=a"], "qkv", "--map lacks qkv"),
+        ([], "qkv", "--map lacks qkv, output"),
+        (["qkv=a"], None, "--map lacks output"),
+        (["qkv=a", "output=b", "key=c"], None, "--map takes no 'key' here"),
+        (["query=a", "key=b", "value=c", "output=d", "gate=e"], None, "--map takes no 'gate' here"),
+        (["qkv=a", "output=b"], "kvq", "--fused is qkv"),
+        (["query"], None, "--map 'query' is not ROLE=KEY"),
+        (["query="], None, "--map 'query=' is not ROLE=KEY"),
+        (["query=a", "query=b"], None, "--map 'query=b' repeats a role or a key"),
+        (["query=a", "key=a"], None, "--map 'key=a' repeats a role or a key"),
+    ],
+)
+def test_an_incomplete_map_is_told_the_whole_form(pairs, fused, why):
+    assert unparsed(*pairs, fused=fused) == f"{why}; the form is {HOW}"
+
+
+def test_pairs_give_the_keys_by_role():
+    """A key may have an equals sign; without pairs there is no map."""
+    assert parse_key_map([]) is None
+    assert parse_key_map(["qkv=a=b", "output=c"], "qkv") == {"qkv": "a=b", "output": "c"}
+    assert parse_key_map(f"{role}={key}" for role, key in SEPARATE.items()) == SEPARATE
+
+
+def llama(width: int, kv_width: int, prefix: str = "model.layers.0.") -> dict[str, torch.Tensor]:
+    names = {"q": width, "k": kv_width, "v": kv_width, "o": width}
+    return {f"{prefix}self_attn.{letter}_proj.weight": random(rows, width) for letter, rows in names.items()}
+
+
+ROTARY_NAMES = {
+    "llama": llama(12, 12),
+    "mistral": llama(64, 16),
+    "grouped": llama(64, 16, "decoder.0."),
+    "neox": {"gpt_neox.layers.0.attention.query_key_value.weight": random(36, 12)},
+    "meta": {f"layers.0.attention.w{letter}.weight": random(12, 12) for letter in "qkvo"},
+    "frequencies": {**separate(12), "enc.0.mix.rotary_emb.inv_freq": random(2)},
+}
+
+
+@pytest.mark.parametrize("tensors", ROTARY_NAMES.values(), ids=ROTARY_NAMES)
+def test_a_rotary_model_is_told_that_it_is_not_served_yet(tmp_path, tensors):
+    message = refused(save_safetensors(tmp_path / "x.safetensors", tensors), heads=3)
+    assert "rotary layers are not served yet, and its names look like one; found keys like" in message
+
+
+@pytest.mark.parametrize(("width", "heads"), SIZES)
+def test_an_unknown_source_is_told_which_keys_and_how_to_name_them(tmp_path, width, heads):
+    """The advice comes before the keys, so that long keys cannot cut it."""
+    message = refused(save_safetensors(tmp_path / "x.safetensors", separate(width)), heads=heads)
+    assert message.startswith(
+        "source 'x.safetensors': no known family of attention layers in its 10 keys; name the four weights with "
+        "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY, and --heads H; "
+        "rotary layers are not served yet; found keys like 'enc.0.mix"
+    )
+    long = {f"{'x' * 300}.{key}": value for key, value in separate(width).items()}
+    assert "rotary layers are not served yet; found" in refused(save_safetensors(tmp_path / "x.safetensors", long))
+
+
+def test_the_keys_that_are_shown_are_those_of_attention(tmp_path):
+    tensors = {f"block.{i}.mlp.weight": random(2, 2) for i in range(50)} | {"block.7.self_attention.q": random(2, 2)}
+    message = refused(save_safetensors(tmp_path / "x.safetensors", tensors))
+    assert message.endswith("found keys like 'block.7.self_attention.q'")
+
+
+def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
+    """By its names; a config without rotary options clears a model that only shares them."""
+    tensors = llama(12, 12)
+    named = {
+        role: f"model.layers.0.self_attn.{letter}_proj.weight"
+        for role, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
+    }
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert refused(path, heads=3, key_map=named).endswith("names of a rotary model; rotary layers are not served yet")
+    plain = save_directory(tmp_path / "plain", tensors, {"model_type": "xglm", "num_attention_heads": 3})
+    assert import_layer(plain, name="x", key_map=named).family == "mapped"
+    turning = save_directory(tmp_path / "turning", tensors, {"rope_theta": 1e4, "num_attention_heads": 3})
+    assert "config.json has 'rope_theta'" in refused(turning, key_map=named)
+    save_safetensors(path, ROTARY_NAMES["frequencies"])
+    assert "'enc.0.mix.rotary_emb.inv_freq'" in refused(path, heads=3, key_map=SEPARATE)
