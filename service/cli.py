@@ -7,10 +7,11 @@ wait until a command needs them.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from service import __version__
 from service.commands.attend import attend, attention, show
 from service.commands.compare import compare
 from service.commands.golden import golden
@@ -26,20 +27,58 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 app = typer.Typer(
     help="Multi-head attention layers of real models over REST.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
-app.command()(health)
+for command in (serve, health, attend, attention, show, compare, golden):
+    app.command()(command)
 app.add_typer(layers, name="layers")
 app.add_typer(keys, name="keys")
-app.command()(attend)
-app.command()(attention)
-app.command()(show)
-app.command()(compare)
-app.command()(golden)
-
 app.command(hidden=True)(worker)
+
+# Shown at the end of each command's help; a test parses them.
+EXAMPLES = {
+    "serve": ("", "--port 9000 --layers-dir layers --workers 2"),
+    "health": ("", "--url http://10.0.0.7:8000"),
+    "attend": (
+        "minilm-l3 --query q.npy --weights mean --out answer.npz",
+        'minilm-l3 --query q.npy --mask "ignore axes=bs values=padding.npy" --json',
+        'minilm-l3 --query q.npy --mask "window left=4 right=0 align=top_left" --weights "top_k k=3"',
+    ),
+    "attention": (
+        "--query q.npy --key k.npy --value v.npy --layout bhld --causal bottom_right --out output.npy",
+        '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
+    ),
+    "show": ('minilm-l3 --query q.npy --head 2 --tokens "the cat sat"', "--weights answer.npz --sequence 1"),
+    "compare": ("case.safetensors", "case.safetensors --local --scale 0.125"),
+    "golden": ("--out vectors", "--out vectors --local --seed 7"),
+    "layers import": (
+        "gpt2/ --layer 0 --name gpt2-l0",
+        "model.safetensors --name mine --heads 8 --map query=q.weight key=k.weight value=v.weight output=o.weight",
+    ),
+    "layers list": ("", "--layers-dir layers"),
+    "layers check": ("gpt2-l0 gpt2/ --layer 0",),
+    "keys new": ('--name "team a" >> keys.txt', "--role admin --name ops >> keys.txt"),
+}
+for prefix, group in (("", app), ("layers ", layers), ("keys ", keys)):
+    for info in group.registered_commands:
+        name = prefix + str(info.name or getattr(info.callback, "__name__", ""))
+        lines = [f"attention-service {name} {example}".strip() for example in EXAMPLES.get(name, ())]
+        info.epilog = "\n\n".join(["Examples:", *lines]) if lines else None
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"attention-service {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

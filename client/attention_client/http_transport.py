@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import secrets
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,6 +29,8 @@ from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceede
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout
 from attention_client.request import Call
 
+MAJOR_VERSION = 0
+_SERVER = re.compile(r"attention-service/(\d{1,9})\b")
 CONNECT_TIMEOUT_S = 5.0
 MAX_PROBLEM_BYTES = 2**16
 FIRST_WAIT_S = 0.1
@@ -89,6 +93,7 @@ class HttpTransport:
         self._limits: set[asyncio.Timeout] = set()
         self._one_left = asyncio.Event()
         self._is_closed = False
+        self._is_version_known = False
         # Arrays of floats hardly compress, so the client asks for none; a compressed answer is never unpacked.
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
@@ -184,8 +189,21 @@ class HttpTransport:
             error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes")
             error.status = OK
             raise error
+        if not self._is_version_known:
+            self._check_version(got.headers.get("server", ""))
         # For an error response that is too long, the status is enough.
         return Reply(got.status_code, got.headers, content or b"", got.headers.get("x-request-id", request_id))
+
+    def _check_version(self, server: str) -> None:
+        """Warn once of a service of another major version, which its header Server tells; a proxy may hide it."""
+        self._is_version_known = True
+        found = _SERVER.match(server)
+        if found and int(found[1]) != MAJOR_VERSION:
+            warnings.warn(
+                f"the service at {self._address} is of major version {found[1]}, this client of {MAJOR_VERSION}: "
+                "install the client of the service's version",
+                stacklevel=2,
+            )
 
     def _no_answer(self, failure: Exception) -> ConnectionFailed:
         name = type(failure).__name__

@@ -61,7 +61,9 @@ def load_array(path: Path, name: str | None = None) -> np.ndarray:
         if name is not None and not isinstance(found, np.ndarray):
             with found as arrays:
                 found = arrays[name if name in arrays or len(arrays) != 1 else next(iter(arrays))]
-    except (OSError, ValueError, KeyError):
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError):
         raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from None
     if not isinstance(found, np.ndarray):
         raise InvalidInput(f"{path} must hold one array (.npy)")

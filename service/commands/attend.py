@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.commands.health import Url, service_url
 from service.commands.layers import directory
 from service.errors import InvalidInput
 
@@ -19,15 +20,24 @@ if TYPE_CHECKING:
 
     from service.commands.asking import Reply
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
 Layer = Annotated[str, typer.Argument(help="name of a served layer")]
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
 ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
 RequestFile = Annotated[Path | None, typer.Option("--request", help="complete request body as JSON, instead of arrays")]
 Causal = Annotated[str | None, typer.Option("--causal", help="causal mask: top_left or bottom_right")]
-Url = Annotated[str, typer.Option("--url", help="address of the service")]
+Masks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mask", help='a mask and its fields, repeatable: "causal align=top_left", "attend axes=bs values=FILE.npy"'
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help='return weights too: "heads", "mean" or "top_k k=3"; also heads=[0] queries=[0,1]'),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -45,21 +55,20 @@ def attend(
     value: ValueFile = None,
     request: RequestFile = None,
     causal: Causal = None,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="return attention weights too: heads or mean")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="write output and weights to this .npz")] = None,
-    url: Url = DEFAULT_URL,
+    mask: Masks = None,
+    weights: Weights = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
     layers_dir: LayersDir = None,
 ) -> None:
     """Send arrays through a layer and print or keep the answer."""
-    body = _body(request, {"query": query, "key": key, "value": value}, causal)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     if weights is not None:
-        body["weights"] = {"form": weights}
-    reply = _ask(layer, body, directory(layers_dir) if local else url, api_key)
-    _report(reply, out)
+        body["weights"] = _fields("form", weights)
+    _report(_ask(layer, body, directory(layers_dir) if local else service_url(url), api_key), out, as_json=as_json)
 
 
 def attention(
@@ -73,48 +82,70 @@ def attention(
     scale: Annotated[float | None, typer.Option("--scale", help="factor of query·key; default: 1/√d")] = None,
     softcap: Annotated[float | None, typer.Option("--softcap", help="c: a score s becomes c·tanh(s/c)")] = None,
     causal: Causal = None,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="heads or mean: return attention weights too")
-    ] = None,
+    mask: Masks = None,
+    weights: Weights = None,
     scores: Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="write output and all else to this .npz")] = None,
-    url: Url = DEFAULT_URL,
+    out: Out = None,
+    as_json: AsJson = False,
+    url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
-    body = _body(request, {"query": query, "key": key, "value": value}, causal)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
     body |= {name: option for name, option in options.items() if option is not None}
     if weights is not None:
-        body["weights"] = {"form": weights}
+        body["weights"] = _fields("form", weights)
     if scores is not None:
         body["scores"] = {"stage": scores}
     if lse:
         body["lse"] = True
-    _report(_ask(None, body, Path() if local else url, api_key), out)
+    _report(_ask(None, body, Path() if local else service_url(url), api_key), out, as_json=as_json)
 
 
-def _report(reply: Reply, out: Path | None) -> None:
-    """Print what the answer holds, and write its arrays to `out` if that is given."""
-    import numpy as np
+def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
+    """Print the answer or what it holds, and write its arrays to `out` if that is given."""
     import orjson
     from rich.console import Console
 
-    console = Console()
     if out is not None:
-        try:
-            with out.open("wb") as file:
-                np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
-        except OSError as error:
-            raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
+        _write(reply, out)
+    if as_json:
+        arrays = {"output": reply.output, **reply.weights}
+        typer.echo(orjson.dumps({**{name: _lists(array) for name, array in arrays.items()}, **reply.facts}).decode())
+        return
+    console = Console()
     console.print(f"output {_about(reply.output)}", highlight=False)
     for name, array in reply.weights.items():
         console.print(f"{name} {_about(array)}", highlight=False)
     console.print_json(orjson.dumps(reply.facts).decode())
     if out is not None:
-        console.print(f"written to {out}", highlight=False)
+        what = "the output alone is " if out.suffix == ".npy" and reply.weights else ""
+        console.print(f"{what}written to {out}", highlight=False, soft_wrap=True)
+
+
+def _write(reply: Reply, out: Path) -> None:
+    import numpy as np
+
+    try:
+        with out.open("wb") as file:
+            if out.suffix == ".npy":
+                np.save(file, reply.output, allow_pickle=False)
+            else:
+                np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
+    except OSError as error:
+        raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
+
+
+def _lists(array: np.ndarray) -> Any:
+    """Return nested lists; numbers that JSON has not are the strings "nan", "inf" and "-inf", as in the service's answers."""
+    import numpy as np
+
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return array.tolist()
+    return np.where(np.isfinite(array), array.astype(object), array.astype("U8")).tolist()
 
 
 def show(
@@ -124,6 +155,7 @@ def show(
     value: ValueFile = None,
     request: RequestFile = None,
     causal: Causal = None,
+    mask: Masks = None,
     head: Annotated[int, typer.Option("--head", min=0, help="which head to draw")] = 0,
     sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence of a batch to draw")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
@@ -135,28 +167,36 @@ def show(
         str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
     ] = None,
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
     layers_dir: LayersDir = None,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
-    from rich.console import Console
-
-    from service.commands.heat_map import draw
-
     if (layer is None) == (weights is None):
         raise InvalidInput("give either a layer or --weights FILE")
     if weights is not None:
         drawn = _stored_head(weights, sequence, head)
     else:
-        body = _body(request, {"query": query, "key": key, "value": value}, causal)
-        drawn = _asked_head(layer, body, directory(layers_dir) if local else url, api_key, (sequence, head))
-    rows, columns = drawn.shape
+        body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        drawn = _asked_head(
+            layer, body, directory(layers_dir) if local else service_url(url), api_key, (sequence, head)
+        )
+    _print_map(drawn, tokens, key_tokens, f"{layer or (weights and weights.name)}, head {head}", use_legend=legend)
+
+
+def _print_map(
+    weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool
+) -> None:
+    from rich.console import Console
+
+    from service.commands.heat_map import draw
+
+    rows, columns = weights.shape
     queries = _words(tokens, rows, "--tokens")
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
-    console, title = Console(), f"{layer or (weights and weights.name)}, head {head}"
-    console.print(draw(drawn, queries, keys, title=title, use_legend=legend, width=console.width))
+    console = Console()
+    console.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=console.width))
 
 
 def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
@@ -167,8 +207,10 @@ def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: st
         return ask(layer, body)
 
 
-def _body(request: Path | None, files: dict[str, Path | None], causal: str | None) -> dict[str, Any]:
-    """Return the request body: the file unchanged, or the arrays; raises InvalidInput unless exactly one is given."""
+def _body(
+    request: Path | None, files: dict[str, Path | None], causal: str | None, given: list[str] | None
+) -> dict[str, Any]:
+    """Return the request body: the file or the arrays, and further masks; raises InvalidInput unless exactly one is given."""
     from service.commands.asking import load_array, tensor_field
 
     if (request is None) == (files["query"] is None):
@@ -177,12 +219,43 @@ def _body(request: Path | None, files: dict[str, Path | None], causal: str | Non
         body = _json(request)
     else:
         body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
+    added = [_fields("kind", text) for text in given or ()]
     if causal is not None:
+        added.append({"kind": "causal", "align": causal})
+    if added:
         masks = body.get("masks", [])
         if not isinstance(masks, list):
             raise InvalidInput("masks must be a list")
-        body["masks"] = [*masks, {"kind": "causal", "align": causal}]
+        body["masks"] = [*masks, *added]
     return body
+
+
+def _fields(first: str, text: str) -> dict[str, Any]:
+    """Return the object that an option writes as one word and name=value pairs; the service checks the names and values.
+
+    A value is JSON, or else text; `values` that are no JSON are an array's file.
+    """
+    import orjson
+
+    from service.commands.asking import load_array, tensor_field
+
+    found: dict[str, Any] = {}
+    for number, word in enumerate(text.split()):
+        name, sign, value = word.partition("=")
+        if number == 0 or not sign:
+            if number or sign:
+                raise InvalidInput(
+                    f'"{word}" is not understood: write a {first} and then name=value, with blanks between them'
+                )
+            found[first] = word
+            continue
+        try:
+            found[name] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
+    if not found:
+        raise InvalidInput(f"the {first} is missing")
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -190,8 +263,10 @@ def _json(path: Path) -> dict[str, Any]:
 
     try:
         body = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        raise InvalidInput(f"{path} is not a readable JSON file") from None
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError:
+        raise InvalidInput(f"{path} is not a JSON file") from None
     if not isinstance(body, dict):
         raise InvalidInput(f"{path} must hold one JSON object")
     return body

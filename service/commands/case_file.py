@@ -39,7 +39,9 @@ def read_case(path: Path) -> CaseFile:
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
             request = dict(orjson.loads(metadata["golden"])["request"])
             del request["masks"], request["lse"]
-    except (OSError, LookupError, TypeError, ValueError):
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except (LookupError, TypeError, ValueError):
         raise InvalidInput(f"{path} is not a readable safetensors file with JSON in the metadata request") from None
     if not isinstance(request, dict):
         raise InvalidInput(f"the metadata request of {path} must be a JSON object")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from service.commands.attend import DEFAULT_URL, ApiKey, Local, Url
+from service.commands.attend import ApiKey, Local
+from service.commands.health import Url, service_url
 from service.errors import ServiceError
 
 CaseArgument = Annotated[
@@ -25,7 +26,7 @@ def compare(
     case: CaseArgument,
     scale: Scales = None,
     top: Top = 10,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
 ) -> None:
@@ -44,7 +45,7 @@ def compare(
 
     read = read_case(case)
     readings, output = list(readings_of(read, scale or [])), read.tensors["output"]
-    with asking(Path() if local else url, api_key) as ask:
+    with asking(Path() if local else service_url(url), api_key) as ask:
         found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service import __version__
-from service.commands.attend import DEFAULT_URL, ApiKey, Local, Url
+from service.commands.attend import ApiKey, Local
+from service.commands.health import Url, service_url
 from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class NotGolden(ServiceError):
     """An answer is farther from its reference than the tolerance; the user sees which."""
 
 
-def golden(out: Out, seed: Seed = 0, url: Url = DEFAULT_URL, api_key: ApiKey = None, local: Local = False) -> None:
+def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, local: Local = False) -> None:
     """Write test vectors for kernels, and compare the service with them.
 
     Exit code 1 if an answer is off by more than this part of its reference's largest magnitude: float64 1e-9, float32 1e-5,
@@ -42,7 +43,7 @@ def golden(out: Out, seed: Seed = 0, url: Url = DEFAULT_URL, api_key: ApiKey = N
     for vector, one in made:
         _write(out / f"{vector.name}.safetensors", vector, one, seed)
     console, shares = Console(highlight=False), []
-    with asking(Path() if local else url, api_key) as ask:
+    with asking(Path() if local else service_url(url), api_key) as ask:
         for vector, one in made:
             reply = ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"

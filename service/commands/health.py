@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import typer
 
 from service.errors import InvalidInput
-from service.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
+
+    from service.settings import Settings
 
 # A service that listens on every address also listens on the loopback address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
@@ -25,18 +26,35 @@ _READY = 200
 _MAX_ANSWER_BYTES = 65536
 
 
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="ATTENTION_URL", help="address of the service; default: from ATTENTION_HOST and ATTENTION_PORT"
+    ),
+]
+
+
 def health(
-    url: Annotated[str | None, typer.Option(help="address of the service [from the settings]")] = None,
+    url: Url = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=60, help="longest time of one network operation")] = 4.0,
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
-    is_ready, message = ask(url or own_url(load_settings()), timeout_s)
+    is_ready, message = ask(service_url(url), timeout_s)
     (sys.stdout if is_ready else sys.stderr).write(f"{message}\n")
     raise typer.Exit(0 if is_ready else 1)
 
 
+def service_url(given: str | None) -> str:
+    """Return the address that a command asks: the given one, else that of a service with the settings of this environment."""
+    from service.settings import load_settings  # it takes 0.3 s to import
+
+    return given or own_url(load_settings())
+
+
 def own_url(settings: Settings) -> str:
     """Return the local URL of a service with these settings; raises SettingsError for port 0, which is not known here."""
+    from service.settings import SettingsError
+
     if settings.port == 0:
         raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
     host = _LOOPBACK.get(settings.host, settings.host)
@@ -54,7 +72,7 @@ def ask(url: str, timeout_s: float) -> tuple[bool, str]:
         answer = connection.getresponse()
         body = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
-        return False, f"not ready: no answer ({getattr(error, 'strerror', None) or type(error).__name__})"
+        return False, f"not ready: no answer from {url} ({getattr(error, 'strerror', None) or type(error).__name__})"
     finally:
         connection.close()
     return (True, "ready") if answer.status == _READY else (False, f"not ready: {answer.status}{_detail(body)}")

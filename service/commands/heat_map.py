@@ -32,11 +32,11 @@ def draw(
     """
     assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
     longest = max(map(len, keys))
-    has_room = sum(max(2, len(key)) + 1 for key in keys) + 2 * longest + 12 <= width
+    has_room = sum(max(3, len(key)) + 1 for key in keys) + 2 * longest + 12 <= width
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     for number, key in enumerate(keys):
-        table.add_column(Text(key if has_room else str(number)), justify="center", no_wrap=True, min_width=2)
+        table.add_column(Text(key if has_room else str(number)), justify="center", no_wrap=True, min_width=3)
     table.add_column("strongest", no_wrap=True)
     for number, (word, row) in enumerate(zip(queries, weights, strict=True)):
         best = int(np.argmax(row))
@@ -48,9 +48,9 @@ def draw(
 
 
 def _cell(weight: float) -> Text:
-    """Return two digits on a background as bright as the weight; a weight that is not finite shows as ??."""
+    """Return hundredths, from 0 to 100, on a background as bright as the weight; a weight that is not finite shows as ??."""
     if not np.isfinite(weight):
         return Text("??", style="red")
     step = min(len(_RAMP) - 1, int(weight**0.5 * len(_RAMP)))
     ink = "black" if step >= len(_RAMP) // 2 else "white"
-    return Text(f"{min(99, round(weight * 100)):2d}", style=f"{ink} on {_RAMP[step]}")
+    return Text(f"{round(weight * 100):2d}", style=f"{ink} on {_RAMP[step]}")

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.errors import ServiceError
-from service.settings import Settings, SettingsError, child_environment, is_loopback, load_settings, usable_cores
-from service.supervisor.descriptors import max_connections, raise_descriptor_limit
 
 if TYPE_CHECKING:
     import socket
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from service.observability.metrics import Metrics
     from service.observability.telemetry import Telemetry
     from service.observability.trace_export import TraceExport
+    from service.settings import Settings
     from service.supervisor.notification import Notifier
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.worker_status import WorkerStatus
@@ -49,7 +48,10 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    from service.supervisor.processes import nonblocking_streams, write_log_line  # the other commands do not need it
+    # The other commands do not need these, and the settings take 0.3 s to import.
+    from service.settings import SettingsError, child_environment, is_loopback, load_settings
+    from service.supervisor.descriptors import max_connections
+    from service.supervisor.processes import nonblocking_streams, write_log_line
     from service.supervisor.supervisor import WORKER_OPTIONS, Plan, exec_supervisor
 
     with nonblocking_streams():
@@ -57,6 +59,9 @@ def serve(
         settings = load_settings(**given)
         if not settings.layers_dir.is_dir():
             raise SettingsError(f"ATTENTION_LAYERS_DIR: the directory {settings.layers_dir} does not exist")
+        if not any(settings.layers_dir.glob("*.safetensors")):
+            reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
+            write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
         max_connections(settings.max_connections)
         _check_files(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
@@ -77,6 +82,8 @@ def serve(
 
 def _check_files(settings: Settings) -> None:
     """Raise ServiceError for errors at which every worker would fail to start."""
+    from service.settings import SettingsError
+
     if settings.api_keys_file is not None:
         from service.api.auth.key_ring import read_keys
 
@@ -97,6 +104,8 @@ def _has_exporter() -> bool:
 
 
 def tls_files(settings: Settings) -> Tls | None:
+    from service.settings import SettingsError
+
     if settings.tls_cert_file is not None:
         from service.worker.tls import Tls  # saves memory: ssl is loaded only if it is used
 
@@ -108,6 +117,8 @@ def tls_files(settings: Settings) -> Tls | None:
 
 def num_workers(settings: Settings) -> int:
     """Return the setting; by default 1 on a GPU, else the usable cores divided by the compute threads of a worker (1 to 64)."""
+    from service.settings import usable_cores
+
     if settings.workers:
         return settings.workers
     # The driver's device file shows a GPU without an import of torch.
@@ -126,6 +137,7 @@ def worker(
     """Run one process of the service; `serve` starts it."""
     from service.attention.heap import keep_freed
     from service.observability.logs import configure_logs
+    from service.settings import load_settings
 
     keep_freed()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -138,6 +150,7 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int,
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
+    from service.supervisor.descriptors import max_connections, raise_descriptor_limit
     from service.supervisor.notification import SupervisorNotifier
     from service.supervisor.processes import print_error_once, unbuffer_streams
     from service.supervisor.run_directory import RunDirectory

@@ -26,6 +26,7 @@ from typing import Any
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
+from service import __version__
 from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
@@ -266,6 +267,7 @@ def _config(application: Any, tls: Tls | None) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=[("server", f"attention-service/{__version__.partition('.')[0]}")],
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

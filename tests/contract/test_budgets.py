@@ -8,10 +8,11 @@ ROOT = Path(__file__).parents[2]
 # 1,200 of them are for attention without a layer, 170 for the axes and offsets of masks.
 # 30 are for short forms of weights and the cost of small products, 350 for `compare`, which finds the conventions of a kernel,
 # 290 for `golden`, which writes test vectors and their reference, 35 for dropping refused bodies in the kernel,
-# 800 for the first hour: what a newcomer mistakes, and what says so.
-MAX_SERVICE_LINES = 17_374 + 1_200 + 170 + 30 + 350 + 290 + 35 + 800
-# 286 of the client are for the conventions of other systems.
-MAX_CLIENT_LINES = 1_417 + 40 + 130 + 286
+# 1,000 for the first hour: what a newcomer mistakes, and what says so. 200 more than planned, because the API page has an
+# example of every mask, weights form and error.
+MAX_SERVICE_LINES = 17_374 + 1_200 + 170 + 30 + 350 + 290 + 35 + 1_000
+# 286 of the client are for the conventions of other systems, 16 for the warning of another major version.
+MAX_CLIENT_LINES = 1_417 + 40 + 130 + 286 + 16
 # The aim is 2,000.
 MAX_BENCHMARK_LINES = 2_278
 MAX_FUNCTION_LINES = 40

@@ -73,5 +73,8 @@ def test_the_example_certificate_is_valid(tmp_path):
 
 
 def test_every_variable_on_the_page_is_a_setting():
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_CLIENT_KEY"}
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {
+        "ATTENTION_CLIENT_KEY",
+        "ATTENTION_URL",
+    }
     assert set(re.findall(r"ATTENTION_[A-Z_]+", PAGE)) <= known

@@ -144,6 +144,21 @@ def test_l11_an_unservable_directory_is_one_line_and_an_exit_code(serve, tmp_pat
     assert told[0].startswith("attention-service: ")
 
 
+@pytest.mark.parametrize("files", [[], ["README.md"]])
+def test_a_directory_without_layers_is_said_at_the_start_with_what_makes_some(serve, tmp_path, files):
+    directory = tmp_path / "none"
+    directory.mkdir()
+    for name in files:
+        (directory / name).touch()
+    service = serve(directory, workers=1)
+    assert "attention-service layers import" in service.line(event="no_layers", level="warning")["reason"]
+    service.wait_ready()
+    assert (
+        httpx2.post(f"{service.url}/v1/attention", json={"query": [[1]], "key": [[1]], "value": [[2]]}).status_code
+        == 200
+    )
+
+
 def test_l11_a_busy_port_is_one_line_and_an_exit_code(serve, tmp_path):
     first = serve(workers=1)
     port = first.line(event="serving", host="127.0.0.1")["port"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from service import settings
+from service.commands.layers import LAYERS_DIR
 from service.commands.serve import num_workers
 from service.limits import cors_origins, rate_limit
 from service.settings import SettingsError, child_environment, is_loopback, load_settings, usable_cores
@@ -85,9 +86,14 @@ def test_variables_that_kubernetes_adds_for_a_service_of_our_name_are_ignored(mo
     load_settings()
 
 
-def test_the_clients_key_is_no_misspelt_setting(monkeypatch):
-    monkeypatch.setenv("ATTENTION_CLIENT_KEY", "x")
+@pytest.mark.parametrize("name", ["ATTENTION_CLIENT_KEY", "ATTENTION_URL"])
+def test_a_variable_of_the_command_line_is_no_misspelt_setting(monkeypatch, name):
+    monkeypatch.setenv(name, "x")
     load_settings()
+
+
+def test_the_command_line_has_the_default_layer_directory_of_the_settings():
+    assert settings.Settings.model_fields["layers_dir"].default == LAYERS_DIR
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ def test_a_child_reads_the_same_settings(monkeypatch):
 
 
 def test_workers_are_as_set_or_one_a_core_divided_by_the_threads_of_each(monkeypatch):
-    monkeypatch.setattr("service.commands.serve.usable_cores", lambda: 8)
+    monkeypatch.setattr("service.settings.usable_cores", lambda: 8)
     assert num_workers(load_settings(workers=3)) == 3
     assert num_workers(load_settings(device="cpu")) == 8
     assert num_workers(load_settings(device="cpu", compute_threads=3)) == 2

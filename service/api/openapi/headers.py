@@ -29,6 +29,7 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
+    "Server": ("attention-service/ and its major version, by which the Python client warns of another", _TEXT),
     "Cache-Control": ("no-store: an answer is about the client's own tensors", _TEXT),
     "Server-Timing": ("decode, queue, compute and total, in milliseconds", _TEXT),
     "Content-Encoding": ("the coding of the answer, if it was requested and is worth it", _TEXT),
@@ -77,7 +78,7 @@ def _read(path: str) -> tuple[str, ...]:
 
 def _sent(path: str, status: str) -> dict[str, dict[str, str]]:
     """Return the headers of an answer, as references; `path` may be empty for errors."""
-    names = ["X-Request-ID", "Cache-Control", *_OF_STATUS.get(status, ())]
+    names = ["X-Request-ID", "Server", "Cache-Control", *_OF_STATUS.get(status, ())]
     if path in _HOT and status == "200":
         names += ["Server-Timing", "Content-Encoding", *([_FRAMED] if is_inference(path) else ())]
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

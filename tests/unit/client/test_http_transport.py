@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import math
+import tomllib
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import httpx2
 import pytest
 import stamina
 
-from attention_client import errors
+from attention_client import errors, http_transport
 from attention_client.answer import Reply
 from attention_client.errors import BadAnswer, ConnectionFailed
 from attention_client.http_transport import HttpTransport
@@ -103,6 +104,35 @@ def test_a_persistent_failure_is_raised_after_the_last_attempt():
     with pytest.raises(ConnectionFailed):
         asked(service, attempts=1)
     assert len(service.seen) == 5
+
+
+@pytest.mark.parametrize("version", ["1", "12.3.4"])
+def test_a_service_of_another_major_version_is_warned_of_once(version):
+    other = {"server": f"attention-service/{version}"}
+    service = Answering(*[httpx2.Response(200, json={}, headers=other)] * 2)
+
+    async def story():
+        transport = HttpTransport(ClientOptions(**QUICK, transport=service.transport))
+        for _ in range(2):
+            await transport.ask(call())
+        await transport.close()
+
+    with pytest.warns(UserWarning, match=f"of major version {version.partition('.')[0]}, this client of 0") as told:
+        run(story)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "server", [None, "nginx/1.2", "attention-service/0", "attention-service/", "attention-service/x1"]
+)
+def test_a_service_of_the_same_or_an_unknown_version_is_not_warned_of(server):
+    headers = {} if server is None else {"server": server}
+    assert asked(Answering(httpx2.Response(200, json={}, headers=headers))).status == 200
+
+
+def test_the_major_version_is_that_of_the_distribution():
+    text = (Path(http_transport.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["project"]["version"].partition(".")[0] == str(http_transport.MAJOR_VERSION)
 
 
 def test_waits_grow_and_are_never_shorter_than_retry_after(waits):

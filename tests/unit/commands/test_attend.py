@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +62,144 @@ def test_attention_writes_the_output_and_everything_that_was_asked_for(files):
     assert np.allclose(found["lse"], expected.lse, atol=1e-5)
     assert np.array_equal(np.isneginf(found["scores"]), np.isneginf(expected.masked))
     assert '"sdpa"' in text
+
+
+SIZES = [(2, 4, 3, 5), (2, 8, 40, 70)]
+MASKS = [
+    "causal align=top_left",
+    "causal offset=[1,0]",
+    "window left=1 right=0 align=top_left",
+    "lengths values=[1,2]",
+    "attend axes=ls values=ls.npy",
+    "ignore axes=bs values=bs.npy",
+    "bias values=bhls.npy",
+]
+
+
+@pytest.fixture
+def sized(tmp_path, monkeypatch, request):
+    """Query, key, value and masks of the sizes B, H, L, S in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    b, h, queries, keys = request.param
+    rng = np.random.default_rng(b)
+    for name, rows in (("query", queries), ("key", keys), ("value", keys)):
+        np.save(f"{name}.npy", rng.standard_normal((b, h, rows, 8)).astype(np.float32))
+    np.save("ls.npy", np.tri(queries, keys, dtype=bool))
+    np.save("bs.npy", np.arange(keys) > rng.integers(1, keys, (b, 1)))
+    np.save("bhls.npy", rng.standard_normal((b, h, queries, keys)).astype(np.float32))
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("attention", *options(Path()), *arguments, "--local", "--json"))
+    return found
+
+
+@pytest.mark.usefixtures("sized")
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_of_the_command_line_is_that_of_a_request(mask):
+    def value_of(text: str) -> Any:
+        return np.load(text).tolist() if text.endswith(".npy") else text if text.isidentifier() else json.loads(text)
+
+    kind, *fields = mask.split()
+    sent = {"kind": kind} | {name: value_of(text) for name, _, text in (field.partition("=") for field in fields)}
+    body = {name: np.load(f"{name}.npy").tolist() for name in ("query", "key", "value")}
+    Path("body.json").write_text(json.dumps(body | {"masks": [sent]}), encoding="utf-8")
+    asked = json.loads(run("attention", "--request", "body.json", "--local", "--json"))
+    np.testing.assert_allclose(answer("--mask", mask)["output"], asked["output"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("sized")
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
+@pytest.mark.parametrize(
+    ("weights", "names"),
+    [
+        ("heads", {"weights"}),
+        ("mean", {"weights"}),
+        ("heads heads=[0] queries=[0,1] dtype=float16", {"weights"}),
+        ("top_k k=2", {"values", "indices", "rest"}),
+    ],
+)
+def test_every_form_of_weights_is_printed_as_json_and_saved(weights, names):
+    found = answer("--weights", weights, "--out", "x.npz", "--lse")
+    assert {*found} >= {"output", "lse", "masked_rows", "layer", *names}
+    with np.load("x.npz") as arrays:
+        for name in ("output", "lse", *names):
+            np.testing.assert_allclose(np.array(found[name], float), arrays[name].astype(float), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("sized")
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
+def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_string():
+    found = answer("--mask", "lengths values=[0,0]", "--lse", "--out", "x.npy")
+    assert np.load("x.npy").tolist() == found["output"]
+    assert {row for sequence in found["lse"] for head in sequence for row in head} == {"-inf"}
+    text = run("attention", *options(Path()), "--lse", "--out", "x.npy", "--local")
+    assert text.splitlines()[-1] == "the output alone is written to x.npy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mask", "attend axes=ls values=missing.npy"), "^missing.npy cannot be read: No such file or directory$"),
+        (("--mask", "attend values"), '^"values" is not understood'),
+        (("--mask", "kind=attend"), '^"kind=attend" is not understood'),
+        (("--mask", ""), "^the kind is missing$"),
+        (("--mask", "padding values=1"), "masks\\[0\\].kind must be one of attend, ignore"),
+        (("--mask", "window width=3"), 'unknown field "width" in masks'),
+        (("--weights", "top_k"), "weights.k is required"),
+        (("--weights", "max"), "weights.form must be one of"),
+        (("--weights", "heads head=0"), 'unknown field "head" in weights'),
+        (("--out", "nowhere/x.npy"), "^nowhere/x.npy cannot be written: No such file or directory$"),
+    ],
+)
+@pytest.mark.usefixtures("sized")
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
+def test_a_mistake_in_an_option_is_one_sentence(arguments, words):
+    with pytest.raises(ServiceError, match=words) as told:
+        answer(*arguments)
+    assert "\n" not in told.value.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("attend", "small", "--query", "missing"),
+        ("attend", "small", "--request", "missing"),
+        ("attention", "--query", "missing"),
+        ("show", "small", "--query", "missing"),
+        ("show", "--weights", "missing"),
+        ("compare", "missing"),
+    ],
+)
+def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ServiceError, match=r"^missing cannot be read: No such file or directory$"):
+        run(*arguments)
+
+
+@pytest.mark.parametrize("variables", [{"ATTENTION_URL": "http://127.0.0.1:9"}, {"ATTENTION_PORT": "9"}])
+@pytest.mark.parametrize("command", ["attend small --query q.npy", "attention --query q.npy", "golden --out x"])
+def test_every_command_that_asks_takes_the_address_of_the_environment_and_names_it(
+    tmp_path, monkeypatch, command, variables
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ServiceError, match=r"^no answer from http://127\.0\.0\.1:9: ConnectError\. Is the service running there"
+    ):
+        run(*command.split())
+
+
+@pytest.mark.parametrize("size", [2, 12])
+def test_a_weight_of_one_is_drawn_as_a_hundred_hundredths(tmp_path, size):
+    np.save(tmp_path / "w.npy", np.eye(size, dtype=np.float32))
+    text = run("show", "--weights", tmp_path / "w.npy")
+    rows = [line for line in text.splitlines() if "1.000" in line]
+    assert len(rows) == size
+    assert all(row.split().count("100") == 1 for row in rows)
 
 
 def test_attention_refuses_what_the_service_refuses(files):

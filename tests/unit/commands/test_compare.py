@@ -150,7 +150,7 @@ def test_a_malformed_case_is_one_sentence(path, changes, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "not a readable"),
+        (None, "cannot be read: No such file"),
         (b"no", "not a readable"),
         (write({"query": Raw("float64", QUERY)}, {"request": "{"}), "not a readable"),
         (write({"query": Raw("float64", QUERY)}, {"request": "[]"}), "must be a JSON object"),

@@ -80,14 +80,16 @@ def test_a_redirect_is_not_followed():
 def test_a_refused_connection_is_not_ready():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        is_ready, line = ask(f"http://127.0.0.1:{taken.getsockname()[1]}", 4)
-    assert (is_ready, line) == (False, "not ready: no answer (Connection refused)")
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        is_ready, line = ask(url, 4)
+    assert (is_ready, line) == (False, f"not ready: no answer from {url} (Connection refused)")
 
 
 def test_a_silent_server_is_not_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        is_ready, line = ask(f"http://127.0.0.1:{mute.getsockname()[1]}", 0.1)
-    assert (is_ready, line) == (False, "not ready: no answer (TimeoutError)")
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        is_ready, line = ask(url, 0.1)
+    assert (is_ready, line) == (False, f"not ready: no answer from {url} (TimeoutError)")
 
 
 @pytest.mark.parametrize(

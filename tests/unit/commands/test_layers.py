@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,3 +148,41 @@ def test_arguments_that_are_no_pairs_are_refused(told, tmp_path):
     ):
         code, out, err = told("import", *words, "--name", "x")
         assert (code, out, err) == (2, "", f"attention-service: Invalid value: {why}\n")
+
+
+@pytest.mark.parametrize("names", [["a"], ["a-rather-long-name-of-a-layer", "b"]])
+def test_a_list_fits_a_terminal_of_80_columns(told, tmp_path, monkeypatch, names):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in names:
+        assert told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", name)[0] == 0
+    code, out, err = told("list")
+    assert (code, err) == (0, "")
+    head, *rows = out.splitlines()
+    assert head.split()[:6] == ["name", "width", "heads", "dtype", "family", "digest"]
+    assert [row.split()[:4] for row in rows] == [[name, "12", "3", "float32"] for name in names]
+    assert max(map(len, [head, *rows])) <= 80
+    assert rows[0].split()[5] == Store(tmp_path / "layers").load(names[0]).digest[7:19]
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 9, b"\2\0\0\0\0\0\0\0{}", b"x" * 100_000])
+def test_a_list_says_which_file_is_no_stored_layer(told, tmp_path, content):
+    told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")
+    (tmp_path / "layers" / "bad.safetensors").write_bytes(content)
+    code, out, err = told("list")
+    assert (code, out.splitlines()[1].split()[0]) == (1, "good")
+    assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
+
+
+def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(told, tmp_path):
+    message = f"attention-service: the layer directory {tmp_path / 'none'} cannot be read: No such file or directory\n"
+    assert told("list", "--layers-dir", tmp_path / "none") == (1, "", message)
+
+
+def test_a_list_imports_neither_torch_nor_numpy_nor_the_settings(tmp_path):
+    code = (
+        "import sys; sys.argv = ['attention-service', 'layers', 'list', '--layers-dir', sys.argv[1]]\n"
+        "import atexit; atexit.register(lambda: print({'torch', 'numpy', 'service.settings'} & {*sys.modules}))\n"
+        "from service.cli import main; main()"
+    )
+    found = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "set()"

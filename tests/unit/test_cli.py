@@ -1,0 +1,64 @@
+"""The command line: its version, its completion, and the examples at the end of each command's help."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from service import __version__, cli
+
+LINES = [f"{name} {example}".strip() for name, examples in cli.EXAMPLES.items() for example in examples]
+
+
+def test_the_version_is_printed():
+    found = CliRunner().invoke(cli.app, ["--version"])
+    assert (found.exit_code, found.stdout) == (0, f"attention-service {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("att", ["attend", "attention"]), ("h", ["health"]), ("layers ", ["check", "import", "list"])],
+)
+def test_the_shell_completes_commands(typed, offered):
+    words = f"attention-service {typed}"
+    asked = {"_ATTENTION_SERVICE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['attention-service']; from service.cli import main; main()"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert sorted(found.stdout.split()) == offered
+
+
+def commands() -> dict[str, Any]:
+    """Every command that a user sees, by its words."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+        if not command.hidden:
+            below = getattr(command, "commands", None)
+            found |= {name: command} if below is None else {f"{name} {inner}": one for inner, one in below.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_help_of_every_command_ends_with_its_examples(name):
+    found = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    _, examples, text = found.stdout.partition("Examples:")
+    assert examples
+    shown = [line.strip().removeprefix("attention-service ") for line in text.splitlines() if line.strip()]
+    assert shown == [f"{name} {example}".strip() for example in cli.EXAMPLES[name]]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_is_understood(line):
+    words = shlex.split(line.partition(" >> ")[0])
+    name = " ".join(words[: 2 if words[0] in ("layers", "keys") else 1])
+    commands()[name].make_context(
+        name, words[len(name.split()) :]
+    )  # raises a usage error for an option that it has not
