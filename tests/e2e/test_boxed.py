@@ -70,7 +70,7 @@ def test_l12_the_first_process_stops_in_order_within_the_grace(start):
     exit_code, said = box.stop()
     assert exit_code == 0
     assert time.monotonic() - started < 10
-    assert '"exit_code": 0' in said.splitlines()[-1]
+    assert '"exit_code":0' in said.splitlines()[-1]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "nobody is left"
 
 

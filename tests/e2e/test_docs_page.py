@@ -70,6 +70,7 @@ def examples(url: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_browser_is_led_to_the_page_and_authorize_opens_what_needs_a_key(url):
     seen = opened(url, 1, 170)

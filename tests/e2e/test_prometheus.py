@@ -203,7 +203,7 @@ def test_the_death_of_a_process_and_the_end_of_the_service_raise_alerts(tmp_path
         service.wait_ready()
         with PrometheusServer(tmp_path / "prometheus", [service.url.removeprefix("http://")]) as prometheus:
             prometheus.eventually(lambda: prometheus.query("attention_ready_processes == 2"), "both are seen")
-            os.kill(service.line(event="worker_started", slot=0)["pid"], signal.SIGKILL)
+            os.kill(service.line(event="worker_started", worker=0)["pid"], signal.SIGKILL)
             prometheus.eventually(
                 lambda: prometheus.alerts().get("AttentionProcessReplaced") == "firing", "the replacement is told of"
             )

@@ -172,7 +172,7 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
     [
         (["layers", "import", "/nowhere", "--name", "x"], "attention-service: "),
         (["layers", "check", "../x", "/nowhere"], "a layer's name"),
-        (["attend", "x", "--query", "/nowhere.npy", "--local"], "not a readable .npy"),
+        (["attend", "x", "--query", "/nowhere.npy", "--local"], "nowhere.npy cannot be read"),
         (["attend", "x", "--query", "README.md", "--request", "README.md"], "either --query"),
         (["show", "minilm-l3", "--request", "examples/animal.json", "--url", "http://127.0.0.1:9"], "no answer"),
         (["serve", "--layers-dir", "/nowhere"], "ATTENTION_LAYERS_DIR"),

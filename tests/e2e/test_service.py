@@ -90,7 +90,7 @@ def test_a_killed_process_is_replaced_and_no_other_request_fails(serve):
     service = serve(workers=2)
     service.wait_ready()
     before = service.attend().text.split('"weights"')[0]
-    victim = service.line(event="worker_started", slot=0)["pid"]
+    victim = service.line(event="worker_started", worker=0)["pid"]
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     service.line(event="worker_died", pid=victim)

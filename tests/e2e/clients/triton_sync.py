@@ -139,7 +139,12 @@ def errors_are_read_as_errors(url: str) -> None:
         for model, inputs, status, words in (
             ("nobody", [asked("query", X, "FP32")], "404", "layer_not_found"),
             (LAYER, [asked("query", narrow, "FP32")], "400", f"query has {WIDTH + 1} features"),
-            (LAYER, [asked("query", np.full((1, 2, WIDTH), np.nan, np.float32), "FP32")], "400", "not finite"),
+            (
+                LAYER,
+                [asked("query", np.full((1, 2, WIDTH), np.nan, np.float32), "FP32")],
+                "400",
+                "query has NaN at index",
+            ),
             (LAYER, [asked("key", X, "FP32")], "400", "query is required"),
             (
                 LAYER,
