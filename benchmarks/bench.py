@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import httpx2
 from safetensors.numpy import save_file
@@ -26,7 +26,7 @@ from benchmarks.packed import HEADS
 from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import LAYER, PEERS, Subject, SubjectFailed, echo, service
-from benchmarks.wires import RequestFiles, write_requests
+from benchmarks.wires import write_requests
 from benchmarks.workloads import Workload
 from examples.make_demo_layer import demo_tensors
 from service.settings import usable_cores
@@ -42,7 +42,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Bench:
+def run_apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call the function in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments, **named).result()
+
+
+class Bench(contextlib.AbstractContextManager["Bench"]):
     """`with Bench(…) as bench`; `directory` is its own and empty, `seconds` is the length of a timed run."""
 
     def __init__(self, directory: Path, seconds: float, peers: tuple[str, ...] = ()) -> None:
@@ -51,13 +57,8 @@ class Bench:
         self.round = 0
         self._directory = directory
         self._source, self._layers = directory / "source.safetensors", directory / "layers"
-        self._requests: dict[str, RequestFiles] = {}
         self._servers: dict[tuple[str, str], Server] = {}
-        self._pool: ProcessPoolExecutor | None = None
         self._import_layer()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -71,11 +72,8 @@ class Bench:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
-        """End all servers and the process apart, even if one raises at its end."""
+        """End all servers, even if one raises at its end."""
         with contextlib.ExitStack() as stack:
-            if self._pool is not None:
-                stack.callback(self._pool.shutdown)
-                self._pool = None
             while self._servers:
                 stack.callback(self._servers.popitem()[1].close)
 
@@ -92,41 +90,31 @@ class Bench:
         return Server(subject, form, paths, self._directory / f"{subject.name}.log")
 
     @contextlib.contextmanager
-    def resumed(self, subject: Subject, form: str) -> Iterator[Server]:
-        """Yield the subject's server, which stays up and is paused afterwards; one that fails is ended."""
+    def running(self, subject: Subject, form: str) -> Iterator[Server]:
+        """Yield the subject's server, which stays up and idle afterwards; one that fails, or polls while idle, is ended."""
+        if subject.polls:
+            with self.start(subject, form) as server:
+                yield server
+            return
         key = (subject.name, form if subject.one_form else "")
-        if key in self._servers:
-            self._servers[key].resume()
-        else:
+        if key not in self._servers:
             self._servers[key] = self.start(subject, form)
         try:
             yield self._servers[key]
-            self._servers[key].pause()
+            self._servers[key].await_idle()
         except BaseException:
             self._servers.pop(key).close()
             raise
 
-    def run_apart(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call the function in the one process that this one keeps for such calls; idle, it takes no CPU time."""
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        return self._pool.submit(function, *arguments, **named).result()
-
-    def requests(self, subject: Subject, work: Workload) -> RequestFiles:
-        """Return the files, written once for all subjects with the same path."""
+    def requests(self, subject: Subject, work: Workload) -> Path:
+        """Return the directory of the HTTP requests, written once for all subjects with the same path."""
         wire = subject.wires[work.form]
-        key = re.sub(r"\W+", "-", f"requests {wire.path} {work.name}")
-        if key not in self._requests:
-            self._requests[key] = write_requests(self._directory / key, wire.path, map(wire.write, work.inputs()))
-        return self._requests[key]
-
-    def check(self, server: Server, work: Workload) -> float:
-        """Return the largest error of the checked answers."""
-        return server.largest_error(work, self.requests(server.subject, work), FEW if self.round else len(work.lengths))
+        directory = self._directory / re.sub(r"\W+", "-", f"requests {wire.path} {work.name}")
+        return directory if directory.exists() else write_requests(directory, wire, work.inputs())
 
     def figures(self, server: Server, work: Workload, concurrency: int) -> Sample:
         """Check, warm up and time a closed loop; returns its figures, tok_s, server_cores and max_abs_error."""
-        error = self.check(server, work)
+        error = server.largest_error(work, FEW if self.round else len(work.lengths))
         requests = self.requests(server.subject, work)
         if (work.name, concurrency) not in server.warm_for:
             closed_loop(server.port, requests, concurrency, WARM_S)
@@ -140,7 +128,7 @@ class Bench:
 
     def bound_figures(self, work: Workload, batch: int, seconds: float) -> Sample:
         """Return the upper bound's rps, tok_s and p50_ms, one thread a core."""
-        return {**self.run_apart(upper_bound.measure, self._source, usable_cores(), work, batch, seconds)}
+        return {**run_apart(upper_bound.measure, self._source, usable_cores(), work, batch, seconds)}
 
     def sample(
         self, subject: str, workload: str, figures: Callable[[], dict[str, Any]], point: object = None
@@ -151,6 +139,4 @@ class Bench:
         try:
             return {**keys, **figures()}
         except FAILURES as failure:
-            if isinstance(failure, BrokenExecutor):
-                self._pool = None
             return {**keys, "failed": f"{type(failure).__name__}: {failure}"[:300]}

@@ -1,8 +1,8 @@
 """Load generators: a closed loop of callers that wait for answers (wrk), and an open loop whose arrivals do not.
 
-Invariants: both send prepared requests in order. The closed loop is one thread of C, because one in Python would take the cores
-that are measured. A closed loop hides what a queue does; in the open loop arrivals are a Poisson process from a seed, and latency
-counts from the moment a request is due, so it includes how late the generator is.
+Invariants: both send the requests of a directory (`wires.write_requests`) in order. The closed loop is one thread of C: Python
+would take the cores that are measured. A closed loop hides what a queue does; in the open loop arrivals are a Poisson process
+from a seed, and latency counts from the moment a request is due, so it includes how late the generator is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.subjects import SubjectFailed
-from benchmarks.wires import RequestFiles
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 # Requests of the open loop that are unanswered so long after the last arrival are broken.
@@ -32,7 +31,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def closed_loop(port: int, requests: RequestFiles, concurrency: int, seconds: float) -> dict[str, float]:
+def closed_loop(port: int, requests: Path, concurrency: int, seconds: float) -> dict[str, float]:
     """Send on `concurrency` connections, on each the next request when the last is answered.
 
     Returns rps (answered with 2xx), p50_ms, p90_ms, p99_ms, max_ms and mean_ms of all answers, refused (their share) and broken
@@ -40,8 +39,7 @@ def closed_loop(port: int, requests: RequestFiles, concurrency: int, seconds: fl
     """
     whole_s = max(1, math.ceil(seconds))  # wrk takes whole seconds
     options = ["-t1", f"-c{concurrency}", f"-d{whole_s}s", "--timeout", "30s", "-s", str(SCRIPT)]
-    target = [f"http://127.0.0.1:{port}{requests.path}", "--", str(requests.directory), str(requests.num)]
-    command = ["wrk", *options, *target]
+    command = ["wrk", *options, f"http://127.0.0.1:{port}/", "--", str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=whole_s + 60, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("JSON{")), None)
     if line is None:
@@ -55,8 +53,8 @@ def closed_loop(port: int, requests: RequestFiles, concurrency: int, seconds: fl
     return {"rps": rps, **times, "refused": counts["refused"] / num, "broken": counts["broken"]}
 
 
-def open_loop(port: int, requests: RequestFiles, per_second: float, seconds: float, seed: int) -> dict[str, float]:
-    """Send for so long; runs in a process of its own (`Bench.run_apart`).
+def open_loop(port: int, requests: Path, per_second: float, seconds: float, seed: int) -> dict[str, float]:
+    """Send for so long; runs in a process of its own (`bench.run_apart`).
 
     Returns offered_rps, rps (answered with 200 before the last arrival), p50_ms, p99_ms and max_ms of all answers with 200,
     refused (a share), broken (a number), late_p99_ms and generator_cores, because it is Python and shares the machine.
@@ -65,29 +63,29 @@ def open_loop(port: int, requests: RequestFiles, per_second: float, seconds: flo
 
 
 class _OpenLoop:
-    def __init__(self, port: int, requests: RequestFiles) -> None:
+    def __init__(self, port: int, requests: Path) -> None:
         self._port = port
-        self._requests = itertools.cycle([_as_bytes(requests, i) for i in range(requests.num)])
-        self._opened: list[_Connection] = []
+        files = sorted(requests.iterdir(), key=lambda file: int(file.name))
+        self._requests = itertools.cycle([file.read_bytes() for file in files])
+        self._opened: list[asyncio.StreamWriter] = []
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._good_s: list[float] = []
         self._refused = self._broken = 0
 
     async def run(self, per_second: float, seconds: float, rng: random.Random) -> dict[str, float]:
-        late_s, tasks = list[float](), set[asyncio.Task[None]]()
+        late_s, tasks = list[float](), list[asyncio.Task[None]]()
         cpu, start = time.process_time(), time.monotonic()
         due = start
         while due < start + seconds:
             # A generator that is late must read answers too.
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             late_s.append(max(0.0, time.monotonic() - due))
-            tasks.add(task := asyncio.create_task(self._send(due, next(self._requests))))
-            task.add_done_callback(tasks.discard)
+            tasks.append(asyncio.create_task(self._send(due, next(self._requests))))
             due += rng.expovariate(per_second)
         rps, cores = len(self._good_s) / seconds, (time.process_time() - cpu) / (time.monotonic() - start)
-        pending = (await asyncio.wait(tasks, timeout=DRAIN_S))[1] if tasks else set()
-        for _, writer in self._opened:
+        pending = (await asyncio.wait(tasks, timeout=DRAIN_S))[1]
+        for writer in self._opened:
             writer.close()
         times = self._good_s if len(self._good_s) > 1 else [DRAIN_S, DRAIN_S]
         cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -106,37 +104,25 @@ class _OpenLoop:
     async def _send(self, due: float, request: bytes) -> None:
         try:
             async with self._slots:
-                connection = await self._connection()
-                status = await _status(*connection, request)
+                reader, writer = connection = await self._connection()
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = _LENGTH.search(head)
+                await reader.readexactly(int(length[1]) if length else 0)
                 self._idle.append(connection)
         except (OSError, asyncio.IncompleteReadError):
             self._broken += 1
-            return
-        if status == 200:
-            self._good_s.append(time.monotonic() - due)
         else:
-            self._refused += 1
+            if head[9:12] == b"200":
+                self._good_s.append(time.monotonic() - due)
+            else:
+                self._refused += 1
 
     async def _connection(self) -> _Connection:
         """Return an idle connection that the server has not closed, or a new one."""
         while self._idle:
             if not (connection := self._idle.pop())[0].at_eof():
                 return connection
-        self._opened.append(await asyncio.open_connection("127.0.0.1", self._port, limit=_STREAM_BYTES))
-        return self._opened[-1]
-
-
-async def _status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """Send one request, read its answer and return the status."""
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _LENGTH.search(head)
-    await reader.readexactly(int(length[1]) if length else 0)
-    return int(head[9:12])
-
-
-def _as_bytes(requests: RequestFiles, i: int) -> bytes:
-    headers, body = requests.read(i)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {requests.path} HTTP/1.1\r\nHost: bench\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_STREAM_BYTES)
+        self._opened.append(writer)
+        return reader, writer

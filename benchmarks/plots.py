@@ -21,41 +21,37 @@ TITLES = {"w1": "W1: lengths 8 to 256", "w2": "W2: 16 tokens"}
 Rows = list[dict[str, Any]]
 
 
-def _line(axes: Any, x: list[float], spreads: list[list[float]], **style: Any) -> None:
+def _line(axes: Any, found: Rows, x: str, y: str, **style: Any) -> None:
     """Draw medians with the quartiles as error bars."""
-    medians = [median for median, _, _ in spreads]
-    below = [median - lower for median, lower, _ in spreads]
-    above = [upper - median for median, _, upper in spreads]
-    axes.errorbar(x, medians, yerr=[below, above], marker="o", markersize=4, capsize=2, **style)
+    medians = [row[y][0] for row in found]
+    errors = [[row[y][0] - row[y][1] for row in found], [row[y][2] - row[y][0] for row in found]]
+    across = [row[x] if x == "point" else row[x][0] for row in found]
+    axes.errorbar(across, medians, yerr=errors, marker="o", markersize=4, capsize=2, **style)
 
 
 def _offered(found: Rows, axes: Any, colour: str) -> None:
-    for figure, style in (("p50_ms", "-"), ("p99_ms", "--")):
-        x = [row["offered_rps"][0] for row in found]
-        label = figure.removesuffix("_ms")
-        _line(axes, x, [row[figure] for row in found], color=colour, linestyle=style, label=label)
+    for label, style in (("p50", "-"), ("p99", "--")):
+        _line(axes, found, "offered_rps", f"{label}_ms", color=colour, linestyle=style, label=label)
     axes.set(xlabel="offered requests/s", ylabel="latency, ms", yscale="log")
     axes.legend()
 
 
 def _batch(found: Rows, axes: Any, colour: str) -> None:
-    _by_point(found, axes, "tok_s", color=colour)
-    axes.set(xlabel="max_batch_requests", ylabel="tokens/s")
+    _line(axes, found, "point", "tok_s", color=colour)
+    _points(axes, found, xlabel="max_batch_requests", ylabel="tokens/s")
 
 
 def _concurrency(found: Rows, axes: Any, colour: str) -> None:
-    _by_point(found, axes, "rps", color=colour, label="requests/s")
-    axes.set(xlabel="callers", ylabel="requests/s")
+    _line(axes, found, "point", "rps", color=colour, label="requests/s")
+    _points(axes, found, xlabel="callers", ylabel="requests/s")
     other = axes.twinx()
-    _line(other, [row["point"] for row in found], [row["p99_ms"] for row in found], color="tab:gray", linestyle="--")
+    _line(other, found, "point", "p99_ms", color="tab:gray", linestyle="--")
     other.set(ylabel="p99, ms (dashed)", yscale="log")
 
 
-def _by_point(found: Rows, axes: Any, figure: str, **style: Any) -> None:
-    x = [row["point"] for row in found]
-    _line(axes, x, [row[figure] for row in found], **style)
-    axes.set(xscale="log", ylim=(0, None))
-    axes.set_xticks(x, [str(point) for point in x])
+def _points(axes: Any, found: Rows, **labels: str) -> None:
+    axes.set(xscale="log", ylim=(0, None), **labels)
+    axes.set_xticks([row["point"] for row in found], [str(row["point"]) for row in found])
     axes.minorticks_off()
 
 

@@ -14,20 +14,15 @@ def tree(pid: int) -> list[int]:
     """Return the process and its living descendants, parents first."""
     found = [pid]
     for parent in found:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += map(int, _read(task).split())
     return found
 
 
 def memory_mib(pids: list[int], field: str) -> float:
     """Return the sum over the processes of VmRSS, VmHWM (its peak, which one process may reach before another) or Pss."""
-    kib = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/{_FILES[field]}").read_text(encoding="utf-8").splitlines()
-            kib += sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-    return kib / 1024
+    lines = [line for pid in pids for line in _read(Path(f"/proc/{pid}/{_FILES[field]}")).splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def reset_peaks(pids: list[int]) -> None:
@@ -38,9 +33,13 @@ def reset_peaks(pids: list[int]) -> None:
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
     """Return the CPU time so far of each living process."""
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-            found[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+    stats = {pid: _read(Path(f"/proc/{pid}/stat")).rsplit(")", 1)[-1].split() for pid in pids}
+    return {pid: (int(x[11]) + int(x[12])) / os.sysconf("SC_CLK_TCK") for pid, x in stats.items() if x}
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file, empty where its process is gone."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

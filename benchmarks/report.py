@@ -6,14 +6,12 @@ unmeasured target is named as such.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.results import LATEST, Part, load
-from benchmarks.summary import ratio, rows
+from benchmarks.summary import judged, ratio, rows
 from benchmarks.tables import number, performance, table, with_range
-from benchmarks.targets import judged
 
 ROOT = Path(__file__).parents[1]
 _SHOWN = {
@@ -87,11 +85,6 @@ def stale(parts: Mapping[str, Part]) -> dict[Path, str]:
     pages = {page: page.read_text(encoding="utf-8") for page, _, _ in PAGES}
     new = {page: with_section(pages[page], marker, section(parts)) for page, marker, section in PAGES}
     return {page: text for page, text in new.items() if text != pages[page]}
-
-
-def printed(parts: Mapping[str, Part]) -> str:
-    """Return the section of `docs/performance.md` without its pictures, for a terminal."""
-    return re.sub(r"!\[.*\n\n", "", performance(parts))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class SubjectFailed(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subject:
-    """In `command`, `{port}`, `{layers}` (the layer directory) and `{source}` (the layer's weights) are replaced.
+    """`{port}`, `{layers}` (the layer directory) and `{source}` (the layer's weights) in command and environment are replaced.
 
     A subject with `one_form` serves the form that the environment variable FORM names, so each form has its own start. One with
     `polls` takes CPU time while idle. `package` is the one whose version is recorded.
@@ -58,31 +58,45 @@ def service(name: str = SERVICE, tolerance: float = TOLERANCE, **settings: objec
     )
 
 
+def _uvicorn(application: str, processes: int) -> tuple[str, ...]:
+    command = (
+        f"-m uvicorn {application} --port {{port}} --workers {processes} --loop uvloop --http httptools --no-access-log"
+    )
+    return (sys.executable, *command.split(), "--log-level", "warning")
+
+
 def echo(processes: int = 0) -> Subject:
     """Return the echo, with as many processes as the service has by default."""
     num = processes or usable_cores()
-    command = (sys.executable, "-m", "benchmarks.echo", "{port}", str(num))
+    command = (*_uvicorn("benchmarks.echo:application", num), "--lifespan", "off")
     return Subject(ECHO, command, "/", echo_wires(LAYER), settings=f"{num} processes", tolerance=math.inf)
-
-
-def _peer(name: str, program: str, package: str | None, **environment: object) -> Subject:
-    """Return a program of `peers/`, with one torch thread a process, which is the fastest for all of them."""
-    python = str(ROOT / ".venv-peers" / program / "bin" / "python") if package else sys.executable
-    command = (python, str(ROOT / "benchmarks" / "peers" / f"{program}_app.py"), "{port}", "{source}")
-    variables = {"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in environment.items()}}
-    return Subject(name, command, "/health", plain_wires(), variables, _text(environment), package, bool(package))
 
 
 def _text(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items()) or "default"
 
 
-_TRITON = _peer("triton", "triton", "nvidia-pytriton", WORKERS=2)
+def _naive(name: str, processes: int, settings: str = "default") -> Subject:
+    command = _uvicorn("benchmarks.peers.naive_app:app", processes)
+    return Subject(name, command, "/health", plain_wires(), _PEER_ENVIRONMENT, settings)
+
+
+def _peer(name: str, package: str, ready_path: str, **settings: int) -> Subject:
+    """Return a program of `peers/`, in the environment of its package."""
+    python = str(ROOT / ".venv-peers" / name / "bin" / "python")
+    command = (python, str(ROOT / "benchmarks" / "peers" / f"{name}_app.py"))
+    variables = {**_PEER_ENVIRONMENT, **{key: str(value) for key, value in settings.items()}}
+    return Subject(name, command, ready_path, plain_wires(), variables, _text(settings), package, one_form=True)
+
+
+# One torch thread a process is the fastest for all peers.
+_PEER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PORT": "{port}", "LAYER": "{source}"}
+_TRITON = _peer("triton", "nvidia-pytriton", "/v2/models/attention/ready", WORKERS=2)
 _FOUND = (
-    _peer("naive", "naive", None),
-    _peer("naive2", "naive", None, WORKERS=2),
-    dataclasses.replace(_peer("mosec", "mosec", "mosec", WORKERS=2, BATCH=16), ready_path="/"),
-    dataclasses.replace(_TRITON, ready_path="/v2/models/attention/ready", wires=triton_wires("attention")),
-    dataclasses.replace(_peer("litserve", "litserve", "litserve"), polls=True),
+    _naive("naive", 1),
+    _naive("naive2", 2, "WORKERS=2"),
+    _peer("mosec", "mosec", "/", WORKERS=2, BATCH=16),
+    dataclasses.replace(_TRITON, wires=triton_wires("attention")),
+    dataclasses.replace(_peer("litserve", "litserve", "/health"), polls=True),
 )
 PEERS = {subject.name: subject for subject in _FOUND}

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, run_apart
+from benchmarks.comparison import CONCURRENCY
 from benchmarks.load_generators import open_loop
 from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import BOUND, SERVICE, Subject, service
-from benchmarks.table import CONCURRENCY
 from benchmarks.workloads import W1, W2, of_length
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -87,7 +87,7 @@ def offered(bench: Bench, _: str) -> Iterator[Sample]:
             requests = bench.requests(server.subject, work)
             for share in OFFERED:
                 arguments = (server.port, requests, capacity * share, bench.seconds, bench.round)
-                sample = bench.sample(SERVICE, work.name, partial(bench.run_apart, open_loop, *arguments), share)
+                sample = bench.sample(SERVICE, work.name, partial(run_apart, open_loop, *arguments), share)
                 yield {**sample, "capacity_rps": capacity}
 
 

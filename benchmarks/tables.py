@@ -6,13 +6,12 @@ time, commit and machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.plots import PLOTS
 from benchmarks.results import Part
-from benchmarks.summary import ratio, rows
-from benchmarks.targets import judged
+from benchmarks.summary import judged, ratio, rows
 
 Row = dict[str, Any]
 HEADLINE = {
@@ -27,25 +26,15 @@ HEADLINE = {
 }
 _OF_BOUND, _GROWTH = "of the bound", "cost over that of half the length"
 _FIGURES = ("rps", "tok_s", _OF_BOUND, "p50_ms", "p99_ms", "server_cores")
-_MEMORY = {
-    "processes": "processes",
-    "rest_rss_mib": "RSS at rest",
-    "rest_pss_mib": "PSS at rest",
-    "peak_rss_mib": "RSS at peak",
-    "peak_pss_mib": "PSS at peak",
-    "largest_process_mib": "largest process",
-}
+_MEMORY = ("processes", "rest_rss_mib", "rest_pss_mib", "peak_rss_mib", "peak_pss_mib", "largest_process_mib")
+_OFFERED = ("offered_rps", "rps", "p50_ms", "p99_ms", "refused", "late_p99_ms", "generator_cores")
 # Title, the name of a point, and the figures.
 _SWEEPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "concurrency": ("Callers", "callers", ("rps", "p50_ms", "p99_ms", "refused")),
     "processes": ("Processes", "processes", ("rps", "p99_ms", "server_cores")),
     "length": ("Length", "rows", ("callers", "rps", "tok_s", "p99_ms", _OF_BOUND, _GROWTH)),
     "batch": ("Batch", "`max_batch_requests`", ("rps", "mean_batch", "p99_ms", "refused")),
-    "offered": (
-        "Offered load",
-        "share of capacity",
-        ("offered_rps", "rps", "p50_ms", "p99_ms", "refused", "late_p99_ms", "generator_cores"),
-    ),
+    "offered": ("Offered load", "share of capacity", _OFFERED),
 }
 # Headings of figures whose name is not one.
 _HEADINGS = {
@@ -55,9 +44,14 @@ _HEADINGS = {
     "offered_rps": "offered/s",
     "late_p99_ms": "generator late p99 ms",
     "generator_cores": "generator's cores",
+    "rest_rss_mib": "RSS at rest",
+    "rest_pss_mib": "PSS at rest",
+    "peak_rss_mib": "RSS at peak",
+    "peak_pss_mib": "PSS at peak",
+    "largest_process_mib": "largest process",
 }
 _WITH_RANGE = ("rps", _OF_BOUND)
-_FORMATS = {"callers": ".0f", "server_cores": ".2f"}
+_FORMATS = {"callers": ".0f", "server_cores": ".2f", **dict.fromkeys(_MEMORY, ",.0f")}
 _VERDICTS = {True: "yes", False: "**no**", None: "not measured"}
 
 
@@ -83,19 +77,23 @@ def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.3f}"
 
 
-def with_range(spread: Sequence[float] | None, show: Callable[[float], str] = number) -> str:
+def with_range(spread: Sequence[float] | None) -> str:
     if not spread:
         return ""
-    median, lower, upper = (show(value) for value in spread)
+    median, lower, upper = map(number, spread)
     return median if lower == upper else f"{median} ({lower}–{upper})"
 
 
-def _cell(row: Row, figure: str) -> str:
-    if figure not in row:
-        return ""
+def _cells(row: Row, figures: Sequence[str]) -> list[str]:
+    return [_cell(figure, row[figure]) if figure in row else "" for figure in figures]
+
+
+def _cell(figure: str, found: Any) -> str:
     if figure in _FORMATS:
-        return format(row[figure][0], _FORMATS[figure])
-    return with_range(row[figure]) if figure in _WITH_RANGE else number(row[figure][0])
+        return format(found[0], _FORMATS[figure])
+    if isinstance(found, str):
+        return found
+    return with_range(found) if figure in _WITH_RANGE else number(found[0])
 
 
 def _machines(parts: Mapping[str, Part]) -> str:
@@ -123,7 +121,7 @@ def _subjects(title: str, part: Part) -> str:
         if row["subject"] != "bound" and not part.name.endswith("c1"):
             row[_OF_BOUND] = ratio(part.samples, "tok_s", row["subject"], "bound")
         failed = f", {row['failed']} of {row['failed'] + row['rounds']} failed" if row["failed"] else ""
-        lines.append([_named(part, row["subject"]) + failed, *(_cell(row, figure) for figure in _FIGURES)])
+        lines.append([_named(part, row["subject"]) + failed, *_cells(row, _FIGURES)])
     return f"### {title}\n\n" + table(["subject", *map(_heading, _FIGURES)], lines)
 
 
@@ -138,21 +136,19 @@ def _heading(figure: str) -> str:
 
 
 def _memory(part: Part) -> str:
-    lines = [
-        [_named(part, row["subject"]), *(f"{row[name][0]:,.0f}" if name in row else "" for name in _MEMORY)]
-        for row in rows(part.samples)
-    ]
-    return "### Memory under W1, MiB, all processes added up\n\n" + table(["subject", *_MEMORY.values()], lines)
+    lines = [[_named(part, row["subject"]), *_cells(row, _MEMORY)] for row in rows(part.samples)]
+    return "### Memory under W1, MiB, all processes added up\n\n" + table(["subject", *map(_heading, _MEMORY)], lines)
 
 
 def _sweep(part: Part) -> str:
     title, point, figures = _SWEEPS[part.name]
     found = [row for row in rows(part.samples) if row["subject"] == "service"]
     found.sort(key=lambda row: (row["workload"], row["point"] or 0))
+    if part.name == "length":
+        found = [row | _compared(part, row, found) for row in found]
     heads = ["work", point, *("answered/s" if (part.name, x) == ("offered", "rps") else _heading(x) for x in figures)]
-    lines = [[*_point(row), *(_length_cell(part, row, figure, found) for figure in figures)] for row in found]
     picture = f"![{title}](plots/{PLOTS[part.name].file})\n\n" if part.name in PLOTS else ""
-    return f"### {title}\n\n{picture}" + table(heads, lines)
+    return f"### {title}\n\n{picture}" + table(heads, [[*_point(row), *_cells(row, figures)] for row in found])
 
 
 def _point(row: Row) -> tuple[str, str]:
@@ -160,15 +156,14 @@ def _point(row: Row) -> tuple[str, str]:
     return work, f"{row['point']:,}" if isinstance(row["point"], int) else str(row["point"] or "failed")
 
 
-def _length_cell(part: Part, row: Row, figure: str, found: Sequence[Row]) -> str:
-    """Return a cell; the sweep over lengths has two that compare a row with others."""
-    if figure == _OF_BOUND:
-        over = ratio(part.samples, "tok_s", "service", "bound", point=row["point"])
-        return f"{over[0]:.2f}" if over else ""
-    if figure == _GROWTH:
-        half = next((x for x in found if x["point"] * 2 == row["point"] and "rps" in x), None)
-        return f"{half['rps'][0] / row['rps'][0]:.2f}" if half and "rps" in row else ""
-    return _cell(row, figure)
+def _compared(part: Part, row: Row, found: Sequence[Row]) -> dict[str, str]:
+    """Return the cells of a length that compare it with the bound and with half the length."""
+    over = ratio(part.samples, "tok_s", "service", "bound", point=row["point"])
+    half = next((x for x in found if (x["point"] or 0) * 2 == row["point"] and "rps" in x), None)
+    return {
+        _OF_BOUND: f"{over[0]:.2f}" if over else "",
+        _GROWTH: f"{half['rps'][0] / row['rps'][0]:.2f}" if half and "rps" in row else "",
+    }
 
 
 def _runs(parts: Mapping[str, Part]) -> str:

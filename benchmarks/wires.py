@@ -21,6 +21,8 @@ from benchmarks.workloads import Array
 
 # As text, 11.7 on average.
 _NUMBER_BYTES = {"binary": 4, "weights": 4, "lists": 12}
+_JSON = {"Content-Type": "application/json"}
+_BYTES = {"Content-Type": "application/octet-stream"}
 Headers = Mapping[str, str]
 Request = tuple[Headers, bytes]
 
@@ -59,7 +61,7 @@ def service_wires(layer: str) -> dict[str, Wire]:
 def _lists(path: str, request_name: str, answer_name: str) -> Wire:
     return Wire(
         path,
-        lambda x: ({"Content-Type": "application/json"}, json.dumps({request_name: x.tolist()}).encode()),
+        lambda x: (_JSON, json.dumps({request_name: x.tolist()}).encode()),
         lambda body, _: np.array(json.loads(body)[answer_name], np.float32).ravel(),
     )
 
@@ -80,8 +82,7 @@ def _echo(wire: Wire, form: str) -> Wire:
 
 def plain_wires() -> dict[str, Wire]:
     """Return the wires of frameworks whose endpoints are the user's own: raw float32, and the plainest JSON."""
-    kind = {"Content-Type": "application/octet-stream"}
-    raw = Wire("/binary", lambda x: (kind, x.tobytes()), lambda body, _: np.frombuffer(body, np.float32))
+    raw = Wire("/binary", lambda x: (_BYTES, x.tobytes()), lambda body, _: np.frombuffer(body, np.float32))
     return {"binary": raw, "weights": dataclasses.replace(raw, path="/weights"), "lists": _lists("/lists", "x", "y")}
 
 
@@ -94,15 +95,14 @@ def triton_wires(model: str) -> dict[str, Wire]:
         query = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(blob)}}
         outputs = [{"name": "y", "parameters": {"binary_data": True}}]
         head = json.dumps({"inputs": [query], "outputs": outputs}, separators=(",", ":")).encode()
-        kind = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-        return kind, head + blob
+        return {**_BYTES, "Inference-Header-Content-Length": str(len(head))}, head + blob
 
     def read(body: bytes, headers: Headers) -> Array:
         return np.frombuffer(body[int(headers["inference-header-content-length"]) + 4 :], np.float32)
 
     def write_lists(x: Array) -> Request:
         query = {"name": "x", "datatype": "FP32", "shape": [1, *x.shape], "data": x.ravel().tolist()}
-        return {"Content-Type": "application/json"}, json.dumps({"inputs": [query]}).encode()
+        return _JSON, json.dumps({"inputs": [query]}).encode()
 
     def read_lists(body: bytes, _: Headers) -> Array:
         return np.array(json.loads(body)["outputs"][0]["data"], np.float32)
@@ -111,24 +111,12 @@ def triton_wires(model: str) -> dict[str, Wire]:
     return {"binary": binary, "weights": binary, "lists": Wire(path, write_lists, read_lists)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RequestFiles:
-    """Requests to `path` as files: request i is `<i>.head`, a header a line, and `<i>.body`."""
-
-    directory: Path
-    path: str
-    num: int
-
-    def read(self, i: int) -> Request:
-        lines = (self.directory / f"{i}.head").read_text(encoding="ascii").splitlines()
-        return dict(line.split(": ", 1) for line in lines), (self.directory / f"{i}.body").read_bytes()
-
-
-def write_requests(directory: Path, path: str, requests: Iterable[Request]) -> RequestFiles:
+def write_requests(directory: Path, wire: Wire, inputs: Iterable[Array]) -> Path:
+    """Write whole HTTP requests as files 0, 1, … of a new directory, and return it."""
     directory.mkdir(parents=True)
-    num = 0
-    for num, (headers, body) in enumerate(requests, 1):
-        lines = "".join(f"{name}: {value}\n" for name, value in headers.items())
-        (directory / f"{num - 1}.head").write_text(lines, encoding="ascii")
-        (directory / f"{num - 1}.body").write_bytes(body)
-    return RequestFiles(directory, path, num)
+    for i, x in enumerate(inputs):
+        headers, body = wire.write(x)
+        fields = {"Host": "127.0.0.1", **headers, "Content-Length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        (directory / str(i)).write_bytes(f"POST {wire.path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    return directory

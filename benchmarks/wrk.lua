@@ -1,21 +1,12 @@
--- Sends the prepared requests of a directory in order: wrk … -s wrk.lua URL -- DIRECTORY NUMBER; prints one line of JSON.
+-- Sends the HTTP requests in the files 0, 1, … of a directory: wrk … -s wrk.lua URL -- DIRECTORY; prints one line of JSON.
 local requests, at = {}, 0
 
-local function read(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read("*a")
-  file:close()
-  return text
-end
-
 function init(arguments)
-  for i = 0, tonumber(arguments[2]) - 1 do
-    local stem = arguments[1] .. "/" .. i
-    local headers = {}
-    for name, value in read(stem .. ".head"):gmatch("([^\n:]+): ([^\n]*)\n") do
-      headers[name] = value
-    end
-    requests[#requests + 1] = wrk.format("POST", nil, headers, read(stem .. ".body"))
+  local file = assert(io.open(arguments[1] .. "/0", "rb"))
+  while file do
+    requests[#requests + 1] = file:read("*a")
+    file:close()
+    file = io.open(arguments[1] .. "/" .. #requests, "rb")
   end
 end
 

@@ -1,12 +1,11 @@
 """LitServe with batches and no timer: raw float32, with the weights if the form asks for them, or nested lists.
 
-python litserve_app.py PORT LAYER    FORM: the one it serves
+From the environment: PORT, LAYER (the file of its weights), FORM (the one it serves).
 
 Annotations are not postponed: FastAPI evaluates those of `decode_request` where their names are unknown.
 """
 
 import os
-import sys
 import warnings
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ FORM, MAX_BATCH = os.environ["FORM"], 32
 
 class Binary(litserve.LitAPI):
     def setup(self, device: str) -> None:  # noqa: ARG002 (LitServe names it)
-        self.layer = PackedLayer.load(sys.argv[2])
+        self.layer = PackedLayer.load(os.environ["LAYER"])
 
     def decode_request(self, request: Annotated[bytes, Body(media_type="application/octet-stream")]) -> torch.Tensor:
         return torch.frombuffer(request, dtype=torch.float32).view(-1, self.layer.width)
@@ -55,4 +54,4 @@ if __name__ == "__main__":
     api = served(api_path=f"/{FORM}", max_batch_size=MAX_BATCH, batch_timeout=0)
     server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1, timeout=60)
     options = {"log_level": "warning", "access_log": False, "generate_client_file": False}
-    server.run(host="127.0.0.1", port=int(sys.argv[1]), **options)
+    server.run(host="127.0.0.1", port=int(os.environ["PORT"]), **options)

@@ -1,13 +1,12 @@
 """Mosec with batches: raw float32, with the weights if the form asks for them, or nested lists.
 
-python mosec_app.py PORT LAYER    FORM: the one it serves; WORKERS, BATCH: processes and batch size
+From the environment: PORT, LAYER (the file of its weights), FORM (the one it serves), WORKERS, BATCH (processes and batch size).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import warnings
 from typing import Any
 
@@ -18,11 +17,9 @@ from benchmarks.packed import PackedLayer
 
 warnings.filterwarnings("ignore", message=".*writable.*")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-# Mosec reads the command line itself, in every process: our arguments are removed once.
-if len(sys.argv) > 2 and sys.argv[1].isdigit():
-    os.environ["LAYER"] = sys.argv[2]
-    options = ["--timeout", "60000", "--log-level", "warning"]
-    sys.argv = [sys.argv[0], "--address", "127.0.0.1", "--port", sys.argv[1], *options]
+# What Mosec takes from the environment is read when its server is made.
+os.environ |= {"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_PORT": os.environ["PORT"], "MOSEC_TIMEOUT": "60000"}
+os.environ |= {"MOSEC_LOG_LEVEL": "warning"}
 FORM, WAIT_MS = os.environ["FORM"], 2
 
 

@@ -1,15 +1,13 @@
 """The plain server that most would write: FastAPI, pydantic and torch's own module, a thread a request, no batching.
 
-python naive_app.py PORT LAYER    WORKERS: processes (1)
+From the environment: LAYER, the file of its weights.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from safetensors.torch import load_file
@@ -18,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 torch.set_grad_enabled(False)
 app = FastAPI()
-tensors = load_file(sys.argv[2])
+tensors = load_file(os.environ["LAYER"])
 module = torch.nn.MultiheadAttention(tensors["out_proj.bias"].shape[0], 8, bias=True, batch_first=True).eval()
 module.load_state_dict(tensors)
 
@@ -47,30 +45,12 @@ def health() -> str:
     return "ok"
 
 
-@app.post("/binary")
-async def binary(request: Request) -> Response:
-    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=False)
-    return Response(body, media_type="application/octet-stream")
-
-
-@app.post("/weights")
-async def weights(request: Request) -> Response:
-    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=True)
-    return Response(body, media_type="application/octet-stream")
-
-
 @app.post("/lists")
 def lists(request: AttendRequest) -> AttendAnswer:
     return AttendAnswer(y=_attend(torch.tensor(request.x))[0][0].tolist())
 
 
-if __name__ == "__main__":
-    uvicorn.run(
-        "benchmarks.peers.naive_app:app",
-        port=int(sys.argv[1]),
-        workers=int(os.environ.get("WORKERS", "1")),
-        loop="uvloop",
-        http="httptools",
-        access_log=False,
-        log_level="warning",
-    )
+@app.post("/{form}")
+async def binary(form: str, request: Request) -> Response:
+    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=form == "weights")
+    return Response(body, media_type="application/octet-stream")

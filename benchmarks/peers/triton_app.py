@@ -1,12 +1,12 @@
 """NVIDIA Triton through PyTriton: bytes as one element a request, or numbers for its JSON, batched with a timer of 1 ms.
 
-python triton_app.py PORT LAYER    FORM: the one it serves; WORKERS: functions that run at once, for lists one with two threads
+From the environment: PORT, LAYER (the file of its weights), FORM (the one it serves), WORKERS (functions that run at once; for
+lists one with two threads).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from typing import Any
 
@@ -21,7 +21,7 @@ warnings.filterwarnings("ignore", message=".*writable.*")
 FORM, DELAY_US, MAX_BATCH = os.environ["FORM"], 1000, 32
 WORKERS, THREADS = (1, 2) if FORM == "lists" else (int(os.environ["WORKERS"]), int(os.environ["OMP_NUM_THREADS"]))
 torch.set_num_threads(THREADS)
-layer = PackedLayer.load(sys.argv[2])
+layer = PackedLayer.load(os.environ["LAYER"])
 
 
 def of_bytes(requests: list[Any]) -> list[dict[str, Any]]:
@@ -39,9 +39,12 @@ def of_numbers(requests: list[Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[1])
     config = TritonConfig(
-        http_address="127.0.0.1", http_port=port, allow_grpc=False, allow_metrics=False, log_verbose=0
+        http_address="127.0.0.1",
+        http_port=int(os.environ["PORT"]),
+        allow_grpc=False,
+        allow_metrics=False,
+        log_verbose=0,
     )
     batching = ModelConfig(max_batch_size=MAX_BATCH, batcher=DynamicBatcher(max_queue_delay_microseconds=DELAY_US))
     is_lists = FORM == "lists"

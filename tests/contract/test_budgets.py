@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[2]
 MAX_SERVICE_LINES = 17_374 + 1_200 + 170 + 30 + 350 + 290 + 35 + 1_000
 # 286 of the client are for the conventions of other systems, 16 for the warning of another major version.
 MAX_CLIENT_LINES = 1_417 + 40 + 130 + 286 + 16
-# The aim is 2,000.
-MAX_BENCHMARK_LINES = 2_278
+MAX_BENCHMARK_LINES = 2_000
 MAX_FUNCTION_LINES = 40
 
 

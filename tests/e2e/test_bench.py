@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from benchmarks import process_tree
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, run_apart
 from benchmarks.load_generators import closed_loop, open_loop
 from benchmarks.server import Server
 from benchmarks.subjects import ROOT, SubjectFailed, echo
 from benchmarks.tables import number
-from benchmarks.wires import RequestFiles, write_requests
+from benchmarks.wires import write_requests
 from benchmarks.workloads import Workload
 
 pytestmark = [
@@ -26,13 +26,13 @@ pytestmark = [
 ]
 WORK = Workload("small", (2, 3))
 TINY = Workload("tiny", (2,))
+WIRE = echo().wires["binary"]
 
 
 @pytest.fixture
-def requests(tmp_path) -> RequestFiles:
+def requests(tmp_path):
     """Two requests to the echo, for answers of 4,096 and 6,144 bytes."""
-    wire = echo().wires["binary"]
-    return write_requests(tmp_path / "requests", wire.path, map(wire.write, WORK.inputs()))
+    return write_requests(tmp_path / "requests", WIRE, WORK.inputs())
 
 
 def start(tmp_path, subject):
@@ -71,7 +71,7 @@ def test_a_quick_run_measures_service_bound_and_echo_and_prints_their_ratio(tmp_
 @pytest.mark.long
 def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, requests):
     with start(tmp_path, echo(2)) as server:
-        assert [len(server.ask("/", requests.read(i)).content) for i in range(2)] == [4096, 6144]
+        assert [len(server.ask("/", WIRE.write(x)).content) for x in WORK.inputs()] == [4096, 6144]
         closed = closed_loop(server.port, requests, 4, 1)
         assert closed["rps"] > 0
         assert closed["refused"] == closed["broken"] == 0
@@ -83,30 +83,15 @@ def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, request
     assert living(pids) == []
 
 
-def test_a_polling_subject_is_stopped_until_it_resumes_and_can_end_while_stopped(tmp_path, requests):
-    with start(tmp_path, dataclasses.replace(echo(2), polls=True)) as server:
-        server.pause()
-        before = process_tree.cpu_seconds(server.pids)
-        with pytest.raises(SubjectFailed, match="no answer"):
-            closed_loop(server.port, requests, 2, 1)
-        assert process_tree.cpu_seconds(server.pids) == before
-        server.resume()
-        assert closed_loop(server.port, requests, 2, 1)["rps"] > 0
-        server.pause()
-        pids = server.pids
-    assert living(pids) == []
-
-
-def test_a_subject_that_does_not_poll_is_not_suspended(server, requests):
-    server.pause()
+def test_an_idle_subject_still_answers(server, requests):
+    server.await_idle()
     assert closed_loop(server.port, requests, 2, 1)["rps"] > 0
 
 
 @pytest.mark.long
-def test_the_bound_process_reports_its_failure_and_restarts(tmp_path):
+def test_the_end_of_a_process_apart_is_a_failure_of_its_sample_alone(tmp_path):
     with Bench(tmp_path, seconds=1) as bench:
-        assert all(bench.bound_figures(TINY, 1, 0.05)["rps"] > 0 for _ in range(2))
-        failed = bench.sample("bound", "tiny", lambda: bench.run_apart(os._exit, 1))
+        failed = bench.sample("bound", "tiny", lambda: run_apart(os._exit, 1))
         assert failed["failed"].startswith("BrokenProcessPool")
         assert bench.bound_figures(TINY, 1, 0.05)["rps"] > 0
 
@@ -118,17 +103,21 @@ def test_the_open_loop_counts_unanswered_requests(requests):
     assert found["broken"] == found["offered_rps"] * 0.5
 
 
-def test_an_answer_of_another_size_stops_a_subject_before_it_is_timed(server, requests):
-    with pytest.raises(SubjectFailed, match="numbers"):
-        server.largest_error(Workload("other", (3, 2)), requests, 2)
+def test_an_answer_of_another_size_stops_a_subject_before_it_is_timed(tmp_path):
+    short = dataclasses.replace(WIRE, write=lambda x: WIRE.write(x[1:]))
+    with (
+        start(tmp_path, dataclasses.replace(echo(1), wires={"binary": short})) as server,
+        pytest.raises(SubjectFailed, match="512 numbers instead of 1024"),
+    ):
+        server.largest_error(WORK, 2)
 
 
-def test_a_wrong_answer_stops_a_subject_before_it_is_timed(tmp_path, requests):
+def test_a_wrong_answer_stops_a_subject_before_it_is_timed(tmp_path):
     with (
         start(tmp_path, dataclasses.replace(echo(1), tolerance=1e-4)) as server,
         pytest.raises(SubjectFailed, match="off by"),
     ):
-        server.largest_error(WORK, requests, 2)
+        server.largest_error(WORK, 2)
 
 
 def test_a_refused_connection_is_a_failure_and_no_figure(requests):

@@ -1,4 +1,4 @@
-"""Servers that stay up alternate: one runs, the others are paused; a failure is a sample and not the end of the run."""
+"""Servers that stay up alternate: one runs, the others are idle; a failure is a sample and not the end of the run."""
 
 import contextlib
 import dataclasses
@@ -20,11 +20,14 @@ class RecordedServer:
     def __post_init__(self):
         self.calls.append(f"start {self.name}")
 
-    def pause(self):
-        self.calls.append(f"pause {self.name}")
+    def __enter__(self):
+        return self
 
-    def resume(self):
-        self.calls.append(f"resume {self.name}")
+    def __exit__(self, *_):
+        self.close()
+
+    def await_idle(self):
+        self.calls.append(f"await {self.name}")
 
     def close(self):
         self.calls.append(f"close {self.name}")
@@ -47,7 +50,7 @@ class RecordedBench(Bench):
         return RecordedServer(f"{subject.name} {form}", self.calls, self._fails_at_end)
 
     def use(self, subject, form="binary"):
-        with self.resumed(subject, form):
+        with self.running(subject, form):
             pass
 
 
@@ -56,17 +59,22 @@ def bench(tmp_path):
     return RecordedBench(tmp_path)
 
 
-def test_each_server_starts_once_and_is_paused_while_another_runs(bench):
+def test_each_server_starts_once_and_is_idle_before_another_runs(bench):
     for subject in (ONE, TWO, ONE):
         bench.use(subject)
     assert bench.calls == [
         "start one binary",
-        "pause one binary",
+        "await one binary",
         "start two binary",
-        "pause two binary",
-        "resume one binary",
-        "pause one binary",
+        "await two binary",
+        "await one binary",
     ]
+
+
+def test_a_server_that_polls_while_idle_is_ended_after_each_use(bench):
+    for _ in range(2):
+        bench.use(dataclasses.replace(ONE, polls=True))
+    assert bench.calls == ["start one binary", "close one binary"] * 2
 
 
 def test_forms_share_a_server_unless_it_serves_one_form(bench):
@@ -82,10 +90,10 @@ def test_forms_share_a_server_unless_it_serves_one_form(bench):
 
 
 def test_a_failed_server_is_ended_and_started_again(bench):
-    with pytest.raises(OSError, match="cut"), bench.resumed(ONE, "binary"):
+    with pytest.raises(OSError, match="cut"), bench.running(ONE, "binary"):
         raise OSError("cut")
     bench.use(ONE)
-    assert bench.calls == ["start one binary", "close one binary", "start one binary", "pause one binary"]
+    assert bench.calls == ["start one binary", "close one binary", "start one binary", "await one binary"]
 
 
 def test_every_fifth_round_begins_with_fresh_starts(bench):

@@ -113,8 +113,14 @@ def test_the_echo_is_asked_for_as_many_bytes_as_the_numbers_take():
     assert wires["binary"].write(X)[1] == service_wires("bench")["binary"].write(X)[1]
 
 
-def test_requests_are_files(tmp_path):
-    wire = plain_wires()["binary"]
-    requests = write_requests(tmp_path / "requests", wire.path, map(wire.write, SMALL.inputs()))
-    assert (requests.num, requests.path) == (3, "/binary")
-    assert requests.read(2) == ({"Content-Type": "application/octet-stream"}, SMALL.inputs()[2].tobytes())
+def test_requests_are_files_that_can_be_sent_as_they_are(tmp_path):
+    requests = write_requests(tmp_path / "requests", plain_wires()["binary"], SMALL.inputs())
+    assert sorted(file.name for file in requests.iterdir()) == ["0", "1", "2"]
+    body = SMALL.inputs()[2].tobytes()
+    lines = (
+        "POST /binary HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/octet-stream",
+        f"Content-Length: {len(body)}",
+    )
+    assert (requests / "2").read_bytes() == "\r\n".join((*lines, "", "")).encode() + body

@@ -1,4 +1,4 @@
-"""Table: the workloads that have targets, every subject on every one of them; ours beside ours; and memory.
+"""Comparison: the workloads that have targets, every subject on every one of them; ours beside ours; and memory.
 
 Invariant: servers stay up, and in each round every subject is timed once on each workload, in a newly drawn order. So what a
 ratio compares is seconds apart: on these machines speed changes by more than a tenth within a minute.
@@ -7,17 +7,16 @@ ratio compares is seconds apart: on these machines speed changes by more than a 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import NamedTuple
 
 from benchmarks import process_tree
-from benchmarks.bench import Bench
+from benchmarks.bench import FEW, Bench
 from benchmarks.load_generators import closed_loop
 from benchmarks.results import Sample
-from benchmarks.server import Server
 from benchmarks.subjects import BOUND, SERVICE, Subject, service
 from benchmarks.workloads import W1, W2, W2_LISTS, W2_SDPA, W2_THREE, W3, Workload
 
@@ -65,7 +64,7 @@ def measure(bench: Bench, part: str) -> Iterator[Sample]:
 
 
 def _figures(bench: Bench, subject: Subject, work: Workload, concurrency: int) -> Sample:
-    with bench.resumed(subject, work.form) as server:
+    with bench.running(subject, work.form) as server:
         return bench.figures(server, work, concurrency)
 
 
@@ -78,33 +77,21 @@ def measure_memory(bench: Bench, _: str) -> Iterator[Sample]:
 def _memory(bench: Bench, subject: Subject) -> Sample:
     """Return MiB at rest, which is ready, after a few answers and two seconds, and at the peak under W1."""
     with bench.start(subject) as server:
-        bench.check(server, W1)
+        server.largest_error(W1, FEW)
         time.sleep(REST_S)
         pids = server.pids
         rest = {f"rest_{name}_mib": process_tree.memory_mib(pids, x) for name, x in (("rss", "VmRSS"), ("pss", "Pss"))}
         process_tree.reset_peaks(pids)
+        pss = [rest["rest_pss_mib"]]  # sampled, because the kernel keeps no peak of it
+        with ThreadPoolExecutor(1) as pool:
+            load = pool.submit(closed_loop, server.port, bench.requests(subject, W1), CONCURRENCY, bench.seconds)
+            while wait([load], PSS_EVERY_S).not_done:
+                pss.append(process_tree.memory_mib(pids, "Pss"))
+        load.result()
         return {
             "processes": len(pids),
             **rest,
-            "peak_pss_mib": max(rest["rest_pss_mib"], _peak_pss_mib(bench, server)),
+            "peak_pss_mib": max(pss),
             "peak_rss_mib": process_tree.memory_mib(pids, "VmHWM"),
             "largest_process_mib": max(process_tree.memory_mib([pid], "VmHWM") for pid in pids),
         }
-
-
-def _peak_pss_mib(bench: Bench, server: Server) -> float:
-    """Return the largest of the PSS samples under W1, because the kernel keeps no peak of PSS."""
-    found, is_over, pids = [0.0], threading.Event(), server.pids
-
-    def watch() -> None:
-        while not is_over.wait(PSS_EVERY_S):
-            found.append(process_tree.memory_mib(pids, "Pss"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        closed_loop(server.port, bench.requests(server.subject, W1), CONCURRENCY, bench.seconds)
-    finally:
-        is_over.set()
-        watcher.join()
-    return max(found)
