@@ -34,11 +34,17 @@ WORKSPACE_TABLES = 4
 
 
 def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None) -> int:
-    """Return the floating-point operations of one call, masks and weights included; `sizes` exclude appended columns."""
-    b, _, queries, keys = sizes
+    """Return the floating-point operations of one call, masks and weights included; `sizes` exclude appended columns.
+
+    Two per multiply-add in the projections and in both attention products, in which every head visits each pair of rows.
+    """
+    b, heads, queries, keys = sizes
     whole = sizes._replace(keys=keys + spec.extra_keys)
-    products = spec.flops(b * queries, b * keys, b * queries * whole.keys)
-    return products + b * (_mask_flops(mask) + _weights_flops(spec.head_width, whole, wanted))
+    query_width, value_width = heads * spec.head_width, heads * spec.value_head_width
+    per_query = query_width * spec.query_width + (spec.out_width * value_width if spec.has_output else 0)
+    per_key = spec.num_kv_heads * (spec.head_width * spec.key_width + spec.value_head_width * spec.value_width)
+    products = queries * per_query + keys * per_key + queries * whole.keys * (query_width + value_width)
+    return b * (2 * products + _mask_flops(mask) + _weights_flops(spec.head_width, whole, wanted))
 
 
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:

@@ -1,12 +1,13 @@
 """LayerSpec: the widths, head counts and options that define one attention layer, without its tensors.
 
 Invariants: The module does not import torch, so that a spec is cheap to read. A spec that exists is consistent.
-Only `tensor_shapes` says which tensors a layer has and how large they are.
+Only `tensor_shapes` says which tensors a layer has and how large they are. What every request asks for is computed once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Any
 
 from service.errors import LayerError
@@ -19,7 +20,7 @@ MAX_HEADS = 2**12
 MAX_SCALE = 3.4e38  # kernels take the scale as a float32 and raise above this
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class LayerSpec:
     """Widths in features, counts in heads; `scale` multiplies query·key before the softmax.
 
@@ -62,17 +63,17 @@ class LayerSpec:
         if not self.has_output and self.out_width != self.num_heads * self.value_head_width:
             raise LayerError("without an output projection, out_width must be num_heads times value_head_width")
 
-    @property
+    @cached_property
     def extra_keys(self) -> int:
         """Number of columns that the layer appends to the caller's keys (`bias_k`, `add_zero_attn`)."""
         return int(self.has_bias_kv) + int(self.add_zero_attn)
 
-    @property
+    @cached_property
     def needs_key(self) -> bool:
         """Whether a call must have keys: their width differs, so queries cannot replace them."""
         return self.key_width != self.query_width
 
-    @property
+    @cached_property
     def needs_value(self) -> bool:
         """Whether a call must have values: their width differs, so keys cannot replace them."""
         return self.value_width != self.key_width
@@ -92,16 +93,6 @@ class LayerSpec:
         if self.has_bias_kv:
             shapes |= {"bias_k": (keys,), "bias_v": (values,)}
         return shapes
-
-    def flops(self, query_tokens: int, key_tokens: int, pairs: int) -> int:
-        """Return the floating-point operations of one call: two per multiply-add in projections and both attention products.
-
-        `pairs` counts (query row, key row) pairs over all sequences; every head visits each pair.
-        """
-        queries, values = self.num_heads * self.head_width, self.num_heads * self.value_head_width
-        per_query = queries * self.query_width + (self.out_width * values if self.has_output else 0)
-        per_key = self.num_kv_heads * (self.head_width * self.key_width + self.value_head_width * self.value_width)
-        return 2 * (query_tokens * per_query + key_tokens * per_key + pairs * (queries + values))
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "biases": list(self.biases)}

@@ -178,16 +178,18 @@ class RequestTemplates:
         """Return the request for layer `name`; the `digest` identifies its spec.
         Raises the errors of `parse_safetensors`, then those of `check_request`.
         """
-        header = header_of(body)
-        key = (name, digest, header, len(body))
+        # With the header's length in it, the key of a body whose length is wrong is that of no template.
+        length = int.from_bytes(body[:LENGTH_BYTES], "little")
+        start = bytes(body[: LENGTH_BYTES + min(length, MAX_REMEMBERED_BYTES)])
+        key = (name, digest, start, len(body))
         if (template := self._known.get(key)) is not None:
             return template.read(body)
         document = parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
         request = check_request(document, name, spec, self._limits)
-        if request.call.mask is None and len(header) <= MAX_REMEMBERED_BYTES:
+        if request.call.mask is None and length <= MAX_REMEMBERED_BYTES:
             if len(self._known) >= NUM_REMEMBERED:
                 self._known.clear()
-            self._known[key] = RequestTemplate.of(request, read_header(header, len(body)).tensors)
+            self._known[key] = RequestTemplate.of(request, read_header(start[LENGTH_BYTES:], len(body)).tensors)
         return request
 
 

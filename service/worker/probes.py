@@ -13,7 +13,9 @@ from typing import Protocol
 import torch
 
 from service.attention.call import AnyAnswer, AttentionCall, Call
+from service.attention.cost import flops
 from service.attention.engine import LayerCall
+from service.attention.masks import Sizes
 from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import ServiceError
@@ -66,7 +68,8 @@ class Probes:
 def _layer_probe(layer: ServedLayer) -> tuple[Call, Cost]:
     spec = layer.spec
     query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
-    return Call(layer.name, query, key, value), _COST._replace(cells=spec.num_heads, flops=spec.flops(1, 1, 1))
+    work = flops(spec, Sizes(1, spec.num_heads, 1, 1), None, None)
+    return Call(layer.name, query, key, value), _COST._replace(cells=spec.num_heads, flops=work)
 
 
 def _attention_probe() -> tuple[AttentionCall, Cost]:

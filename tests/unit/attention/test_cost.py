@@ -44,9 +44,20 @@ def test_the_workspace_of_weights_is_one_block_of_rows():
     assert table_bytes(spec, few, None, WeightsWanted("mean"), 4) == 3 * 2 * 50 * WORKSPACE_TABLES * 4
 
 
-def test_without_masks_and_weights_only_the_products_count():
-    spec = make_spec(24, 3, add_zero_attn=True)
-    assert flops(spec, Sizes(2, 3, 5, 7), None, None) == spec.flops(10, 14, 2 * 5 * 8)
+def test_without_masks_and_weights_the_products_count_two_for_each_multiply_and_add():
+    """By hand: a 24-wide layer with 3 heads of 8, 5 query rows, 7 key rows."""
+    projections, pairs = 5 * 2 * 24 * 24 + 7 * 2 * 24 * 24, 35 * 3 * (8 + 8)
+    sizes = Sizes(1, 3, 5, 7)
+    assert flops(make_spec(24, 3), sizes, None, None) == 2 * (projections + pairs)
+    assert flops(make_spec(24, 3), sizes._replace(sequences=2), None, None) == 4 * (projections + pairs)
+    bare = make_spec(24, 3, has_output=False)
+    assert flops(bare, sizes, None, None) == 2 * (projections + pairs - 5 * 24 * 24)
+    extra = make_spec(24, 3, add_zero_attn=True)
+    assert flops(extra, sizes, None, None) == 2 * (projections + 40 * 3 * (8 + 8))
+
+
+def test_flops_are_whole_numbers_of_any_size():
+    assert flops(make_spec(4096, 32), Sizes(1, 32, 2**40, 2**40), None, None) > 2**90
 
 
 @settings(max_examples=150, deadline=None)
