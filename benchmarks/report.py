@@ -60,7 +60,7 @@ def _line(part: Part) -> list[str]:
 def _verdicts(parts: Mapping[str, Part]) -> str:
     found = judged({name: part.samples for name, part in parts.items()})
     verdicts = [target["is_met"] for target in found]
-    absent = f", {verdicts.count(None)} were not measured" if None in verdicts else ""
+    absent = f", {verdicts.count(None)} not measured" if None in verdicts else ""
     lines = [f"Of {len(found)} targets {verdicts.count(True)} are met{absent}."]
     missed = [f"{x['what']} {x['target']}: {with_range(x['measured'])}" for x in found if x["is_met"] is False]
     lines += [f"Missed: {'; '.join(missed)}."] if missed else []
