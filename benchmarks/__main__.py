@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import comparison, machine
 from benchmarks.bench import FAILURES, WARM_S, Bench
@@ -50,7 +50,9 @@ ALIASES = {"all": PARTS, "table": [name for name in PARTS if name not in SWEEPS]
 def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
-    began = time.monotonic()
+    began, about = time.monotonic(), machine.described()
+    if about["load_before"] > machine.QUIET_LOAD:
+        print(f"load {about['load_before']}: other programs run here, figures will be low", file=sys.stderr)
     for group in GROUPS:
         if chosen := [name for name in group.parts if name in given.only]:
             rounds, seconds = given.rounds or group.rounds, given.seconds or group.seconds
@@ -58,11 +60,11 @@ def main() -> int:
                 tempfile.TemporaryDirectory(prefix="bench-") as directory,
                 Bench(Path(directory), seconds, given.peers) as bench,
             ):
-                run(bench, group, {name: _part(name, bench) for name in chosen}, rounds, given.out)
+                run(bench, group, {name: _part(name, bench, about) for name in chosen}, rounds, given.out)
     parts = load(given.out)
     print(performance(parts))
     print(f"{given.out}, {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return 1 if any("failed" in x for part in parts.values() for x in part.samples) else 0
+    return 1 if any("failed" in x for name in given.only for x in parts[name].samples) else 0
 
 
 def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: Path) -> None:
@@ -83,10 +85,7 @@ def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: P
         save(path, others | parts)
 
 
-def _part(name: str, bench: Bench) -> Part:
-    about = machine.described()
-    if about["load_before"] > machine.QUIET_LOAD:
-        print(f"load {about['load_before']}: other programs run here, figures will be low", file=sys.stderr)
+def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
     subjects = {x.name: {"settings": x.settings, "version": machine.package_version(x)} for x in bench.subjects()}
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return Part(name, now, machine.commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
@@ -94,7 +93,8 @@ def _part(name: str, bench: Bench) -> Part:
 
 def _arguments() -> argparse.Namespace:
     """Return the arguments, with `only` and `peers` as lists of names; the program ends if something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; the results are a JSON file.")
+    about = "Measure; the results are a JSON file."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=about, allow_abbrev=False)
     parser.add_argument("--only", default="all", help=f"parts, of {', '.join([*PARTS, *ALIASES])} [all]")
     parser.add_argument("--peers", default="", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=int, help="[20, of memory and sweeps 3]")

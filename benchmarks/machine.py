@@ -35,7 +35,7 @@ def described() -> dict[str, Any]:
 def commit() -> str:
     """Return the short commit, with a + if what is measured differs from it."""
     git = ("git", "-C", str(ROOT))
-    changed = _first_line(*git, "status", "--porcelain", "--", "service", "benchmarks/*.py")
+    changed = _first_line(*git, "status", "--porcelain", "--", "service", "benchmarks", ":!benchmarks/results")
     return (_first_line(*git, "rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 

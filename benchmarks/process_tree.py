@@ -14,8 +14,9 @@ def tree(pid: int) -> list[int]:
     """Return the process and its living descendants, parents first."""
     found = [pid]
     for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += map(int, _read(task).split())
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, _read(task / "children").split())
     return found
 
 

@@ -44,12 +44,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
         environment = {**_environment(), **variables, "FORM": form}
         with log.open("ab") as file:
             self._process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
-        end = time.monotonic() + READY_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > end:
-                self.close()
-                raise SubjectFailed(f"{subject.name} did not start: {log.read_text(errors='replace')[-400:]}")
-            time.sleep(0.1)
+        try:
+            self._await_ready(log)
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -63,6 +62,13 @@ class Server(contextlib.AbstractContextManager["Server"]):
         url, (headers, body) = f"http://127.0.0.1:{self.port}{path}", request or ({}, None)
         method = "GET" if request is None else "POST"
         return httpx2.request(method, url, headers=dict(headers), content=body, timeout=60, trust_env=False)
+
+    def _await_ready(self, log: Path) -> None:
+        end = time.monotonic() + READY_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise SubjectFailed(f"{self.subject.name} did not start: {log.read_text(errors='replace')[-400:]}")
+            time.sleep(0.1)
 
     def _is_ready(self) -> bool:
         try:
@@ -96,7 +102,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
                 return
 
     def close(self) -> None:
-        """End its processes, by SIGTERM to the first and by SIGKILL to what is left of them, and await their end."""
+        """End its process group, by SIGTERM to the first process and by SIGKILL to what is left, and await their end."""
         pids = self.pids
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -94,7 +94,7 @@ _PEER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PORT": "{port}", "LAYER": "{source
 _TRITON = _peer("triton", "nvidia-pytriton", "/v2/models/attention/ready", WORKERS=2)
 _FOUND = (
     _naive("naive", 1),
-    _naive("naive2", 2, "WORKERS=2"),
+    _naive("naive2", 2, "2 processes"),
     _peer("mosec", "mosec", "/", WORKERS=2, BATCH=16),
     dataclasses.replace(_TRITON, wires=triton_wires("attention")),
     dataclasses.replace(_peer("litserve", "litserve", "/health"), polls=True),

@@ -112,11 +112,12 @@ def triton_wires(model: str) -> dict[str, Wire]:
 
 
 def write_requests(directory: Path, wire: Wire, inputs: Iterable[Array]) -> Path:
-    """Write whole HTTP requests as files 0, 1, … of a new directory, and return it."""
-    directory.mkdir(parents=True)
+    """Write whole HTTP requests as files 0, 1, … of a new directory, which appears when all are written; return it."""
+    unfinished = directory.with_name(f"{directory.name}.new")
+    unfinished.mkdir(parents=True, exist_ok=True)
     for i, x in enumerate(inputs):
         headers, body = wire.write(x)
         fields = {"Host": "127.0.0.1", **headers, "Content-Length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        (directory / str(i)).write_bytes(f"POST {wire.path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
-    return directory
+        (unfinished / str(i)).write_bytes(f"POST {wire.path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    return unfinished.rename(directory)

@@ -18,9 +18,7 @@ end
 function done(summary, latency)
   local errors = summary.errors
   io.write(string.format(
-    'JSON{"requests":%d,"duration_us":%d,"bytes":%d,"p50_us":%d,"p90_us":%d,"p99_us":%d,"max_us":%d,"mean_us":%d,'
-      .. '"broken":%d,"refused":%d}\n',
-    summary.requests, summary.duration, summary.bytes, latency:percentile(50), latency:percentile(90),
-    latency:percentile(99), latency.max, latency.mean,
+    'JSON{"requests":%d,"duration_us":%d,"p50_us":%d,"p99_us":%d,"broken":%d,"refused":%d}\n',
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
     errors.connect + errors.read + errors.write + errors.timeout, errors.status))
 end

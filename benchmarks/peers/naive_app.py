@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 from starlette.concurrency import run_in_threadpool
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-torch.set_grad_enabled(False)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 app = FastAPI()
 tensors = load_file(os.environ["LAYER"])
 module = torch.nn.MultiheadAttention(tensors["out_proj.bias"].shape[0], 8, bias=True, batch_first=True).eval()
@@ -50,7 +49,9 @@ def lists(request: AttendRequest) -> AttendAnswer:
     return AttendAnswer(y=_attend(torch.tensor(request.x))[0][0].tolist())
 
 
-@app.post("/{form}")
-async def binary(form: str, request: Request) -> Response:
-    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=form == "weights")
+@app.post("/binary")
+@app.post("/weights")
+async def binary(request: Request) -> Response:
+    need_weights = request.scope["path"] == "/weights"
+    body = await run_in_threadpool(_attend_bytes, await request.body(), need_weights=need_weights)
     return Response(body, media_type="application/octet-stream")

@@ -106,7 +106,7 @@ class HotRoute:
             parts = await context.read(BODY_CODINGS, layer, is_binary=not body_codec.is_text)
 
             async def decode() -> CheckedRequest:
-                # No name refers to the text of a parsed body: the document alone keeps the parts of it that it needs.
+                # Bind no name to a parsed body's text, so that only the document keeps the parts of it that it needs.
                 body = await context.parsed(joined(parts)) if body_codec.is_text else joined(parts)
                 return await context.checked(lambda: body_codec.check(body, layer))
 

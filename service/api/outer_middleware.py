@@ -1,7 +1,7 @@
 """OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once, from its RequestRecord.
 
 Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring
-polls every few seconds, are answered but neither counted nor logged. Only this module renders errors. `auth/access.py` decides
+polls every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides
 on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No BaseHTTPMiddleware is used,
 because it hides disconnects.
 """
@@ -101,7 +101,7 @@ async def _no_response(_: Request, __: Exception) -> Application:
     return send_nothing
 
 
-# FastAPI answers no error itself, because the outer middleware does; it raises other errors than HTTPException again.
+# Starlette must not answer errors, because the outer middleware does; after `_no_response` it raises the error again.
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _no_response}
 
 

@@ -1,7 +1,7 @@
 """Reply: chooses the type and the coding of an answer (RFC 9110, section 12.5), and sends it in pieces.
 
 Invariants: a header that names no type we write raises NotAcceptable; nothing is guessed. Of equal weights the first offered
-wins. A list of several codings is only an offer, because libraries add it by themselves. A client that wants a compressed answer
+wins. By default a list of several codings requests none: libraries add it by themselves. A client that wants a compressed answer
 names one coding, or gives `identity` a lower weight.
 
 An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is never joined in memory, and the event loop

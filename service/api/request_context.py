@@ -1,7 +1,7 @@
 """Request context: one attention request from its headers to its sent answer, with its deadline, its times and its bytes.
 
 Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
-frees its place at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
+ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 
 LayerRequests opens a context for each request and holds what all share; there is one for each process. After `close` it opens no

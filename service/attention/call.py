@@ -1,8 +1,8 @@
 """Call and Answer: the input of one request to a layer or to attention without a layer, and its result.
 
 Legend: B sequences, L query rows, S key rows, P of them past, D model width, N heads, G key/value heads, H head width, V value
-head width. Invariants: `wire/` checks a call before it exists, so `attention/` trusts its shapes. A call holds everything that
-its answer depends on and nothing of other calls.
+head width; N' and L' are the heads and rows that a call selects. Invariants: `wire/` checks a call before it exists, so
+`attention/` trusts its shapes. A call holds everything that its answer depends on and nothing of other calls.
 """
 
 from __future__ import annotations

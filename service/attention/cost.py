@@ -26,7 +26,7 @@ PRODUCT_FLOPS = 2**18
 # Per computed weight: scale, mask and softmax; then per returned weight.
 SOFTMAX_FLOPS = 100
 RETURNED_FLOPS = 300
-# Per weight that top_k reads, and the addition for a k of all keys. It grows with k up to half of the keys, where all are sorted.
+# Per weight that top_k reads; then what each adds times k / keys, up to a share of 1/2: beyond, all keys are sorted anyway.
 TOP_K_FLOPS = 250
 TOP_K_SHARE_FLOPS = 8000
 # Tables of a block's size that exist at once: scores, weights, the requested rows, and the temporary that compares them.

@@ -179,7 +179,7 @@ class Engine:
         self._is_stopped = is_stopped
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Let the running batch finish, drop waiting batches and end the threads; return whether they ended in `timeout_s`."""
+        """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""
         self._is_closed = True
         for steps in list(self._steps):
             steps.finish()

@@ -137,8 +137,8 @@ ALIGNMENT = 64
 def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     """Return whether sequences of `shape` N, L, H in the dtype and device of `like` may share one call and keep their bits.
 
-    With several threads the kernel cuts the work of all sequences between them, so at other rows than for one alone. A sequence
-    that does not begin at 64 bytes is read by other instructions. With a head width of 1 a single head is multiplied as a
+    With several threads the kernel splits all sequences' rows among them, not where it splits one sequence alone. A sequence
+    that is not 64-byte aligned is read by other instructions. With a head width of 1 a single head is multiplied as a
     vector, several as matrices (docs/performance.md). A GPU promises only a tolerance.
     """
     if like.device.type != "cpu":

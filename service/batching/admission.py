@@ -100,8 +100,8 @@ class Speed:
 
     Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows
     the median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones
-    badly, and the reverse, so a forecast is the shorter of that by work and that by number of jobs. If nothing is ahead there is
-    no forecast either, so a request that only a guess calls late is tried.
+    badly, and large ones small ones, so a forecast is the shorter of two: by work and by number of jobs. If nothing is ahead
+    there is no forecast either, so that a guess alone refuses no request.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ Independent of tensors, HTTP and metrics. The policy chooses batches, admission 
 Invariants: Every admitted job is settled exactly once. Check and append happen without an await in between. All state changes are
 synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more has stopped between two
 of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
-requests are taken in, as far as they fit. If the loop dies or a step does not end, every job fails. Draining admits nothing.
+requests are taken in, as far as they fit. If the task dies or a step does not end, every job fails. Draining admits nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Batcher(Generic[P, R]):
         return self._task is not None and not self._task.done()
 
     async def ended_within(self, seconds: float) -> bool:
-        """Return whether the loop ends within that time; wakes as soon as it does."""
+        """Return whether the batcher's task ends within that time; wakes as soon as it does."""
         assert self._task is not None, "the batcher was not started. This is a bug."
         await asyncio.wait([self._task], timeout=seconds)
         return self._task.done()

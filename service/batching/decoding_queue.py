@@ -47,7 +47,7 @@ class DecodingQueue:
     def check(self, num_bytes: int, left_s: float, most_s: float) -> None:
         """Check a body that has arrived or is announced.
 
-        Raise DeadlineExceeded if the caller's own deadline, `left_s` from now, is sooner than `most_s` and too soon for it.
+        Raise DeadlineExceeded if the caller's own deadline, in `left_s`, is sooner than `most_s` and the body would miss it.
         Raise QueueFull if the wait exceeds `most_s`, or the queue is long or overloaded.
         """
         wait_s, now = self.wait_s(num_bytes), self._clock.now()

@@ -43,7 +43,7 @@ class Engine(Protocol[P_contra, R_co]):
 class ComputeLimits:
     """Times of batches, in seconds."""
 
-    max_s: float  # a step that takes longer never ends
+    max_s: float  # a step that takes longer counts as stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
     step_s: float = math.inf  # a batch stops after about this time
 

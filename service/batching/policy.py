@@ -85,7 +85,7 @@ class FairQueue(Collection[J]):
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
     def fair_share(self, caller: Hashable) -> Work:
-        """Return the work done before a job that this caller adds now: the caller's own, and as much for each other one."""
+        """Return the work that runs before a job that this caller adds now: its own work, and as much for each other caller."""
         own = self._callers.get(caller)
         if own is None or not own.jobs:
             return Work(0, 0)
@@ -177,7 +177,7 @@ class Lanes(Generic[J]):
 
     @property
     def long_lane(self) -> Hashable:
-        """The lane of the preempted batch, or of the last batch if none is preempted."""
+        """The lane of the stopped batch, or of the last batch if none is stopped."""
         return self._served if self._stopped is None else self._stopped
 
     def stop(self, name: Hashable, charge: float) -> None:
@@ -196,7 +196,7 @@ class Lanes(Generic[J]):
         self._stopped = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """Return the lane to run while the batch is preempted, or None. Its own lane never runs."""
+        """Return the lane to run while a batch is stopped, or None. The stopped batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
@@ -224,7 +224,7 @@ class Lanes(Generic[J]):
         return Work(0, 0) if lane is None else lane.fair_share(caller)
 
     def ahead(self, name: Hashable, caller: Hashable = None) -> Work:
-        """Return the work done before a job added to this lane now: its own lane's, and as much for each other one."""
+        """Return the work that runs before a job added to this lane now: the lane's own, and as much for each other lane."""
         own, num_lanes = self.fair_share(name, caller), len(self._lanes)
         return Work(min(self.num_flops, own.flops * num_lanes), min(self.num_jobs, own.num_jobs * num_lanes))
 

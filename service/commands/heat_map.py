@@ -1,6 +1,6 @@
 """Heat map: draws attention weights as a table in the terminal, labelled with their words.
 
-Invariants: The input is numbers and the output is text. Only the weight decides a colour. The article's legend is exact: `*`
+Invariants: The input is numbers and the output is text. Only the weight decides a colour. The legend's bounds are exact: `*`
 above 0.5, `+` above 0.2, `.` above 0.05, blank otherwise.
 """
 

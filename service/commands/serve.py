@@ -1,6 +1,6 @@
 """`serve` and `worker` commands: start the supervisor, and the worker processes that it runs.
 
-Invariants: A worker has one event loop and one compute thread. `serve` does not import torch, so that the supervisor stays small.
+Invariants: A worker has one event loop; one thread at a time computes. `serve` does not import torch: the supervisor stays small.
 Options become environment variables, so a worker needs only its settings and layer directory. A failed start reports one line.
 """
 

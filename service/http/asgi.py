@@ -19,9 +19,9 @@ CALLER = "attention.caller"
 FIELDS = "attention.fields"
 # Set above max_connections: only health and metrics are served.
 CROWDED = "attention.crowded"
-# Set if the request has a key: the key's digest, which identifies the caller.
+# Set if a key admits the request: the key's digest, which identifies the caller.
 KEY_DIGEST = "attention.key_digest"
-# Set if the request has a valid key, even one that may not do this: the key's name, for the log.
+# Set if the request has a valid key, even one whose role is refused here: the key's name, for the log.
 KEY_NAME = "attention.key_name"
 
 

@@ -78,7 +78,7 @@ class Stage(enum.Enum):
     EARLY = enum.auto()
     """The next request; the current response is unfinished."""
     DROP = enum.auto()
-    """Nothing: they are discarded, because the last response has begun."""
+    """Nothing: they are discarded, because the connection takes no further request."""
 
 
 class Deadline:

@@ -156,7 +156,7 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
 
 class Cycle(RequestResponseCycle):
     """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1,
-    a head that is sent with its body, and the Client interface of `api/request_body.py`.
+    a head that is sent with its body, and the Caller interface of `api/request_body.py`.
 
     `may_be_reused` returns whether the connection takes another request after the response that begins now.
     """
@@ -273,7 +273,7 @@ class Cycle(RequestResponseCycle):
         return self._take_pieces()
 
     async def receive(self) -> Any:
-        """Like uvicorn's, but raise the error of `fail`, and do not copy a single piece."""
+        """Like uvicorn's, but raise the error of `fail`, and do not copy a body that is one piece."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False

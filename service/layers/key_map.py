@@ -3,7 +3,7 @@
 Invariants: A map names whole keys: query, key, value and output, or qkv and output. The bias of a key is the key with its last
 `weight` replaced by `bias`, if the source has it. A weight is [out, in]. A fused one holds all rows of query, then of key, then
 of value; if it is [d, 3d] instead, it and the output are [in, out]. Rotary layers are refused: by a rotary key in the module, and
-by names that only rotary models have if no config says more.
+by names that only rotary models have if the source has no config.
 """
 
 from __future__ import annotations

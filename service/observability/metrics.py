@@ -5,7 +5,7 @@ Independent of HTTP and layers.
 Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
 cannot make a series. At rest received = requests + cancelled.
 
-Processes share by slot, not by pid: a replaced process goes on counting where the dead one stopped, so totals never fall and
+Processes share by slot, not by pid: a replacement goes on counting where the dead process stopped, so totals never fall and
 files do not pile up. A dead process's live gauges are removed (`RunDirectory.clean_up`).
 """
 

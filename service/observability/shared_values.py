@@ -1,7 +1,7 @@
 """Shared values: metric values, kept in memory for a loop tick and then in files that all processes read; cheaper histograms.
 
 Implements what prometheus_client needs of a value, over its own files (`MmapedDict`). The library's class writes a file at every
-change, and checks for a fork first: with ten changes a request that took a tenth of the loop's time.
+change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time.
 Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
 has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
 or find no space: they are made again with what this process has counted.
@@ -49,7 +49,7 @@ class Shared:
 
 
 class Histogram(prometheus_client.Histogram):
-    """The library's, taking many observations at once: its own searches the buckets for each, 2 µs at 18 buckets."""
+    """The library's histogram with many observations in one call: its `observe` searches the buckets each time, 2 µs for 18."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Add these amounts, in the series' unit; no exemplars."""

@@ -8,7 +8,7 @@ SIGKILL. Every child holds the write end of the watchdog pipe. Nothing that a pr
 waits for a reader, be it a log line, a traceback or output of C code.
 
 Signals come through Python's wake-up pipe, not through sigwait. A thread that a library started (OpenBLAS starts one at the
-import of NumPy) has them unblocked; a signal that came while this thread did not wait would end the process there.
+import of NumPy) has them unblocked: a signal outside the main thread's sigwait would reach that thread and end the process.
 """
 
 from __future__ import annotations

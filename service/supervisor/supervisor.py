@@ -7,7 +7,7 @@ Invariants:
 - A slot holds one process at a time. A process that crashed is started again 0.1 s later. The delay doubles, up to 5 s, each time
   a process lived less than 10 s.
 - A process whose event loop sends no watchdog ping is killed and started again. Checks without a ping are counted, not seconds: a
-  pause of the whole service for an hour (a container) pauses the checks too. A process before its first ping still imports.
+  pause of the whole service for an hour (a container) pauses the checks too. Before its first ping a process is not checked.
 - A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it has reported the reason
   and would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by

@@ -97,7 +97,7 @@ class WorkerStatus:
         self.restore = (
             restore  # makes what is missing of the run directory; returns whether anything was; raises OSError
         )
-        self.has_peers = has_peers  # other processes served already when this one started
+        self.has_peers = has_peers  # other processes' event loops ran already when this one started
 
     def write(
         self,

@@ -5,7 +5,7 @@ A body is JSON, or JSON followed by the bytes of the inputs that announce them (
 batch axis is always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
 Invariants: The converted request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to
 exactly one input. A waiting request keeps its JSON text in memory only if that is no larger than its tensors. Outputs, and the
-bytes of outputs, come in the requested order. No tensor's bytes are copied.
+bytes of outputs, come in the requested order. Tensors' bytes are copied only to free a larger JSON text.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_
     """Return the layout of a query with `rank` axes.
 
     Raises LayoutRequired for three axes without a name, BadShape for a rank that no layout has, and InvalidInput for numbers of
-    heads where the layout is not packed, or missing or uneven ones where it is.
+    heads where the layout is not packed, or for a missing `num_heads` where it is.
     """
     if name == "packed":
         return _packed(rank, num_heads, num_kv_heads)

@@ -209,7 +209,7 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
 
 
 class CausalMask(_Aligned):
-    """Query i sees keys up to i + offset; top_left = 0, bottom_right = S - L; may be left out only where L = S."""
+    """Query i sees keys up to i + offset; top_left = 0, bottom_right = S - L; may be left out only with a past or where L = S."""
 
     kind: Literal["causal"] = Field(description="decides what the mask means")
 

@@ -134,7 +134,7 @@ class Place(NamedTuple):
 class RequestTemplate(NamedTuple):
     """The fields of a checked request after its call, the fields of the call without tensors, and the place of each tensor.
 
-    `_replace` would take a microsecond longer, twice.
+    `read` uses `_make`: `_replace` would take a microsecond longer for each of the two tuples.
     """
 
     rest: tuple[Any, ...]

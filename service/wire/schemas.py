@@ -56,7 +56,7 @@ class Problem(BaseModel):
     request_id: str = Field(description="as in X-Request-ID")
 
 
-# What other libraries call a part of a request, and what says the same here, by a name that the request must know for it.
+# By another library's name: our field for the same, and the hint. The first field that the request knows gives the hint.
 _ALIASES = {
     "attn_mask": {
         "masks": '"masks" with the kind "attend" (true: may attend), "ignore" (true: must not) or "bias" (added)',
@@ -78,9 +78,9 @@ _ALIASES = {
 def unknown_field(
     value: Iterable[str], known: Iterable[str], where: str, thing: str = "field", *, is_key: bool = True
 ) -> UnknownField:
-    """Return the error for the first name in `value` that is not `known`: with the known names, and with what was meant.
+    """Return the error for the first name in `value` that is not in `known`; it lists the known names and suggests one of them.
 
-    The name is echoed if it is an identifier of at most 32 characters; otherwise only its place is told. `is_key` says that
+    The name is echoed if it is an identifier of at most 32 characters; otherwise only its place is named. `is_key` says that
     the name is a key of the object at `where`, so that it ends the pointer.
     """
     names = list(known)

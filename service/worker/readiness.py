@@ -123,7 +123,7 @@ class Readiness:
         ready = {heartbeat.pid for heartbeat in self._status.fresh() if heartbeat.state is State.READY}
         self._log.readiness_changed(is_ready=reason is None and self._write_error is None, num_ready=len(ready))
         if self._joined is not None:
-            # A late start counts as well: it looks like the successor of a process that died unseen.
+            # A process that starts late counts too: it looks like the replacement of one that died between two reports.
             has_joined = bool(self._ready_before) and not ready <= self._ready_before
             self._ready_before |= ready
             if has_joined:
@@ -146,7 +146,7 @@ class Readiness:
         has_served = self._registry.catalog is not None
         if reason is None:
             return State.READY
-        # Only a process that has served can drain: the supervisor restarts those, not one that refused to start.
+        # DRAINING tells the supervisor that the slot has served, so a process that refused to start must not report it.
         if reason == DRAINING and has_served:
             return State.DRAINING
         return State.FAILED if has_served and self._is_listening else State.STARTING

@@ -205,7 +205,7 @@ class Server(uvicorn.Server):
         grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
         end = loop.time() + grace_s
         self._drain.stop_admitting()
-        # Take them over in the step that closes the listener, which would reset them.
+        # Take over the connections that wait to be accepted, in the step that closes the listener: closing it would reset them.
         waiting = self._listener.close()
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]

@@ -7,12 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from benchmarks import process_tree
 from benchmarks.bench import Bench, run_apart
-from benchmarks.load_generators import closed_loop, open_loop
+from benchmarks.echo import SIZE_HEADER
+from benchmarks.load_generators import DRAIN_S, closed_loop, open_loop
 from benchmarks.server import Server
 from benchmarks.subjects import ROOT, SubjectFailed, echo
 from benchmarks.tables import number
@@ -83,9 +85,28 @@ def test_both_generators_drive_the_echo_and_no_process_remains(tmp_path, request
     assert living(pids) == []
 
 
-def test_an_idle_subject_still_answers(server, requests):
-    server.await_idle()
-    assert closed_loop(server.port, requests, 2, 1)["rps"] > 0
+def test_a_subject_is_awaited_while_it_still_works(server, requests):
+    before = process_tree.cpu_seconds(server.pids)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(closed_loop, server.port, requests, 2, 1)
+        while process_tree.cpu_seconds(server.pids) == before:
+            pass
+        server.await_idle()
+        assert wait([load], timeout=0.5).done
+
+
+def test_what_a_subject_leaves_behind_is_killed(tmp_path):
+    command = ("sh", "-c", f"sleep 1000 & exec {' '.join(echo(1).command)}")
+    with start(tmp_path, dataclasses.replace(echo(1), command=command)) as server:
+        pids = server.pids
+        assert len(pids) == 2
+    assert living(pids) == []
+
+
+def test_a_subject_that_refuses_everything_gives_no_figure(tmp_path, server):
+    asked = dataclasses.replace(WIRE, write=lambda x: ({**WIRE.write(x)[0], SIZE_HEADER: "none"}, b""))
+    with pytest.raises(SubjectFailed, match="no answer of 2xx"):
+        closed_loop(server.port, write_requests(tmp_path / "refused", asked, WORK.inputs()), 1, 1)
 
 
 @pytest.mark.long
@@ -101,6 +122,7 @@ def test_the_open_loop_counts_unanswered_requests(requests):
     found = open_loop(1, requests, per_second=40, seconds=0.5, seed=0)
     assert found["rps"] == 0
     assert found["broken"] == found["offered_rps"] * 0.5
+    assert found["p99_ms"] == DRAIN_S * 1000
 
 
 def test_an_answer_of_another_size_stops_a_subject_before_it_is_timed(tmp_path):

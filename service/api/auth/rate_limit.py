@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from service.errors import RateLimited
 
-# Sums of times come out slightly beside the moment that they should give.
+# Sums of floating-point times miss the exact moment by a rounding error.
 _EPSILON_S = 1e-7
 
 
