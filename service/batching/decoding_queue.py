@@ -3,8 +3,8 @@
 Independent of what a body is, how it is decoded, and HTTP.
 Invariants: First come, first decoded. The queue is measured in bytes and, by the rate of the last bodies, in seconds. A body that
 would be late is refused before it waits, and before it is read if its length is known. A burst may fill MAX_WAIT_S or MAX_BODIES,
-whichever is more; under sustained overload (`Congestion`) two bodies or the allowed wait. A caller that leaves leaves nothing
-behind.
+whichever is more; under sustained overload (`Congestion`) two bodies or its allowed wait,
+whichever is more. A caller that leaves leaves nothing behind.
 """
 
 from __future__ import annotations

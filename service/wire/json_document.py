@@ -125,7 +125,7 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
 
 
 def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
-    """Return the document of Python's parser, and the first NaN or Infinity in it, in a list; the same object replaces later ones."""
+    """Return the document of Python's parser, and its first NaN or Infinity, in a list; the same object replaces later ones."""
     constants: list[_Constant] = []
 
     def keep(name: str) -> _Constant:
