@@ -305,6 +305,7 @@ class Cycle(RequestResponseCycle):
         self.transport.is_head = message["type"] == START
         await super().send(message)
         if self.response_complete:
+            self._take_pieces()  # a refused request's: the cycle stays until the client has stopped sending
             self.transport.flush()
         if self.disconnected and not self.response_complete:
             raise ClientGone

@@ -222,6 +222,15 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
 
 
 @on_the_loop
+async def test_the_read_part_of_a_body_is_released_once_its_request_is_answered():
+    """The connection may linger for LINGER_S, and an overload has hundreds of such connections."""
+    room = Room()
+    await room.send(post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1000))[: -MAX_DROPPED_BYTES - 1])
+    assert (room.statuses, room.wire.events) == ([404], ["eof"])
+    assert room.connection.cycle._pieces == []
+
+
+@on_the_loop
 async def test_a_disconnect_is_reported_once_and_not_after_the_answer():
     room = Room()
     asking = Asking(room)
