@@ -195,7 +195,7 @@ class Settings(BaseSettings):
     )
     queue_capacity: Positive = Field(256, description="requests that may wait in a process")
     queue_bytes: int = Field(
-        256 * MIB,
+        128 * MIB,
         ge=1024,
         description="decoded tensors that may wait in a process (bytes); separate limits follow from it: at least a quarter "
         "of it for undecoded bodies, at least the same for unsent answers",
