@@ -207,6 +207,7 @@ class Cycle(RequestResponseCycle):
         # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
         scope: Any = self.scope
         scope.pop(CALLER, None)
+        self._take_pieces()  # unread ones: the cycle stays as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:
         """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
@@ -305,7 +306,6 @@ class Cycle(RequestResponseCycle):
         self.transport.is_head = message["type"] == START
         await super().send(message)
         if self.response_complete:
-            self._take_pieces()  # a refused request's: the cycle stays until the client has stopped sending
             self.transport.flush()
         if self.disconnected and not self.response_complete:
             raise ClientGone

@@ -231,6 +231,15 @@ async def test_the_read_part_of_a_body_is_released_once_its_request_is_answered(
 
 
 @on_the_loop
+async def test_the_read_part_of_a_body_is_released_when_its_client_leaves():
+    """Only the garbage collector finds a connection that has ended."""
+    room = Room()
+    await room.send(post(b"/", b"x" * 1000)[:-500])
+    await room.lose()
+    assert room.connection.cycle._pieces == []
+
+
+@on_the_loop
 async def test_a_disconnect_is_reported_once_and_not_after_the_answer():
     room = Room()
     asking = Asking(room)
