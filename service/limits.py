@@ -21,7 +21,7 @@ from service.supervisor.descriptors import max_connections
 from service.wire.attend_request import RequestLimits
 
 STANDING_WAIT_S = 0.1
-# Longest inline batch. A health check waits for two or three of them (docs/decisions.md).
+# How long inline batches may block the loop together. A health check waits for two or three times that (docs/decisions.md).
 INLINE_S = 0.015
 # A batch on a CPU stops after this time, and due batches of other lanes run first.
 STEP_S = 0.025
@@ -99,14 +99,21 @@ def context_limits(settings: Settings) -> RequestContextLimits:
         timeout_s=settings.request_timeout_ms / 1000,
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
-        # A body of the largest size must fit, compressed and decompressed, while the service is idle.
-        # Bodies are decoded as fast as they arrive, or refused. So a quarter of the engine's queue is enough.
-        intake_bytes=max(settings.queue_bytes // 4, 4 * settings.max_body_bytes),
+        intake_bytes=_intake_bytes(settings),
         # The largest response must fit too: the most weights that a request may have, and an output as large as its body.
         # If a layer's output rows are much wider than its input rows, a response may exceed this: 413.
         answer_bytes=max(settings.queue_bytes, 4 * (settings.max_weights_bytes + settings.max_body_bytes)),
         take_offers=settings.compress_offers,
     )
+
+
+def _intake_bytes(settings: Settings) -> int:
+    """Return the bytes of bodies that may be received and not decoded yet.
+
+    A body of the largest size must fit, compressed and decompressed, while the service is idle. Bodies are decoded as fast as
+    they arrive, or refused. So a quarter of the engine's queue is enough.
+    """
+    return max(settings.queue_bytes // 4, 4 * settings.max_body_bytes)
 
 
 def transport_limits(settings: Settings) -> ConnectionLimits:
@@ -115,5 +122,6 @@ def transport_limits(settings: Settings) -> ConnectionLimits:
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         max_connections=max_connections(settings.max_connections),
+        max_read_ahead_bytes=_intake_bytes(settings),
         min_response_bytes_per_s=settings.min_response_bytes_per_s,
     )

@@ -107,6 +107,9 @@ def _quality(parameters: list[bytes]) -> float:
 
 
 WHOLE_BYTES = 2**20
+# The loop has other work after so many bytes of an answer that is made piece by piece: lists of numbers take 2 ms for them. Under
+# overload each pause takes a loop tick, which is longer than that.
+PAUSE_BYTES = 2**19
 COMPRESSED_SLICE = 2**16
 MIN_COMPRESSED = 1024
 # Numbers as text shrink to about half at any level, and the lowest level costs least.
@@ -128,14 +131,15 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
             headers, pieces = [*headers, (b"content-encoding", coding)], _compressed(pieces, coding)
     is_sequence = isinstance(pieces, Sequence)
     begun: list[Piece] = []
-    size, rest = 0, iter(pieces)
+    size, paused_at, rest = 0, 0, iter(pieces)
     for piece in rest:
         begun.append(piece)
         size += len(piece)
         if size > WHOLE_BYTES:
             break
-        if size > WHOLE_BYTES // 4 and not is_sequence:
-            await asyncio.sleep(0)  # making the pieces takes time
+        if size - paused_at > PAUSE_BYTES and not is_sequence:
+            paused_at = size
+            await asyncio.sleep(0)
     else:
         await send(_start(headers, size))
         await send({"type": "http.response.body", "body": b"".join(begun)})

@@ -24,6 +24,11 @@ BURST_S = 0.1
 # Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
 # that of a busy service without a queue (docs/reliability.md has the figures).
 MAX_BATCHES = 2
+# Part of the engine's rate that a lane's own rate counts for at least: a lane with few jobs gets shorter slowly, and would be
+# allowed ever fewer.
+LEAST_RATE = 0.5
+# Part of a lane's earlier batches that its rate forgets with each batch.
+FORGET = 0.1
 # Batches that `Speed` remembers: enough for a mixture of sizes, few enough to follow a change of load.
 WINDOW = 16
 # A coarse clock may measure 0.
@@ -42,6 +47,24 @@ class _Long(NamedTuple):
     is_overloaded: bool
 
 
+class _Drain(NamedTuple):
+    """How fast a lane with waiting work gets shorter: flops and seconds of its last batches, and the latest of them."""
+
+    at: float
+    batch_flops: int
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def dispatched(self, batch_flops: int, now: float) -> _Drain:
+        flops, seconds = self.flops + self.batch_flops, self.seconds + now - self.at
+        return _Drain(now, batch_flops, (1 - FORGET) * flops, (1 - FORGET) * seconds)
+
+    @property
+    def rate(self) -> float:
+        """Flops per second; infinite if nothing was measured."""
+        return self.flops / self.seconds if self.seconds else math.inf
+
+
 class Congestion:
     """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
@@ -49,12 +72,15 @@ class Congestion:
     makes a long queue and drains it again. If much stays behind every batch for a while and never gets less, more arrives than
     is done. Then a longer queue adds latency, not throughput.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long by the batches and by the
-    time it takes, so one rule fits any layer and machine. Overload ends when the queue falls to half its limit.
+    time it takes, so one rule fits any layer and machine. Time follows the rate at which the lane itself gets shorter: between
+    two batches the loop has other work, under overload more than the batches take. Overload ends when the lane is empty; a
+    sooner end would let the next burst in.
     """
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._long: dict[Hashable, _Long] = {}
+        self._drains: dict[Hashable, _Drain] = {}
 
     @property
     def has_long_queue(self) -> bool:
@@ -68,10 +94,11 @@ class Congestion:
 
     def dispatched(self, lane: Hashable, batch_flops: int, left_flops: int, rate: float, now: float) -> None:
         """Record that a batch of `lane` was taken and `left_flops` stay; `rate` is recent flops per second, 0 if unknown."""
-        most = max(MAX_BATCHES * batch_flops, self._wait_s * rate)
+        lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
+        most = max(MAX_BATCHES * batch_flops, self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate)))
         before = self._long.get(lane)
         was_overloaded = before is not None and before.is_overloaded
-        if self._wait_s == 0 or left_flops <= (most / 2 if was_overloaded else most):
+        if self._wait_s == 0 or left_flops <= (0 if was_overloaded else most):
             self._long.pop(lane, None)
         elif before is None or (left_flops < before.left_flops and not was_overloaded):
             # The queue shrinks, as it does after a stall under a sustainable load: measure again from here.
@@ -80,14 +107,24 @@ class Congestion:
             is_overloaded = was_overloaded or now - before.since >= BURST_S
             self._long[lane] = before._replace(most=most, is_overloaded=is_overloaded)
 
+    def _lane_rate(self, lane: Hashable, batch_flops: int, left_flops: int, now: float) -> float:
+        """Return the flops per second at which the lane has got shorter since it was last empty; infinite if unknown."""
+        before = self._drains.pop(lane, None)
+        drain = _Drain(now, batch_flops) if before is None else before.dispatched(batch_flops, now)
+        if left_flops:
+            self._drains[lane] = drain
+        return drain.rate
+
     def withdrawn(self, lane: Hashable, left_flops: int) -> None:
         """Record that a job left the lane unanswered and `left_flops` stay; an empty lane is not overloaded."""
         if not left_flops:
             self._long.pop(lane, None)
+            self._drains.pop(lane, None)
 
     def clear(self) -> None:
         """Forget all lanes: nothing waits anywhere."""
         self._long.clear()
+        self._drains.clear()
 
     def overloaded_s(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""

@@ -18,8 +18,8 @@ from typing import Generic
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, is_full, take
-from service.batching.runner import Runner, take_in_arrivals
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, is_full, take
+from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
 
@@ -162,6 +162,10 @@ class Batcher(Generic[P, R]):
         while True:
             await self._gather()
             await self._execute()
+            # Under overload a loop tick takes longer than a full batch, so several of them share one.
+            full = full_batch(self._lanes.next_jobs, self._batch_limits)
+            if not (full and self._runner.is_inline(full)):
+                await self._runner.yield_to_loop()
 
     async def _gather(self) -> None:
         """Return when a batch is due; the engine is idle meanwhile."""
@@ -178,7 +182,7 @@ class Batcher(Generic[P, R]):
         num_jobs = 0
         while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
-            await take_in_arrivals()
+            await self._runner.take_in_arrivals()
 
     async def _wait(self, event: asyncio.Event, until: float) -> None:
         """Wait until the event is set again or until a time, which may be infinite."""
@@ -214,7 +218,7 @@ class Batcher(Generic[P, R]):
         self._stopped, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
-            await take_in_arrivals()
+            await self._runner.take_in_arrivals()
         self._lanes.resume()
         self._running, self._stopped = self._stopped, []
 

@@ -313,13 +313,19 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
 
 def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
     """Return whether these jobs fill a batch: a limit is reached, or some job does not fit."""
+    return bool(full_batch(jobs, limits))
+
+
+def full_batch(jobs: Collection[J], limits: BatchLimits) -> list[J]:
+    """Return the next batch of these jobs if more jobs would not change it, else an empty list."""
     batch = _fitting(jobs, limits)
-    return (
+    is_full = (
         len(batch) < len(jobs)
         or len(batch) >= limits.max_requests
         or sum([job.cost.tokens for job in batch]) >= limits.max_tokens
         or sum([job.cost.cells for job in batch]) >= limits.max_cells
     )
+    return batch if is_full else []
 
 
 def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:

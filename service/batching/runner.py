@@ -4,7 +4,8 @@ Independent of callers, and of which jobs run together and when.
 Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
 engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. A foreign exception is
 translated once, here; its text never reaches a caller. An engine that is down ends the run, and so does a step that does not
-end. A stopped batch resumes only while a caller waits for it. After an inline batch the loop has time for other requests.
+end. A stopped batch resumes only while a caller waits for it. Inline batches block the loop for `inline_s` together, then it gets
+time for other requests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from service.batching.admission import WINDOW, Speed
+from service.batching.admission import SHORTEST_S, WINDOW, Speed
 from service.batching.engine_protocol import (
     BatchEvent,
     ComputeLimits,
@@ -45,12 +46,6 @@ MAX_LANES = 1024
 Between = Callable[[Hashable, float], Awaitable[object]]
 
 
-async def take_in_arrivals() -> None:
-    """Let the event loop take in the requests that have arrived."""
-    for _ in range(TICKS_TO_ARRIVE):
-        await asyncio.sleep(0)
-
-
 @dataclass(slots=True)
 class _Pace:
     """The rates of the last batches of one lane, in flops per second: all of them, and their median."""
@@ -74,12 +69,15 @@ class InlinePolicy:
         self._inline_s = inline_s
         self._lanes: dict[Hashable, _Pace] = {}
 
-    def is_inline(self, lane: Hashable, flops: int, sequences: int) -> bool:
-        """Whether a batch of this lane, with that much work in that many sequences, runs inline."""
+    def is_inline(self, lane: Hashable, flops: int, sequences: int, blocked_s: float = 0.0) -> bool:
+        """Whether a batch of this lane, with that much work in that many sequences, runs inline.
+
+        `blocked_s` is how long inline batches have blocked the loop since it last had time for other requests.
+        """
         pace = self._lanes.get(lane)
         if pace is None or pace.batches_off_loop or sequences > MAX_SEQUENCES:
             return False
-        return flops <= pace.rate * self._inline_s
+        return flops <= pace.rate * (self._inline_s - blocked_s)
 
     def note(self, lane: Hashable, flops: int, seconds: float, *, waited_s: float) -> None:
         """Record how long a batch of this lane took, and for how much of that the loop waited."""
@@ -131,11 +129,23 @@ class Runner(Generic[P, R]):
         self._max_s = limits.max_s
         self._between = between
         self._inline_policy = InlinePolicy(limits.inline_s)
+        self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
 
     def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
-        return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences)
+        return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
+
+    async def take_in_arrivals(self) -> None:
+        """Let the event loop take in the requests that have arrived."""
+        self._blocked_s = 0.0
+        for _ in range(TICKS_TO_ARRIVE):
+            await asyncio.sleep(0)
+
+    async def yield_to_loop(self) -> None:
+        """If inline batches have blocked the loop, give it time for other requests."""
+        if self._blocked_s:
+            await self.take_in_arrivals()
 
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
@@ -157,7 +167,7 @@ class Runner(Generic[P, R]):
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        is_inline = self._inline_policy.is_inline(jobs[0].lane, work.flops, batch.sequences)
+        is_inline = self.is_inline(jobs)
         future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
@@ -172,7 +182,9 @@ class Runner(Generic[P, R]):
         parts = self._settle(jobs, _Attempt(batch, work, compute_s, waited_s), future)
         del future
         if ended_at_once:
-            await take_in_arrivals()
+            self._blocked_s += max(waited_s, SHORTEST_S)
+        if parts:
+            await self.yield_to_loop()
         return parts
 
     async def _in_steps(

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
-from service.http.cycle import CoalescingTransport, Cycle, Flow, WriteCoalescer, common_scope, request_scope
+from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, common_scope, request_scope
 from service.http.listener import ConnectionSlot
 from service.http.request_parser import (
     CRLF,
@@ -43,6 +43,8 @@ LINGER_S = 2.0
 # overload, reading refused bodies as they arrive took half of a process (docs/log.md).
 DISCARD_DELAY_S = 0.05
 DISCARD_PAUSE_S = 0.01
+# Pieces of a refused body discarded at once: what a client has sent and its end, which follows directly if it has stopped.
+MAX_DISCARDS = 4
 MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
@@ -60,13 +62,14 @@ class ConnectionLimits:
     The headers are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
     client reads each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
     its client take at most `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
-    keeps at most `max_connections` connections.
+    keeps at most `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
     """
 
     head: HeadLimits
     header_timeout_s: float
     write_timeout_s: float
     max_connections: int
+    max_read_ahead_bytes: int
     min_response_bytes_per_s: int = 0
 
 
@@ -140,6 +143,7 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         limits: ConnectionLimits,
         coalescer: WriteCoalescer,
+        read_ahead: ReadAhead,
         slot: ConnectionSlot,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -148,6 +152,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._slot = slot
         self._coalescer = coalescer
+        self._read_ahead = read_ahead
         self._stage = Stage.HEAD
         self._is_idle = False  # between two requests, so not before the first
         self._partial_head = self._early_bytes = b""
@@ -346,7 +351,7 @@ class Connection(HttpToolsProtocol):
 
     def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
         """Hand the request to the application, which starts in the next loop tick."""
-        self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, keeps_alive=keeps_alive)
+        self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, self._read_ahead, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle
 
@@ -398,12 +403,14 @@ class Connection(HttpToolsProtocol):
             self._read_deadline.set(LINGER_S)
 
     def _discard(self) -> None:
-        """Discard received bytes in the kernel. Repeat until the lingering ends."""
+        """Discard what has arrived in the kernel, and its end if that has arrived too. Repeat until the lingering ends."""
         try:
-            if num_bytes := self._slot.discard():
+            for _ in range(MAX_DISCARDS):
+                num_bytes = self._slot.discard()
                 self._count_dropped(num_bytes)
-            else:
-                self.transport.close()
+                if not num_bytes:
+                    self.transport.close()
+                    break
         except BlockingIOError:
             pass
         except OSError:  # reset

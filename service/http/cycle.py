@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from service.errors import ServiceError
+from service.errors import QueueFull, ServiceError
 from service.http.asgi import CALLER, FIELDS, ClientGone
 from service.http.request_parser import Head, HeaderFields
 from service.loop_time import LoopTick
@@ -56,6 +56,25 @@ START = "http.response.start"
 MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
+
+
+class ReadAhead:
+    """The bytes of bodies that have arrived and that the application does not read yet, of all connections on one loop.
+
+    One tick reads every socket that has something to read, thousands in an overload, before any application task runs.
+    """
+
+    __slots__ = ("max_bytes", "num_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes; raise QueueFull, and count nothing, if they are too many."""
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise QueueFull(f"{self.num_bytes:,} of at most {self.max_bytes:,} bytes of bodies have just arrived")
+        self.num_bytes += num_bytes
 
 
 class CoalescingTransport:
@@ -174,6 +193,7 @@ class Cycle(RequestResponseCycle):
         transport: CoalescingTransport,
         scope: Any,
         may_be_reused: Callable[[], bool],
+        read_ahead: ReadAhead,
         *,
         keeps_alive: bool,
     ) -> None:
@@ -197,6 +217,8 @@ class Cycle(RequestResponseCycle):
         self._on_bytes: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
         self._num_bytes = 0
+        self._read_ahead = read_ahead
+        self._num_ahead = 0  # the bytes of `_num_bytes` that `read_ahead` counts
         scope[CALLER] = self
         self._is_old = scope["http_version"] == "1.0"
         if self._is_old:
@@ -224,6 +246,7 @@ class Cycle(RequestResponseCycle):
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
         self._on_bytes = callback
         if callback is not None and self._num_bytes:
+            self._release_ahead()
             callback(self._num_bytes)
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
@@ -232,7 +255,11 @@ class Cycle(RequestResponseCycle):
             self.report_disconnect()
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
-        """Store a piece of the body. Only a large amount or the end wakes the reader, so single bytes do not."""
+        """Store a piece of the body. Its end wakes the reader, so single bytes do not.
+
+        Without an `on_bytes` callback a large amount also wakes the reader, and pauses reading. With one its bytes are bounded
+        already, and each pause would cost two loop ticks.
+        """
         self.more_body = not is_whole
         if not self._is_taken(len(piece)):
             return
@@ -243,28 +270,41 @@ class Cycle(RequestResponseCycle):
         else:
             self._pieces.append(piece)
         self._num_bytes += len(piece)
-        if self._num_bytes > MAX_AHEAD_BYTES:
-            self.flow.pause_reading()
+        if is_whole:
             self.message_event.set()
-        elif is_whole:
+        elif self._on_bytes is None and self._num_bytes > MAX_AHEAD_BYTES:
+            self.flow.pause_reading()
             self.message_event.set()
         else:
             self.flow.resume_reading()
 
     def _is_taken(self, num_bytes: int) -> bool:
-        """Return whether the `on_bytes` callback accepts `num_bytes` more; if not, free the body so far and drop the rest."""
-        if self._on_bytes is not None:
-            try:
+        """Return whether `num_bytes` more are accepted, by the `on_bytes` callback or else by the bound on bytes read ahead.
+
+        If not, free the body so far and drop the rest.
+        """
+        if self._has_failed:
+            return False
+        try:
+            if self._on_bytes is not None:
                 self._on_bytes(num_bytes)
-            except ServiceError as error:
-                self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
-                self._take_pieces()
-                self.message_event.set()
+            else:
+                self._read_ahead.take(num_bytes)
+                self._num_ahead += num_bytes
+        except ServiceError as error:
+            self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
+            self._take_pieces()
+            self.message_event.set()
         return not self._has_failed
 
     def _take_pieces(self) -> list[Piece]:
+        self._release_ahead()
         pieces, self._pieces, self._num_bytes = self._pieces, [], 0
         return pieces
+
+    def _release_ahead(self) -> None:
+        self._read_ahead.num_bytes -= self._num_ahead
+        self._num_ahead = 0
 
     def take_body(self) -> list[Piece] | None:
         if self.more_body or self.disconnected or self._has_failed:

@@ -28,7 +28,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits
-from service.http.cycle import WriteCoalescer
+from service.http.cycle import ReadAhead, WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.worker.tls import Tls, is_acknowledged
@@ -178,7 +178,8 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         state, limits = self.lifespan.state, self._limits
-        connection = functools.partial(Connection, self.config, self.server_state, state, limits, WriteCoalescer())
+        shared = WriteCoalescer(), ReadAhead(limits.max_read_ahead_bytes)
+        connection = functools.partial(Connection, self.config, self.server_state, state, limits, *shared)
         slots = ConnectionSlots(limits.max_connections)
         self._listener = Listener(
             self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._report_pause

@@ -147,6 +147,7 @@ def work(options):
         header_timeout_s=10,
         write_timeout_s=30,
         max_connections=1000,
+        max_read_ahead_bytes=2**24,
     )
     listener, watchdog = listen("127.0.0.1", options.port), Watchdog(options.watchdog, options.slot)
     return Server(app, listener, drain, limits, begun=watchdog.start, lifeline=options.lifeline).run_to_end()

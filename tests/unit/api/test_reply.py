@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import zstandard
 
-from service.api.reply import MIN_COMPRESSED, WHOLE_BYTES, Piece, send_reply
+from service.api.reply import MIN_COMPRESSED, PAUSE_BYTES, WHOLE_BYTES, Piece, send_reply
 
 
 def open_zstd(body: bytes) -> bytes:
@@ -93,6 +93,28 @@ def test_other_tasks_run_between_the_parts_of_a_large_answer(made):
     _, *parts, end = seen
     assert len(parts) >= 7
     assert all(before < after for before, after in itertools.pairwise(parts)), (parts, end)
+
+
+def test_an_answer_made_piece_by_piece_pauses_by_its_bytes_and_not_by_its_pieces():
+    """Under overload each pause takes a long loop tick."""
+    turns = 0
+
+    async def send(_) -> None:
+        pass
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        beside = asyncio.ensure_future(others())
+        await send_reply(send, [], iter([bytes(PAUSE_BYTES), b"x", *[b"y"] * 50, bytes(PAUSE_BYTES // 2)]))
+        beside.cancel()
+
+    asyncio.run(main())
+    assert turns == 1
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())

@@ -33,11 +33,32 @@ def test_a_queue_that_stays_long_for_the_interval_is_limited_to_two_batches():
     assert after(MOST + 1).num_overloaded == 0, "one look is none"
 
 
-def test_short_batches_may_wait_for_the_allowed_time():
-    fast = 1000 * BATCH  # a batch a millisecond: two of them are no wait at all
-    found = after(200 * BATCH, 200 * BATCH, rate=fast)
-    assert found.overloaded_s("a", 100 * BATCH, 1.0) is None
-    assert found.overloaded_s("a", 100 * BATCH + 1, 1.0) is not None
+@pytest.mark.parametrize(
+    ("every_ms", "most"),
+    [(1, 100), (0.5, 100), (1.25, 80), (4, 50)],
+    ids=[
+        "as fast as the engine",
+        "never more than the engine does",
+        "as the lane gets shorter",
+        "at least half of that",
+    ],
+)
+def test_short_batches_may_wait_for_the_allowed_time_at_the_rate_of_their_lane(every_ms, most):
+    fast = 1000 * BATCH  # the engine computes a batch in a millisecond: two of them are no wait at all
+    found = after(*[200 * BATCH] * 300, every_s=every_ms / 1000, rate=fast)
+    assert found.overloaded_s("a", round(0.99 * most) * BATCH, 1.0) is None
+    assert found.overloaded_s("a", round(1.01 * most + 0.5) * BATCH, 1.0) is not None
+
+
+def test_the_rate_of_a_lane_forgets_what_was_before_it_was_empty():
+    found, fast = Congestion(WAIT_S), 1000 * BATCH
+    for number in range(100):
+        found.dispatched("a", BATCH, 200 * BATCH, fast, number * 0.004)
+    found.withdrawn("a", 0)
+    for number in range(200):
+        found.dispatched("a", BATCH, 200 * BATCH, fast, 60.0 + number * 0.001)
+    assert found.overloaded_s("a", 99 * BATCH, 61.0) is None
+    assert found.overloaded_s("a", 102 * BATCH, 61.0) is not None
 
 
 def test_a_backlog_that_shrinks_is_no_overload():
@@ -63,10 +84,10 @@ def test_an_empty_lane_is_no_overload():
     assert (found.num_overloaded, found.has_long_queue) == (0, False)
 
 
-def test_an_overload_lasts_until_the_queue_has_halved():
-    assert after(MOST + 1, MOST + 1, MOST // 2 + 1).overloaded_s("a", MOST + 1, 1.0) == 1.0
-    assert after(MOST + 1, MOST + 1, MOST // 2).overloaded_s("a", MOST + 1, 1.0) is None
-    assert after(MOST + 1, MOST + 1, MOST // 2, MOST + 1).overloaded_s("a", MOST + 1, 1.0) is None
+def test_an_overload_lasts_until_the_lane_is_empty():
+    assert after(MOST + 1, MOST + 1, 1).overloaded_s("a", MOST + 1, 1.0) == 1.0
+    assert after(MOST + 1, MOST + 1, 0).overloaded_s("a", MOST + 1, 1.0) is None
+    assert after(MOST + 1, MOST + 1, 0, MOST + 1).overloaded_s("a", MOST + 1, 1.0) is None
 
 
 def test_an_idle_batcher_forgets_the_overload():

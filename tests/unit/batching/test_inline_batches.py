@@ -251,6 +251,40 @@ def test_between_two_inline_batches_the_loop_admits_new_requests(loop_factory):
     run(main, loop_factory=loop_factory)
 
 
+def test_full_inline_batches_share_a_tick_until_they_have_blocked_the_loop_for_as_long_as_one_may():
+    """Under overload a tick takes longer than a batch, and an engine with one batch a tick would idle."""
+
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, inline_s=3.0, max_requests=1) as room:
+            await ended(room.send("known"))
+            clients = [room.send(number) for number in range(8)]
+            seen = []
+            while not all(client.done() for client in clients):
+                await asyncio.sleep(0)
+                seen.append(len(room.engine.batches) - 1)
+            assert list(dict.fromkeys(seen)) == [0, 3, 6, 8]
+
+    run(main)
+
+
+def test_an_inline_batch_that_is_not_full_waits_for_a_tick():
+    async def main():
+        engine = AtOnce(seconds=1.0)
+        async with room_with(engine, inline_s=8.0, max_requests=2) as room:
+            await ended(room.send("known"))
+            for number in range(5):
+                room.send(number)
+            await asyncio.sleep(0)
+            seen = set()
+            for _ in range(20):
+                await asyncio.sleep(0)
+                seen.add(len(room.engine.batches) - 1)
+            assert seen == {2, 3}, "two full ones, then the last one alone"
+
+    run(main)
+
+
 def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_answered():
     async def main():
         async with room_with(AtOnce(seconds=1.0)) as room:

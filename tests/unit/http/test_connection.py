@@ -19,6 +19,7 @@ from service.http.connection import (
     PAUSE_S,
     RESET_CHECK_S,
 )
+from service.http.cycle import MAX_AHEAD_BYTES
 from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -190,6 +191,77 @@ async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error(
     assert held == [200]
     assert room.connection.cycle._pieces == []
     await room.lose()
+
+
+@on_the_loop
+async def test_reading_pauses_far_ahead_of_an_application_and_not_of_one_that_counts_the_bytes():
+    for counts in (False, True):
+        room, woken, gate = Room(), [], asyncio.Event()
+
+        async def application(scope, receive, send, counts=counts, woken=woken, gate=gate):
+            await gate.wait()
+            if counts:
+                caller_of(scope, receive).on_bytes(lambda _: None)
+            while (message := await receive())["more_body"]:
+                woken.append(len(message["body"]))
+
+        room.connection.app = application
+        raw = post(b"/", b"x" * (4 * MAX_AHEAD_BYTES))
+        await room.send(raw[: MAX_AHEAD_BYTES + 1000])
+        assert not room.wire.is_reading
+        gate.set()
+        await turns()
+        assert room.wire.is_reading
+        await room.send(raw[MAX_AHEAD_BYTES + 1000 : 3 * MAX_AHEAD_BYTES], raw[3 * MAX_AHEAD_BYTES :])
+        assert (len(woken) > 1) is not counts
+        await room.lose()
+
+
+@on_the_loop
+async def test_a_body_that_no_application_reads_yet_is_refused_above_the_bound_of_all_connections():
+    room, gate, errors = Room(), asyncio.Event(), []
+
+    async def application(scope, receive, send):
+        await gate.wait()
+        try:
+            await receive()
+        except QueueFull as error:
+            errors.append(error)
+        await asyncio.Event().wait()
+
+    room.connection.app = application
+    raw = post(b"/", b"x" * 2000)
+    room.read_ahead.num_bytes = LIMITS.max_read_ahead_bytes - 1500  # other connections'
+    await room.send(raw[:-1000])
+    assert room.read_ahead.num_bytes == LIMITS.max_read_ahead_bytes - 500
+    await room.send(raw[-1000:])
+    assert room.read_ahead.num_bytes == LIMITS.max_read_ahead_bytes - 1500, "the refused body is released"
+    gate.set()
+    await turns()
+    assert len(errors) == 1
+    await room.lose()
+
+
+@pytest.mark.parametrize("end", ["the application reads", "it counts the bytes", "the client leaves"])
+@on_the_loop
+async def test_bytes_read_ahead_count_until(end):
+    room, gate = Room(), asyncio.Event()
+
+    async def application(scope, receive, send):
+        await gate.wait()
+        if end == "it counts the bytes":
+            caller_of(scope, receive).on_bytes(lambda _: None)
+            await asyncio.Event().wait()
+        await receive()
+
+    room.connection.app = application
+    await room.send(post(b"/", b"x" * 1000)[: -500 if end == "it counts the bytes" else None])
+    assert room.read_ahead.num_bytes > 0
+    if end == "the client leaves":
+        await room.lose()
+    gate.set()
+    await turns()
+    assert room.read_ahead.num_bytes == 0
 
 
 @on_the_loop
@@ -459,6 +531,14 @@ async def test_what_a_refused_client_still_sends_is_discarded_unread_after_a_mom
 async def test_lingering_ends_when_the_client_has_closed_or_reset_the_connection(is_reset):
     room = await refused_early()
     room.taken.num_arrived, room.taken.is_reset = None, is_reset
+    await room.advance(DISCARD_DELAY_S)
+    assert room.wire.events == ["eof", "close"]
+
+
+@on_the_loop
+async def test_the_end_of_the_stream_behind_the_discarded_bytes_is_seen_with_them():
+    room = await refused_early()
+    room.taken.num_arrived, room.taken.is_at_end = 2**20, True
     await room.advance(DISCARD_DELAY_S)
     assert room.wire.events == ["eof", "close"]
 

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from service.api.outer_middleware import OuterMiddleware
 from service.http.asgi import ClientGone
 from service.http.connection import PAUSE_S, Connection, ConnectionLimits, Stage
-from service.http.cycle import WriteCoalescer
+from service.http.cycle import ReadAhead, WriteCoalescer
 from service.http.listener import ConnectionSlot
 from service.http.request_parser import HeadLimits
 from tests.doubles import ManualClock
@@ -25,6 +25,7 @@ LIMITS = ConnectionLimits(
     header_timeout_s=10,
     write_timeout_s=30,
     max_connections=9,
+    max_read_ahead_bytes=2**20,
 )
 
 
@@ -97,15 +98,20 @@ class Wire:
 
 
 class Taken:
-    """A connection's socket: the kernel reports its TCP state and has `num_arrived` bytes, None for the end of the stream."""
+    """A connection's socket: the kernel reports its TCP state and has `num_arrived` bytes, None for the end of the stream.
 
-    is_reset = False
+    With `is_at_end` the end follows those bytes.
+    """
+
+    is_reset = is_at_end = False
     num_arrived: int | None = 0
 
     def recv_into(self, *_):
         if self.is_reset:
             raise ConnectionResetError
         if self.num_arrived == 0:
+            if self.is_at_end:
+                return 0
             raise BlockingIOError
         found, self.num_arrived = self.num_arrived or 0, self.num_arrived and 0
         return found
@@ -185,7 +191,9 @@ class Room:
         taken: Any = self.taken
         self.slots: dict[ConnectionSlot, None] = {}
         slot = ConnectionSlot(taken, self.slots, is_overflow=is_overflow)
-        self.connection = Connection(config, self.state, {}, limits, coalescer or WriteCoalescer(), slot, loop)
+        self.read_ahead = ReadAhead(limits.max_read_ahead_bytes)
+        shared = coalescer or WriteCoalescer(), self.read_ahead
+        self.connection = Connection(config, self.state, {}, limits, *shared, slot, loop)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 
