@@ -1,25 +1,31 @@
 """Body loop: one large request over and over, in an open or a closed loop, by a process of its own.
 
 Laws: every request has a connection of its own; it reads while it sends, and stops sending when it is answered; nothing is copied
-on the way to the kernel, so that the generator is not the limit; in the open loop a request's time counts from when it was due.
+on the way to the kernel and one loop of system calls drives all connections, so that the generator costs little of the cores that
+it shares with the service; in the open loop a request's time counts from when it was due, however late the generator sent it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import dataclasses
 import json
+import os
 import random
+import select
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.torture.line import HOST, Cut, Reply, read_reply
+from tests.torture.line import HOST
 
 PATIENCE_S = 20.0
+READ_BYTES = 2**20
+END_OF_HEAD, END_OF_CHUNKS = b"\r\n\r\n", b"\r\n0\r\n\r\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,78 +40,155 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """Status 0: none, and `how` says why."""
+    """Status 0: none, and `how` says why. `late_s` is the part of `seconds` before the generator opened the connection."""
 
     status: int
     seconds: float
+    late_s: float
     retry_after_s: float | None = None
     how: str = ""
 
 
-def offered(load: Load, wire: bytes) -> list[Answer]:
-    """All answers, in the order in which they came."""
+def offered(load: Load, wire: bytes, cpus: set[int] | None = None) -> list[Answer]:
+    """All answers, in the order in which they came; `cpus` are the generator's own."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(wire)
         command = [sys.executable, "-m", "tests.torture.body_loop", json.dumps(dataclasses.asdict(load)), file.name]
-        told = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        if cpus:
+            os.sched_setaffinity(process.pid, cpus)
+        told = process.communicate()[0]
+    assert process.returncode == 0, f"the generator ended with {process.returncode}. This is a bug."
     return [Answer(*fields) for fields in json.loads(told)]
 
 
-async def _run(load: Load, wire: bytes) -> list[Answer]:
-    answers: list[Answer] = []
+class _Exchange:
+    """One request on a connection of its own, from when it was due to its whole answer."""
 
-    async def ask(due: float) -> None:
+    def __init__(self, due: float, wire: memoryview, port: int) -> None:
+        self.due, self.opened = due, time.monotonic()
+        self.socket = socket.socket()
+        self.socket.setblocking(False)
+        self._unsent = wire
+        self._head = b""
+        self._left = -1  # bytes of the answer's body to come; -1: unknown
+        self._tail = b""
+        with contextlib.suppress(BlockingIOError):
+            self.socket.connect((HOST, port))
+
+    @property
+    def has_sent(self) -> bool:
+        return not self._unsent
+
+    def send(self) -> None:
+        """As much as the kernel takes now. Raises OSError."""
+        with contextlib.suppress(BlockingIOError):
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
+
+    def read(self) -> bool:
+        """What has arrived; whether the answer is whole. Raises OSError, EOFError where it ends early."""
         try:
-            reply = await asyncio.wait_for(_ask(load.port, wire), PATIENCE_S)
-        except (OSError, Cut) as error:  # a TimeoutError is an OSError
-            answers.append(Answer(0, time.monotonic() - due, None, type(error).__name__))
+            data = self.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise EOFError
+        if END_OF_HEAD not in self._head:
+            head, end, data = (self._head + data).partition(END_OF_HEAD)
+            self._head = head + end
+            length = self.field(b"content-length")
+            self._left = -1 if length is None else int(length)
+            if not end:
+                return False
+        if self._left >= 0:
+            self._left -= len(data)
+            return self._left == 0
+        self._tail = (self._tail + data)[-len(END_OF_CHUNKS) :]
+        return self._tail == END_OF_CHUNKS
+
+    def field(self, name: bytes) -> bytes | None:
+        _, found, rest = self._head.lower().partition(b"\r\n" + name + b": ")
+        return rest.partition(b"\r\n")[0] if found else None
+
+    def answer(self) -> Answer:
+        retry_after, status = self.field(b"retry-after"), int(self._head[9:12])
+        return self._told(status, None if retry_after is None else float(retry_after))
+
+    def failure(self, how: str) -> Answer:
+        return self._told(0, None, how)
+
+    def _told(self, status: int, retry_after_s: float | None, how: str = "") -> Answer:
+        return Answer(status, time.monotonic() - self.due, self.opened - self.due, retry_after_s, how)
+
+
+class _Loop:
+    def __init__(self, load: Load, wire: bytes) -> None:
+        self._load, self._wire = load, memoryview(wire)
+        self._epoll = select.epoll()
+        self._open: dict[int, _Exchange] = {}
+        self._answers: list[Answer] = []
+
+    def run(self) -> list[Answer]:
+        start = time.monotonic()
+        end = start + self._load.seconds
+        dues = self._dues(start, end)
+        due = next(dues, None)
+        while due is not None or self._open:
+            while due is not None and due <= time.monotonic():
+                self._begin(due)
+                due = next(dues, None)
+            wait_s = 0.1 if due is None else min(0.1, max(0.0, due - time.monotonic()))
+            for descriptor, events in self._epoll.poll(wait_s):
+                if self._step(self._open[descriptor], events) and self._load.callers and time.monotonic() < end:
+                    self._begin(time.monotonic())
+            self._give_up()
+        return self._answers
+
+    def _dues(self, start: float, end: float) -> Iterator[float]:
+        if self._load.callers:
+            yield from [start] * self._load.callers
             return
-        retry_after_s = float(reply.headers["retry-after"]) if "retry-after" in reply.headers else None
-        answers.append(Answer(reply.status, time.monotonic() - due, retry_after_s))
+        arrivals, due = random.Random(12), start
+        while (due := due + arrivals.expovariate(self._load.per_second)) < end:
+            yield due
 
-    async def call(end: float) -> None:
-        while (now := time.monotonic()) < end:
-            await ask(now)
-
-    end = time.monotonic() + load.seconds
-    if load.callers:
-        await asyncio.gather(*(call(end) for _ in range(load.callers)))
-        return answers
-    arrivals, due, under_way = random.Random(12), time.monotonic(), set()
-    while (due := due + arrivals.expovariate(load.per_second)) < end:
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        under_way.add(task := asyncio.create_task(ask(due)))
-        task.add_done_callback(under_way.discard)
-    await asyncio.gather(*under_way)
-    return answers
-
-
-async def _ask(port: int, wire: bytes) -> Reply:
-    """Raises OSError or Cut."""
-    loop = asyncio.get_running_loop()
-    with socket.socket() as line:
-        line.setblocking(False)
-        await loop.sock_connect(line, (HOST, port))
-        reader = asyncio.StreamReader()
-        both = [loop.create_task(loop.sock_sendall(line, memoryview(wire))), loop.create_task(_read(line, reader))]
+    def _begin(self, due: float) -> None:
         try:
-            return await read_reply(reader)
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            exchange = _Exchange(due, self._wire, self._load.port)
+        except OSError as error:  # out of descriptors: so many are unanswered
+            self._answers.append(Answer(0, time.monotonic() - due, time.monotonic() - due, None, type(error).__name__))
+            return
+        descriptor = exchange.socket.fileno()
+        self._open[descriptor] = exchange
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT)
 
+    def _step(self, exchange: _Exchange, events: int) -> bool:
+        """Whether the exchange has ended."""
+        try:
+            if events & (select.EPOLLIN | select.EPOLLERR | select.EPOLLHUP) and exchange.read():
+                self._end(exchange, exchange.answer())
+                return True
+            if events & select.EPOLLOUT:
+                exchange.send()
+                if exchange.has_sent:
+                    self._epoll.modify(exchange.socket, select.EPOLLIN)
+        except (OSError, EOFError) as error:
+            self._end(exchange, exchange.failure(type(error).__name__))
+            return True
+        return False
 
-async def _read(line: socket.socket, reader: asyncio.StreamReader) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        while data := await loop.sock_recv(line, 2**18):
-            reader.feed_data(data)
-    finally:
-        reader.feed_eof()
+    def _give_up(self) -> None:
+        before = time.monotonic() - PATIENCE_S
+        while self._open and (oldest := next(iter(self._open.values()))).opened < before:
+            self._end(oldest, oldest.failure("TimeoutError"))
+
+    def _end(self, exchange: _Exchange, answer: Answer) -> None:
+        del self._open[exchange.socket.fileno()]
+        exchange.socket.close()
+        self._answers.append(answer)
 
 
 if __name__ == "__main__":
     asked = Load(**json.loads(sys.argv[1]))
-    found = asyncio.run(_run(asked, Path(sys.argv[2]).read_bytes()))
+    found = _Loop(asked, Path(sys.argv[2]).read_bytes()).run()
     sys.stdout.write(json.dumps([dataclasses.astuple(answer) for answer in found]))
