@@ -49,8 +49,9 @@ MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
-# Approximate bytes of one number in a body: base64 takes 5, lists take 9 and more.
-TEXT_BYTES, BINARY_BYTES = 8, 4
+# Bytes of one number in a body, before the first request: base64 takes 5, lists take 9 to 20. Each request then counts an eighth.
+TEXT_BYTES, BINARY_BYTES = 8.0, 4.0
+LEARNT_SHARE = 1 / 8
 # Shorter text is decoded too fast for the decoding queue to pay off.
 QUEUED_TEXT_BYTES = 32 * 1024
 
@@ -244,14 +245,15 @@ class RequestContext:
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes. After a wrong estimate the refusal comes after the decoding.
+        The number of tokens is estimated from the bytes, as the last requests had them. After a wrong estimate the refusal comes
+        after the decoding.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
         if batcher.is_congested:
-            bytes_each = BINARY_BYTES if self._is_binary else TEXT_BYTES
-            tokens = num_bytes // (bytes_each * layer.row_values)
-            batcher.check_lane(self._lane(layer, NOTHING._replace(tokens=tokens)), self._key)
+            tokens = int(num_bytes / (self._requests.bytes_each(layer.name, self._is_binary) * layer.row_values))
+            lane = self._lane(layer, NOTHING._replace(tokens=tokens))
+            batcher.check_lane(lane, self._key, self._requests.bodies.num_bodies)
 
     def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane; the digest tells a layer from its replacement, because both may have requests waiting."""
@@ -271,6 +273,8 @@ class RequestContext:
                 "send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
+        bytes_each = record.bytes_in / (cost.tokens * layer.row_values)
+        self._requests.note_bytes(layer.name, self._is_binary, bytes_each)
         lane = self._lane(layer, cost, is_float64=call.is_float64)
         deadline = self._complete + self._timeout_s
         work = LayerCall(layer.loaded, call)
@@ -354,6 +358,7 @@ class LayerRequests:
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self._is_closed = False
         self.opened: set[RequestContext] = set()
+        self._bytes_each: dict[tuple[str, bool], float] = {}
 
     def catalog(self) -> Catalog:
         """Return the layers that are served now; raise NotReady until all are loaded and checked."""
@@ -366,6 +371,15 @@ class LayerRequests:
         if self._is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
         return RequestContext(self, record_of(scope), scope, receive)
+
+    def bytes_each(self, model: str, is_binary: bool) -> float:
+        """Return how many bytes one number took in the last bodies for this model, binary or text."""
+        return self._bytes_each.get((model, is_binary), BINARY_BYTES if is_binary else TEXT_BYTES)
+
+    def note_bytes(self, model: str, is_binary: bool, num_bytes: float) -> None:
+        """Record how many bytes one number of a request took in its body."""
+        before = self.bytes_each(model, is_binary)
+        self._bytes_each[model, is_binary] = before + LEARNT_SHARE * (num_bytes - before)
 
     def close(self) -> None:
         self._is_closed = True

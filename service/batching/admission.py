@@ -291,14 +291,16 @@ class Admission:
             or held.num_cells + cost.cells > SHARE * (limits.max_cells - lanes.num_cells - cost.cells)
         )
 
-    def check_congestion(self, lane: Hashable, now: float, caller: Hashable) -> None:
+    def check_congestion(self, lane: Hashable, now: float, caller: Hashable, num_coming: int = 0) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused.
+        With several callers, only those above their fair share are refused. `num_coming` requests of the usual size are ahead
+        besides those that wait.
         """
         if not self.congestion.has_long_queue:
             return
-        own_flops = self._lanes.fair_share(lane, caller).flops
+        own = self._lanes.fair_share(lane, caller)
+        own_flops = own.flops * (own.num_jobs + num_coming) // max(own.num_jobs, 1)
         overloaded_s = self.congestion.overloaded_s(lane, own_flops, now)
         if overloaded_s is not None:
             raise QueueFull(

@@ -128,9 +128,12 @@ class Batcher(Generic[P, R]):
         """Number of lanes in sustained overload."""
         return self._congestion.num_overloaded
 
-    def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
-        """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons."""
-        self._admission.check_congestion(lane, self._clock.now(), caller)
+    def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
+        """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons.
+
+        `num_coming` requests that will join the queue first count like those that wait.
+        """
+        self._admission.check_congestion(lane, self._clock.now(), caller, num_coming)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""

@@ -22,6 +22,8 @@ from service.loop_time import Clock
 # A longer queue adds latency, not throughput; only behind a few bodies of the largest size the wait may be longer.
 MAX_WAIT_S = 0.5
 MAX_BODIES = 4
+# Part of the wait that a sustained overload leaves a request: behind this queue it waits once more, to be computed.
+WAIT_SHARE = 0.5
 # Bytes per second, assumed until the first body is decoded: the rate for nested lists of numbers.
 FIRST_RATE = 32 * 2**20
 # Congestion works by lane; all bodies share one.
@@ -33,12 +35,13 @@ class DecodingQueue:
 
     def __init__(self, clock: Clock, standing_wait_s: float) -> None:
         self._clock = clock
-        self._congestion = Congestion(standing_wait_s)
+        self._congestion = Congestion(WAIT_SHARE * standing_wait_s)
         self._lock = asyncio.Lock()  # fair: first come, first served
         self._done: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self._num_bodies = 0
+        self.num_bodies = 0
+        """Bodies that have arrived and are not decoded yet."""
         self.num_bytes = 0
-        """Bytes of bodies that have arrived and are not decoded yet."""
+        """Their bytes."""
 
     def wait_s(self, num_bytes: int) -> float:
         """Return seconds until a body of this size that arrived now would be decoded; 0 if nothing is ahead of it."""
@@ -56,7 +59,7 @@ class DecodingQueue:
                 f"with the bodies queued ahead decoding would take {wait_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
         is_overloaded = self._congestion.overloaded_s(_LANE, self.num_bytes, now) is not None
-        is_long = self._num_bodies >= MAX_BODIES and self.num_bytes > MAX_WAIT_S * self._rate
+        is_long = self.num_bodies >= MAX_BODIES and self.num_bytes > MAX_WAIT_S * self._rate
         if is_overloaded or is_long or wait_s > most_s:
             retry_after_s = max(1, math.ceil(min(wait_s, LONGEST_RETRY_S)))
             raise QueueFull(f"{self.num_bytes:,} bytes of bodies wait to be decoded", retry_after_s=retry_after_s)
@@ -64,7 +67,7 @@ class DecodingQueue:
     @contextlib.asynccontextmanager
     async def decoding(self, num_bytes: int) -> AsyncIterator[None]:
         """Enter once all earlier bodies are decoded."""
-        self._num_bodies += 1
+        self.num_bodies += 1
         self.num_bytes += num_bytes
         try:
             async with self._lock:
@@ -74,7 +77,7 @@ class DecodingQueue:
                 # Only complete decodes count: a body may be refused after a few bytes.
                 self._done.append((num_bytes, self._clock.now() - started_at))
         finally:
-            self._num_bodies -= 1
+            self.num_bodies -= 1
             self.num_bytes -= num_bytes
             if not self.num_bytes:
                 self._congestion.clear()

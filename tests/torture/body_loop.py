@@ -40,10 +40,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """Status 0: none, and `how` says why. `late_s` is the part of `seconds` before the generator opened the connection."""
+    """Status 0: none, and `how` says why. `due_s` counts from the first request; `late_s` is the part of `seconds` before the
+    generator opened the connection.
+    """
 
     status: int
     seconds: float
+    due_s: float
     late_s: float
     retry_after_s: float | None = None
     how: str = ""
@@ -65,8 +68,8 @@ def offered(load: Load, wire: bytes, cpus: set[int] | None = None) -> list[Answe
 class _Exchange:
     """One request on a connection of its own, from when it was due to its whole answer."""
 
-    def __init__(self, due: float, wire: memoryview, port: int) -> None:
-        self.due, self.opened = due, time.monotonic()
+    def __init__(self, start: float, due: float, wire: memoryview, port: int) -> None:
+        self._start, self._due, self.opened = start, due, time.monotonic()
         self.socket = socket.socket()
         self.socket.setblocking(False)
         self._unsent = wire
@@ -118,7 +121,8 @@ class _Exchange:
         return self._told(0, None, how)
 
     def _told(self, status: int, retry_after_s: float | None, how: str = "") -> Answer:
-        return Answer(status, time.monotonic() - self.due, self.opened - self.due, retry_after_s, how)
+        seconds, due_s = time.monotonic() - self._due, self._due - self._start
+        return Answer(status, seconds, due_s, self.opened - self._due, retry_after_s, how)
 
 
 class _Loop:
@@ -127,11 +131,11 @@ class _Loop:
         self._epoll = select.epoll()
         self._open: dict[int, _Exchange] = {}
         self._answers: list[Answer] = []
+        self._start = time.monotonic()
 
     def run(self) -> list[Answer]:
-        start = time.monotonic()
-        end = start + self._load.seconds
-        dues = self._dues(start, end)
+        end = self._start + self._load.seconds
+        dues = self._dues(end)
         due = next(dues, None)
         while due is not None or self._open:
             while due is not None and due <= time.monotonic():
@@ -144,19 +148,20 @@ class _Loop:
             self._give_up()
         return self._answers
 
-    def _dues(self, start: float, end: float) -> Iterator[float]:
+    def _dues(self, end: float) -> Iterator[float]:
         if self._load.callers:
-            yield from [start] * self._load.callers
+            yield from [self._start] * self._load.callers
             return
-        arrivals, due = random.Random(12), start
+        arrivals, due = random.Random(12), self._start
         while (due := due + arrivals.expovariate(self._load.per_second)) < end:
             yield due
 
     def _begin(self, due: float) -> None:
         try:
-            exchange = _Exchange(due, self._wire, self._load.port)
+            exchange = _Exchange(self._start, due, self._wire, self._load.port)
         except OSError as error:  # out of descriptors: so many are unanswered
-            self._answers.append(Answer(0, time.monotonic() - due, time.monotonic() - due, None, type(error).__name__))
+            late_s = time.monotonic() - due
+            self._answers.append(Answer(0, late_s, due - self._start, late_s, None, type(error).__name__))
             return
         descriptor = exchange.socket.fileno()
         self._open[descriptor] = exchange

@@ -1,13 +1,17 @@
 """Figure 12: bodies of 0.1 to 4 MiB in every form, offered three and five times faster than they can be answered.
 
 Laws: two workers with default settings; what they can do is measured just before, by a few callers who wait for each answer;
-health is asked meanwhile by a process of its own; the same check on a service that decodes bodies side by side and refuses none
-for its decoding must fail.
+health is asked meanwhile by a process of its own. It is measured twice. Where the engine is the limit, by a planted cost for each
+request, the shared cores have time to refuse the others, and goodput and times have targets. Where the cores are the limit, a
+refusal takes time from an answer, and only fairness and memory have targets. The burst that begins an overload is admitted on
+purpose, so times count from SETTLED_S on. The check must fail on a service that decodes bodies side by side and refuses none for
+its decoding.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -26,14 +30,19 @@ from tests.torture.subject import Subject
 
 MIB = 2**20
 WIDTH, LENGTH = 256, 40
-CALLERS = 6
-SECONDS, LEAST_S = 10.0, 3.0
+SECONDS, LEAST_S = 20.0, 5.0
+SETTLED_S = 2.0
 OVERLOADS = (3, 5)
 MAX_MEMORY_MIB, MAX_HEALTH_MS, MAX_REFUSAL_MS = 1024, 100, 100
 LEAST_GOODPUT, MAX_TIMES_P99 = 0.9, 3.0
 # Bytes that a float takes in each form.
 BYTES_EACH = {"lists": 20, "base64": 5.4, "safetensors": 4}
-SIZES_MIB = (0.1, 0.9, 2.0, 4.0)
+# What a request costs the engine, in seconds: as a layer of about 1,024 features.
+COSTS_S = {0.1: 0.005, 0.9: 0.01, 2.0: 0.02, 4.0: 0.04}
+# So many callers keep the engine busy; with more, large bodies would be refused.
+CALLERS = {0.1: 32, 0.9: 12, 2.0: 8, 4.0: 6}
+# Smaller bodies come faster than one process of Python can send them, before the cores are the limit.
+UNPLANTED_MIB = (0.9, 2.0, 4.0)
 
 
 def plant() -> None:
@@ -48,45 +57,91 @@ def plant() -> None:
 
 def measure(form: Form) -> Iterator[Row]:
     layers = [*LAYERS, small_layer("wide", query_width=WIDTH, key_width=WIDTH, value_width=WIDTH, out_width=WIDTH)]
+    for mib, cost_s in COSTS_S.items():
+        plants = {"cost_s": cost_s}
+        with Subject(form.room("large-text-cost"), layers=layers, workers=2, plants=plants) as subject:
+            for name in BYTES_EACH:
+                yield from _targets(_overloads(subject, form, name, mib))
     with Subject(form.room("large-text"), layers=layers, workers=2) as subject:
         for name in BYTES_EACH:  # the libraries keep room for the largest products, once
-            offered(Load(subject.port, 1.0, callers=CALLERS), _body(name, max(SIZES_MIB)))
+            offered(Load(subject.port, 1.0, callers=CALLERS[4.0]), _body(name, 4.0))
         before = subject.baseline()
         subject.forget_peaks()
         for name in BYTES_EACH:
-            for mib in SIZES_MIB:
-                yield from _rows(subject, form, name, mib)
+            for mib in UNPLANTED_MIB:
+                for run in _overloads(subject, form, name, mib):
+                    yield run.fairness()
+                    yield run.summary()
         # The pages of torch's libraries are in each worker's and there once.
         shared_bytes = process_tree.file_bytes(subject.pids[0])
         peak_mib = (subject.peak_bytes() - shared_bytes) / MIB
         yield at_most(12, "memory of two workers at its peak", peak_mib, MAX_MEMORY_MIB, " MiB")
         yield from at_rest.rows(12, subject, before, 64)
     with Subject(form.room("large-text-planted"), layers=layers, workers=2, plants={"modules": [__name__]}) as subject:
-        rows = list(_rows(subject, form, "lists", 0.9, overloads=OVERLOADS[-1:]))
+        rows = list(_targets(_overloads(subject, form, "lists", 0.9, OVERLOADS[-1:])))
         missed = ", ".join(f"{row.what} {row.measured}" for row in rows if not row.is_met)
         yield Row(12, "bodies that are decoded side by side fail the check", "fails", missed or "passes", bool(missed))
 
 
-def _rows(subject: Subject, form: Form, name: str, mib: float, overloads: tuple[int, ...] = OVERLOADS) -> Iterator[Row]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overload:
+    """One form and size, offered `times` as fast as the `capacity`, for so many seconds."""
+
+    what: str
+    answers: list[Answer]
+    seconds: float
+    capacity: float
+    calm_ms: float
+    health_ms: float
+
+    @property
+    def goodput(self) -> float:
+        return _good(self.answers) / self.seconds / self.capacity
+
+    def quantile_ms(self, status: int, q: float) -> float:
+        """0 if no answer has that status."""
+        times = _times_ms([answer for answer in self.answers if answer.due_s >= SETTLED_S], status)
+        return quantile(times, q) if times else 0.0
+
+    def fairness(self) -> Row:
+        wrong = [answer.how or f"status {answer.status}" for answer in self.answers if not _is_fair(answer)]
+        return none_of(12, f"{self.what}: neither answered nor told when to come back", wrong)
+
+    def summary(self) -> Row:
+        late_ms = quantile(sorted(answer.late_s * 1000 for answer in self.answers), 0.99)
+        told = (
+            f"goodput {self.goodput:.2f}, p50 and p99 of admitted {self.quantile_ms(200, 0.5):.0f} and "
+            f"{self.quantile_ms(200, 0.99):.0f} ms, p99 of refusals {self.quantile_ms(429, 0.99):.0f} ms, /healthz "
+            f"{self.health_ms:.0f} ms, the generator late by {late_ms:.0f} ms"
+        )
+        return Row(12, f"{self.what}, the cores are the limit", "", told, is_met=True)
+
+
+def _overloads(
+    subject: Subject, form: Form, name: str, mib: float, overloads: tuple[int, ...] = OVERLOADS
+) -> Iterator[Overload]:
     wire, seconds = _body(name, mib), form.seconds(SECONDS, LEAST_S)
-    offered(Load(subject.port, 1.0, callers=CALLERS), wire)  # the first ones are slower
-    capacity = _good(offered(Load(subject.port, seconds, callers=CALLERS), wire)) / seconds
+    offered(Load(subject.port, 1.0, callers=CALLERS[mib]), wire)  # the first ones are slower
+    capacity = _good(offered(Load(subject.port, seconds, callers=CALLERS[mib]), wire)) / seconds
     calm = offered(Load(subject.port, seconds, 0.8 * capacity), wire)
     calm_ms = quantile(_times_ms(calm, 200), 0.99)
     for times in overloads:
         with Health(subject.port, pause_s=0.02) as health:
             answers = offered(Load(subject.port, seconds, times * capacity), wire)
         what = f"{mib:g} MiB of {name} at {times}x of {capacity:.0f}/s"
-        wrong = [answer.how or f"status {answer.status}" for answer in answers if not _is_fair(answer)]
-        yield none_of(12, f"{what}: neither answered nor told when to come back", wrong)
-        yield at_least(12, f"{what}: goodput", _good(answers) / seconds / capacity, LEAST_GOODPUT, "")
-        p99_ms = quantile(_times_ms(answers, 200), 0.99)
+        yield Overload(what, answers, seconds, capacity, calm_ms, health.quantile_ms(0.99))
+
+
+def _targets(runs: Iterator[Overload]) -> Iterator[Row]:
+    for run in runs:
+        yield run.fairness()
+        yield at_least(12, f"{run.what}: goodput", run.goodput, LEAST_GOODPUT, "")
+        times_p99 = run.quantile_ms(200, 0.99) / run.calm_ms
         yield at_most(
-            12, f"{what}: p99 of admitted, times {calm_ms:.0f} ms at 0.8x", p99_ms / calm_ms, MAX_TIMES_P99, ""
+            12, f"{run.what}: p99 of admitted, times {run.calm_ms:.0f} ms at 0.8x", times_p99, MAX_TIMES_P99, ""
         )
-        if refused := _times_ms(answers, 429):
-            yield at_most(12, f"{what}: refusals p99", quantile(refused, 0.99), MAX_REFUSAL_MS, " ms")
-        yield at_most(12, f"{what}: /healthz p99", health.quantile_ms(0.99), MAX_HEALTH_MS, " ms")
+        yield at_most(12, f"{run.what}: refusals p99", run.quantile_ms(429, 0.99), MAX_REFUSAL_MS, " ms")
+        yield at_most(12, f"{run.what}: /healthz p99", run.health_ms, MAX_HEALTH_MS, " ms")
 
 
 def _good(answers: list[Answer]) -> int:

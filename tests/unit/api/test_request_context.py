@@ -189,7 +189,7 @@ def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_reque
 
 def test_under_sustained_overload_the_body_is_not_read():
     async def check(setup: Setup) -> None:
-        def refuse(lane: Any, caller: Any) -> None:
+        def refuse(lane: Any, caller: Any, num_coming: int) -> None:
             raise QueueFull("the queue stands")
 
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
@@ -205,6 +205,27 @@ def test_under_sustained_overload_the_body_is_not_read():
         with pytest.raises(QueueFull, match="stands"):
             await context.read((), LAYER, is_binary=True)
         assert received == []
+
+    story(check)
+
+
+def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_lately():
+    async def check(setup: Setup) -> None:
+        lanes: list[Any] = []
+        setup.batcher.is_congested = True
+        setup.batcher.check_lane = lambda lane, caller, num_coming: lanes.append(lane[-1])
+        limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
+        setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
+        await setup.context(400)
+        assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
+        for _ in range(100):
+            setup.layer_requests.note_bytes(LAYER.name, False, 20.0)
+        await setup.context(400)
+        assert lanes[-1] == 1, "text says nothing of binary bodies"
+        for _ in range(100):
+            setup.layer_requests.note_bytes(LAYER.name, True, 2.0)
+        await setup.context(400)
+        assert lanes[-1] == 2, "200 tokens run alone"
 
     story(check)
 

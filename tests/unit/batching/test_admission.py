@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from service.errors import (
@@ -265,6 +267,23 @@ def test_one_overloaded_lane_refuses_no_job_of_another_lane():
             light = await room.send_waiting("light", lane="b")
             await overload.go_on(3)
             assert error_of(light[0]) is None, "it waits for its share, not for those before it"
+            room.engine.open()
+            await turns(200)
+
+    run(main)
+
+
+def test_requests_that_are_still_decoded_count_as_if_they_waited():
+    async def main():
+        async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
+            await room.send_running("x")
+            await Overload(room).go_on(40)
+            num_jobs, seen = room.batcher.num_queued, []
+            congestion: Any = room.batcher._congestion
+            congestion.overloaded_s = lambda lane, flops, now: seen.append(flops)
+            room.batcher.check_lane("a")
+            room.batcher.check_lane("a", None, num_coming=3)
+            assert seen == [10 * num_jobs, 10 * (num_jobs + 3)]
             room.engine.open()
             await turns(200)
 
