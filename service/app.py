@@ -27,24 +27,25 @@ from service.limits import cors_origins, hosts, rate_limit
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
 from service.settings import Settings
-from service.supervisor.worker_status import WorkerStatus
+from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
 
 
 def build(
     settings: Settings,
     telemetry: Telemetry,
-    status: WorkerStatus,
+    channel: ControlChannel,
     leave: Callable[[int, str], None],
     engine: Callable[[EngineOptions], Engine] = Engine,
     tracer: Tracer | None = None,
+    restore: Callable[[], bool] = lambda: False,
 ) -> tuple[OuterMiddleware, Service]:
     """Return the ASGI application and the service behind it.
 
     `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
-    With a `tracer`, requests and batches are spans.
+    With a `tracer`, requests and batches are spans. `restore` makes what is missing of the run directory.
     """
-    service = Service(settings, telemetry, status, leave, engine, tracer)
+    service = Service(settings, telemetry, channel, leave, engine, tracer, restore)
     app, access = _application(service), _access(settings, service)
     requests = service.layer_requests
     endpoints: dict[str, Application] = {ROUTE: attend_route(requests), ATTENTION_ROUTE: attention_route(requests)}

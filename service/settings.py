@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     )
     run_dir: Path | None = Field(
         None,
-        description="parent directory of the files that processes share (metrics, heartbeats, desired state); default: "
+        description="parent directory of the files that processes share (metrics); default: "
         "`/dev/shm`, else the temporary directory",
     )
     workers: int = Field(

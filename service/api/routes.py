@@ -103,7 +103,7 @@ class ServiceView(Protocol):
 
     async def layer_totals(self) -> dict[str, LayerTotals]: ...
 
-    async def put_layer(self, name: str) -> bool: ...
+    async def put_layer(self, name: str) -> tuple[ServedLayer, bool]: ...
 
     async def drop_layer(self, name: str) -> None: ...
 
@@ -212,10 +212,8 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         },
     )
     async def put_layer(request: Request, layer: str) -> JSONResponse:
-        is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
-        return JSONResponse(
-            service.describe(service.catalog.get(layer)).model_dump(), status_code=201 if is_new else 200
-        )
+        served, is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
+        return JSONResponse(service.describe(served).model_dump(), status_code=201 if is_new else 200)
 
     @router.delete(
         "/v1/layers/{layer}",

@@ -20,20 +20,14 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from service.observability.metrics import Metrics
     from service.observability.telemetry import Telemetry
     from service.observability.trace_export import TraceExport
     from service.settings import Settings
-    from service.supervisor.notification import Notifier
-    from service.supervisor.run_directory import RunDirectory
-    from service.supervisor.worker_status import WorkerStatus
+    from service.worker.control_channel import SupervisorChannel
     from service.worker.server import Drain, Server
     from service.worker.service import Service
     from service.worker.tls import Tls
 
-# After this many missed heartbeats of a process the service is not ready.
-MAX_MISSED_HEARTBEATS = 6
-MIN_HEARTBEAT_AGE_S = 5.0
 # How long one thread may keep the interpreter from another. The compute thread needs it between two products, a hundred times in
 # a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
 SWITCH_INTERVAL_S = 0.0005
@@ -66,12 +60,13 @@ def serve(
         _check_files(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
+    settings = settings.model_copy(update={"workers": num_workers(settings)})
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker", *WORKER_OPTIONS),
         environment=child_environment(settings),
         host=settings.host,
         port=settings.port,
-        workers=num_workers(settings),
+        workers=settings.workers,
         drain_delay_s=settings.drain_delay_s,
         shutdown_grace_s=settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
@@ -129,8 +124,7 @@ def num_workers(settings: Settings) -> int:
 def worker(
     port: Annotated[int, typer.Option()],
     slot: Annotated[int, typer.Option()],
-    lifeline: Annotated[int, typer.Option()],
-    watchdog: Annotated[int, typer.Option()],
+    channel: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
     peers: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -143,22 +137,21 @@ def worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
     configure_logs(settings.log_level, worker=slot)
-    raise typer.Exit(_run(settings, port, slot, lifeline, watchdog, run_dir, peers))
+    raise typer.Exit(_run(settings, port, slot, channel, run_dir, peers))
 
 
-def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int, run_dir: Path, peers: int) -> int:
+def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Path, peers: int) -> int:
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
     from service.supervisor.descriptors import max_connections, raise_descriptor_limit
-    from service.supervisor.notification import SupervisorNotifier
-    from service.supervisor.processes import print_error_once, unbuffer_streams
+    from service.supervisor.processes import unbuffer_streams
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
-    from service.supervisor.watchdog import Watchdog
+    from service.worker.control_channel import SupervisorChannel
 
     unbuffer_streams()
-    notifier = SupervisorNotifier()
+    channel = SupervisorChannel(descriptor, has_peers=peers > 0)
     raise_descriptor_limit(max_connections(settings.max_connections))
     listener = _listener(settings, port, has_peers=peers > 0)
     _import_torch(settings)  # only a worker does, and only after its listener exists
@@ -166,23 +159,23 @@ def _run(settings: Settings, port: int, slot: int, lifeline: int, watchdog: int,
 
     export = _trace_export(settings)
     run = RunDirectory(run_dir)
-    with contextlib.suppress(OSError):  # the first heartbeat reports why
+    with contextlib.suppress(OSError):  # the first report says why
         run.restore()
     metrics = Metrics(Shared(run.metrics, slot))
     telemetry = Telemetry(metrics, time.monotonic)
-    status = _status(settings, run, metrics, notifier, has_peers=peers > 0)
-    begun = Watchdog(watchdog, slot).start
     try:
-        server = _server(settings, listener, telemetry, status, export, begun, lifeline, run_dir)
+        server = _server(
+            settings, listener, telemetry, channel, export, lambda: any([run.restore(), metrics.restore()])
+        )
     except ServiceError as error:
-        print_error_once(run_dir, error.message)
+        channel.report(start_error=error.message)
         return EXIT_REFUSED
     try:
         return server.run_to_end()
     finally:
         telemetry.close()
         finish_logs()
-        if notifier.is_orphaned:
+        if channel.is_orphaned:
             run.release()
         if export is not None:
             export.close()
@@ -199,28 +192,27 @@ def _server(
     settings: Settings,
     listener: socket.socket,
     telemetry: Telemetry,
-    status: WorkerStatus,
+    channel: SupervisorChannel,
     export: TraceExport | None,
-    begun: Callable[[], None],
-    lifeline: int,
-    run_dir: Path,
+    restore: Callable[[], bool],
 ) -> Server:
     """Build the service and the server around it; raises ServiceError for what cannot be served."""
     from service.app import build
     from service.limits import transport_limits
-    from service.supervisor.processes import print_error_once
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
-            print_error_once(run_dir, reason)
+            channel.report(start_error=reason)
         server.leave(exit_code)
 
-    outer, service = build(settings, telemetry, status, leave, tracer=None if export is None else export.tracer)
+    tracer = None if export is None else export.tracer
+    outer, service = build(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
     limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.port_opened
     drain = _drain(settings, service)
-    server = Server(outer, listener, drain, limits, begun=begun, opened=opened, lifeline=lifeline, tls=tls)
+    server = Server(outer, listener, drain, limits, opened=opened, tls=tls)
+    channel.ended = server.supervisor_ended
     service.readiness.when_joined(server.rebalance)
     return server
 
@@ -234,20 +226,6 @@ def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socke
         # A replacement does not: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
     return found
-
-
-def _status(
-    settings: Settings, run: RunDirectory, metrics: Metrics, notifier: Notifier, *, has_peers: bool
-) -> WorkerStatus:
-    from service.supervisor.worker_status import WorkerStatus
-
-    def restore() -> bool:
-        return any([run.restore(), metrics.restore()])
-
-    max_age_s = max(MIN_HEARTBEAT_AGE_S, MAX_MISSED_HEARTBEATS * settings.heartbeat_s)
-    return WorkerStatus(
-        run.heartbeats, num_workers(settings), max_age_s, notifier=notifier, restore=restore, has_peers=has_peers
-    )
 
 
 def _drain(settings: Settings, service: Service) -> Drain:

@@ -229,9 +229,6 @@ class Telemetry:
     def run_directory_recreated(self) -> None:
         self._log.warning("run_directory_recreated", effect="counters of ended processes start again at zero")
 
-    def desired_state_not_found(self, reason: str) -> None:
-        self._log.error("desired_state_not_found", reason=reason)
-
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         """Set readiness; `num_ready` is the number of ready processes that this one knows of."""
         self._metrics.ready.set(is_ready)

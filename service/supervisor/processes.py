@@ -1,11 +1,10 @@
 """Processes: what the supervisor needs from the operating system: a port, streams, children and signals.
 
 Independent of torch, settings, what a process does, and when it is started, replaced or ended (`supervisor/supervisor.py`).
-Invariants: Nothing here polls. A child begins with no signal ignored and only NOTIFY_SIGNAL blocked, which would end it before it
-listens. It has a process group of its own, so that Ctrl-C reaches only the supervisor. Every child holds the read end of one pipe
-(the lifeline), and only the supervisor holds the write end. So every child reads an end-of-file when the supervisor ends, even by
-SIGKILL. Every child holds the write end of the watchdog pipe. Nothing that a process of the service writes to stdout or stderr
-waits for a reader, be it a log line, a traceback or output of C code.
+Invariants: Nothing here polls. A child begins with no signal ignored or blocked. It has a process group of its own, so that
+Ctrl-C reaches only the supervisor. It holds one end of a socket pair, and only the supervisor holds the other
+(`supervisor/channel.py`). So each reads an end-of-file when the other ends, even by SIGKILL. Nothing that a process of the
+service writes to stdout or stderr waits for a reader, be it a log line, a traceback or output of C code.
 
 Signals come through Python's wake-up pipe, not through sigwait. A thread that a library started (OpenBLAS starts one at the
 import of NumPy) has them unblocked: a signal outside the main thread's sigwait would reach that thread and end the process.
@@ -24,14 +23,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
 from service.errors import ServiceError
 from service.observability.line_writer import FINISH_S, LineWriter, log_line
-from service.supervisor.notification import NOTIFY_SIGNAL
+from service.supervisor.channel import Channel
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, NOTIFY_SIGNAL)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 STDOUT, STDERR = 1, 2
 _log = LineWriter(STDOUT)
 
@@ -63,17 +61,6 @@ def reserve_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or 'no such address'}") from None
     return reserved
-
-
-def print_error_once(run_dir: Path, message: str) -> None:
-    """Write one line to stderr, unless another process of the service has: most refuse to start for the same reason."""
-    try:
-        (run_dir / "refusal").open("x").close()
-    except FileExistsError:
-        return
-    except OSError:  # without the marker the line may come twice
-        pass
-    print_error(message)
 
 
 def print_error(message: str) -> None:
@@ -163,18 +150,22 @@ class Posix:
             # Also if our parent ignored it: with SIGCHLD ignored, a child's exit is never reported.
             signal.signal(signum, _only_wake_up)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self.lifeline, self._lifeline_end = os.pipe()
-        os.set_inheritable(self.lifeline, True)
-        self._pings, self.watchdog = os.pipe()
-        for descriptor in (self._pings, self.watchdog):
-            os.set_blocking(descriptor, False)
-        os.set_inheritable(self.watchdog, True)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Start a child by posix_spawn, not fork with code in between: the C library sets the mask and the dispositions."""
-        return os.posix_spawn(
-            command[0], [*command], environment, setpgroup=0, setsigmask=(NOTIFY_SIGNAL,), setsigdef=SIGNALS
-        )
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]:
+        """Start a child, with the number of its end of the channel as `{channel}`; return its pid and our end.
+
+        By posix_spawn, not fork with code in between: the C library sets the mask and the dispositions.
+        """
+        ours, its = socket.socketpair()
+        with its:
+            its.set_inheritable(True)
+            arguments = [str(its.fileno()) if part == "{channel}" else part for part in command]
+            try:
+                pid = os.posix_spawn(command[0], arguments, environment, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
+            except OSError:
+                ours.close()
+                raise
+        return pid, Channel(ours)
 
     def kill(self, pid: int, signum: int) -> None:
         # A child's pid is not reused before the child is reaped.
@@ -192,19 +183,12 @@ class Posix:
                 return
             yield pid, os.waitstatus_to_exitcode(status)
 
-    def wait(self, timeout_s: float | None) -> int | None:
-        """Return the next signal; None if `timeout_s` passed first."""
+    def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None:
+        """Return the next signal; None if a channel has something to do, or `timeout_s` passed first."""
         _log.flush()  # retries lines that found no room
-        is_signalled, _, _ = select.select([self._signalled], [], [], timeout_s)
-        return os.read(self._signalled, 1)[0] if is_signalled else None
-
-    def pings(self) -> set[int]:
-        """Return the slots that sent a ping since the last call (`supervisor/watchdog.py`)."""
-        slots = set[int]()
-        with contextlib.suppress(BlockingIOError):
-            while some := os.read(self._pings, 4096):
-                slots.update(some)
-        return slots
+        read: list[int | Channel] = [self._signalled, *channels]
+        ready, _, _ = select.select(read, [channel for channel in channels if channel.is_full], [], timeout_s)
+        return os.read(self._signalled, 1)[0] if self._signalled in ready else None
 
     def now(self) -> float:
         return time.monotonic()

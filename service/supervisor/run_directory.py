@@ -27,24 +27,23 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps oth
 METRICS_BYTES = 3 * 2**20
 # Versions that held no lock used names without this ending.
 _NAME = re.compile(r"attention-\d+-[a-z0-9_]{8}\.run")
-_PARTS = frozenset({"metrics", "heartbeats", "refusal"})
+_PARTS = frozenset({"metrics", "heartbeats", "refusal"})  # the last two are of earlier versions
 
 
 class RunDirectory:
-    """`attention-<pid>-….run` with `metrics/` and `heartbeats/`, as one process of the service knows it."""
+    """`attention-<pid>-….run` with `metrics/`, as one process of the service knows it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics"
-        self.heartbeats = path / "heartbeats"
         self._lock_descriptor: int | None = None
 
     @classmethod
     def make(cls, parent: Path | None, workers: int) -> Self:
         """Make a new one for the supervisor of that many processes; raise StartError if it cannot be made.
 
-        Without a `parent` it is in memory if Linux offers that: replacing a heartbeat takes 70 µs there, and 1.6 ms on ext4,
-        which writes the new file out first. Directories that killed services left there are removed.
+        Without a `parent` it is in memory if Linux offers that: no disk delays the event loop. Directories that killed services
+        left there are removed.
         """
         try:
             if parent is not None:
@@ -78,10 +77,16 @@ class RunDirectory:
         self.release()
 
     def restore(self) -> bool:
-        """Make what is missing and lock the directory; return whether anything was missing. Raise OSError if that fails."""
+        """Make what is missing and lock the directory; return whether anything was missing.
+
+        Raise OSError if that fails or no file can be written there.
+        """
         is_new = _make(self.path)
         self._lock()
-        return any([is_new, _make(self.metrics), _make(self.heartbeats)])
+        is_new |= _make(self.metrics)
+        with tempfile.TemporaryFile(dir=self.metrics, buffering=0) as file:
+            file.write(b"1")
+        return is_new
 
     def release(self) -> None:
         """Release the lock; the last process removes the directory."""
@@ -90,20 +95,14 @@ class RunDirectory:
             self._lock_descriptor = None
         _remove_unlocked(self.path)
 
-    def clean_up(self, slot: int, pid: int) -> bool:
-        """Remove a dead process's live metrics and heartbeat; return whether it had become ready."""
-        from service.supervisor.worker_status import State, read_heartbeat, remove_heartbeat  # noqa: PLC0415
-
-        last = read_heartbeat(self.heartbeats, pid)
-        with contextlib.suppress(OSError):
-            remove_heartbeat(self.heartbeats, pid)  # first: from now on the service is not ready
+    def clean_up(self, slot: int) -> None:
+        """Remove a dead process's live metrics."""
         with contextlib.suppress(OSError):
             # As prometheus_client's mark_process_dead does, whose import would cost the supervisor 12 MB.
             for file in self.metrics.glob(f"gauge_live*_{slot}.db"):
                 file.unlink()
         with contextlib.suppress(OSError):
             self.restore()  # workers may have made it again and died since, so that this process holds no lock on it
-        return last is not None and last.state in {State.READY, State.DRAINING}
 
     def _lock(self) -> None:
         """Lock the directory. Raise OSError, also if a starting service has removed it because it had no lock yet."""

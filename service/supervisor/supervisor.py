@@ -6,15 +6,16 @@ Independent of torch, HTTP, what a worker does, and settings (it gets only a Pla
 Invariants:
 - A slot holds one process at a time. A process that crashed is started again 0.1 s later. The delay doubles, up to 5 s, each time
   a process lived less than 10 s.
-- A process whose event loop sends no watchdog ping is killed and started again. Checks without a ping are counted, not seconds: a
-  pause of the whole service for an hour (a container) pauses the checks too. Before its first ping a process is not checked.
-- A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code: it has reported the reason
-  and would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
+- A process whose event loop sends no message is killed and started again. Checks without a message are counted, not seconds: a
+  pause of the whole service for an hour (a container) pauses the checks too. Before its first message a process is not checked.
+- A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code and one line with its
+  reason: it would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
 - SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by
   force at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP
   is ignored, in the workers too: there is nothing to read again.
-- A worker that notifies (of a layer rollout) signals the supervisor, which signals every worker.
-- If the supervisor is killed, workers read end-of-file on a pipe and drain.
+- What workers report and request goes to the coordinator, and what it answers to them. No worker can block the supervisor or end
+  it: a malformed message is ignored, and a worker that does not read is silent soon.
+- If the supervisor is killed, workers read end-of-file on their channel and drain.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from service.supervisor.notification import NOTIFY_SIGNAL
+from service.supervisor.channel import STACKS_SIGNAL, Channel
+from service.supervisor.coordinator import Coordinator, Member
 from service.supervisor.processes import (
     Posix,
     StartError,
@@ -37,7 +39,7 @@ from service.supervisor.processes import (
     write_log_line,
 )
 from service.supervisor.run_directory import RunDirectory
-from service.supervisor.watchdog import CHECKS, STACKS_SIGNAL, check_interval_s
+from service.supervisor.status import WorkerStatus
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -53,10 +55,13 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 STEADY_S = 10.0
+# After this many checks without a message a process is killed; at the check before, it writes its stacks.
+CHECKS = 5
+# Two checks must lie further apart than two messages (PING_S) ever do.
+MIN_TIMEOUT_S = 10.0
 # The options of a worker's command line; the supervisor fills in the values.
 WORKER_OPTIONS = (
-    "--port", "{port}", "--slot", "{slot}", "--lifeline", "{lifeline}", "--watchdog", "{watchdog}",
-    "--run-dir", "{run_dir}", "--peers", "{peers}",
+    "--port", "{port}", "--slot", "{slot}", "--channel", "{channel}", "--run-dir", "{run_dir}", "--peers", "{peers}",
 )  # fmt: skip
 
 Log = Callable[..., None]
@@ -66,8 +71,8 @@ Log = Callable[..., None]
 class Plan:
     """What to run, as a value that survives an exec. In `command` the supervisor fills in the placeholders of WORKER_OPTIONS.
 
-    `slot` counts from 0 and outlives the process in it. `lifeline` and `watchdog` are numbers of open descriptors. `peers` is how
-    many other processes send watchdog pings. `watchdog_timeout_s` is how long a process may send none.
+    `slot` counts from 0 and outlives the process in it. `channel` is the number of an open descriptor. `peers` is how many other
+    processes send messages. `watchdog_timeout_s` is how long a process may send none.
     """
 
     command: tuple[str, ...]
@@ -101,10 +106,12 @@ class Slot:
     index: int
     start_at: float | None
     pid: int | None = None
+    channel: Channel | None = None
+    member: Member | None = None
     started: float = 0.0
     has_served: bool = False
-    checks_since_ping: int | None = None
-    """None before the first ping."""
+    checks_since_message: int | None = None
+    """None before the first message."""
     rapid_crashes: int = 0
 
     def retry_later(self, now: float) -> float:
@@ -117,34 +124,32 @@ class Slot:
         return delay_s
 
     def check(self) -> int:
-        """Record a watchdog check; return the number of consecutive checks without a ping, this one included."""
-        if self.checks_since_ping is None:
+        """Record a watchdog check; return the number of consecutive checks without a message, this one included."""
+        if self.checks_since_message is None:
             return 0
-        missed, self.checks_since_ping = self.checks_since_ping, self.checks_since_ping + 1
+        missed, self.checks_since_message = self.checks_since_message, self.checks_since_message + 1
         return missed
 
 
 class System(Protocol):
     """The operating-system calls that the supervisor needs (`processes.Posix`)."""
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> int: ...
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]: ...
 
     def kill(self, pid: int, signum: int) -> None: ...
 
     def reap(self) -> Iterable[tuple[int, int]]: ...
 
-    def wait(self, timeout_s: float | None) -> int | None: ...
-
-    def pings(self) -> Iterable[int]: ...
+    def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None: ...
 
     def now(self) -> float: ...
 
 
 class Supervisor:
-    """Runs a plan; `clean_up(slot, pid)` removes what a dead process left and returns whether it had become ready."""
+    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, str], system: System, clean_up: Callable[[int, int], bool], log: Log
+        self, plan: Plan, values: Mapping[str, str], system: System, clean_up: Callable[[int], None], log: Log
     ) -> None:
         self._plan = plan
         self._values = values
@@ -152,7 +157,8 @@ class Supervisor:
         self._clean_up = clean_up
         self._log = log
         self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
-        self._check_s = check_interval_s(plan.watchdog_timeout_s)
+        self._coordinator = Coordinator(plan.workers, system.now)
+        self._check_s = max(MIN_TIMEOUT_S, plan.watchdog_timeout_s) / CHECKS
         self._check_at = system.now() + self._check_s
         self._exit_code: int | None = None
         self._deadline: float | None = None
@@ -162,17 +168,17 @@ class Supervisor:
         """Run until all processes have ended; return the exit code."""
         while True:
             self._start_due()
-            signum = self._system.wait(self._timeout_s())
+            signum = self._system.wait(self._timeout_s(), [slot.channel for slot in self._slots if slot.channel])
+            for slot in self._slots:
+                self._hear(slot)
             if signum in (signal.SIGTERM, signal.SIGINT):
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
                 self._log("info", "signal_ignored", signal="SIGHUP")
-            elif signum == NOTIFY_SIGNAL:
-                self._notify_all()
             for pid, code in self._system.reap():
                 self._reaped(pid, code)
             if self._exit_code is None and self._system.now() >= self._check_at:
-                self._check_pings()
+                self._check_all()
             if self._deadline is not None and self._system.now() >= self._deadline:
                 self._log("error", "workers_killed", reason="they did not exit in the grace period", pids=self._alive())
                 self._signal_all(signal.SIGKILL)
@@ -180,15 +186,11 @@ class Supervisor:
                 self._log("info", "stopped", exit_code=self._exit_code)
                 return self._exit_code
 
-    def _notify_all(self) -> None:
-        for pid in self._alive() if self._exit_code is None else ():
-            self._system.kill(pid, NOTIFY_SIGNAL)
-
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
 
     def _timeout_s(self) -> float | None:
-        """Return seconds until something is due; None if only a signal can change anything."""
+        """Return seconds until something is due; None if only a signal or a message can change anything."""
         due = [slot.start_at for slot in self._slots if slot.start_at is not None]
         if self._exit_code is None:
             due.append(self._check_at)
@@ -196,9 +198,31 @@ class Supervisor:
             due.append(self._deadline)
         return max(0.0, min(due) - self._system.now()) if due else None
 
-    def _check_pings(self) -> None:
-        """Check for pings: a worker that missed too many writes its stacks, then is killed; `_reaped` does the rest."""
-        self._read_pings()
+    def _hear(self, slot: Slot) -> bool:
+        """Pass on a worker's messages; return whether it has sent any."""
+        if slot.pid is None or slot.channel is None:
+            return False
+        messages = slot.channel.receive()
+        for message in messages or ():
+            if (status := WorkerStatus.parse(message)) is not None:
+                slot.checks_since_message = 0
+                self._coordinator.report(slot.pid, status)
+        if messages is None:
+            slot.checks_since_message = slot.checks_since_message or 0
+            self._leave(slot, slot.pid)
+        else:
+            slot.channel.flush()
+        return bool(messages)
+
+    def _leave(self, slot: Slot, pid: int) -> None:
+        """Close the channel of a process that has ended, or that is not ours to talk to: then the watchdog ends it."""
+        if slot.channel is not None:
+            slot.channel.close()
+            slot.channel = None
+            self._coordinator.leave(pid)
+
+    def _check_all(self) -> None:
+        """Check each worker: a silent one writes its stacks at one check, and is killed at the next; `_reaped` does the rest."""
         for slot in self._slots:
             missed = slot.check()
             if slot.pid is not None and missed in (CHECKS - 1, CHECKS):
@@ -208,38 +232,36 @@ class Supervisor:
                 self._log("error", "worker_silent", **fields)
         self._check_at = self._system.now() + self._check_s
 
-    def _read_pings(self) -> None:
-        for index in self._system.pings():
-            if index < len(self._slots):  # a worker may write any byte
-                self._slots[index].checks_since_ping = 0
-
     def _start_due(self) -> None:
         for slot in self._slots:
             if slot.start_at is not None and slot.start_at <= self._system.now():
                 self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        self._read_pings()
-        peers = sum(other.checks_since_ping is not None for other in self._slots if other is not slot)
+        peers = sum(other.checks_since_message is not None for other in self._slots if other is not slot)
         values = {**self._values, "{slot}": str(slot.index), "{peers}": str(peers)}
         command = [values.get(part, part) for part in self._plan.command]
         slot.started = self._system.now()
         try:
-            slot.pid = self._system.spawn(command, self._plan.environment)
+            slot.pid, slot.channel = self._system.spawn(command, self._plan.environment)
         except OSError as error:
             self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
         slot.start_at = None
         self._log("info", "worker_started", worker=slot.index, pid=slot.pid)
+        slot.member = self._coordinator.join(slot.pid, slot.channel.send)
 
     def _reaped(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        self._read_pings()  # its pings must not count for the next process
-        slot.pid = slot.checks_since_ping = None
-        slot.has_served |= self._clean_up(slot.index, pid)
+        while self._hear(slot):
+            pass
+        self._leave(slot, pid)
+        slot.pid = slot.checks_since_message = None
+        slot.has_served |= slot.member is not None and slot.member.has_served
+        self._clean_up(slot.index)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
         if self._exit_code is not None:
@@ -249,6 +271,8 @@ class Supervisor:
                 self._exit_code = self._exit_code or EXIT_FAILED
         elif code == EXIT_REFUSED and not slot.has_served:
             self._log("error", "worker_refused", worker=slot.index, pid=pid, lived_s=lived_s, **how)
+            if slot.member is not None and slot.member.status.start_error:
+                print_error(slot.member.status.start_error)
             self._end_all(EXIT_REFUSED)
         else:
             restart_in_s = slot.retry_later(self._system.now())
@@ -308,8 +332,7 @@ def supervise(plan: Plan, log: Log = write_log_line) -> int:
     try:
         with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
             port = reserved.getsockname()[1]
-            descriptors = {"{lifeline}": str(system.lifeline), "{watchdog}": str(system.watchdog)}
-            values = {"{port}": str(port), "{run_dir}": str(run.path), **descriptors}
+            values = {"{port}": str(port), "{run_dir}": str(run.path)}
             log("info", "serving", host=plan.host, port=port, workers=plan.workers)
             return Supervisor(plan, values, system, run.clean_up, log).run()
     except StartError as error:

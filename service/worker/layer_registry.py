@@ -19,7 +19,7 @@ from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
-from service.worker.desired_state import DesiredState
+from service.supervisor.desired_state import DesiredState
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,114 +1,90 @@
 """LayerRollout: loads, replaces or unloads a layer at run time, in all processes or in none.
 
-It runs in the process that received the request. Must not know: HTTP, how a process applies a desired state
-(`worker/layer_registry.py`), how the others are notified (a callable).
-Invariants: All processes together make one change at a time. No process serves the new layers before every process has them
-ready. The caller gets success only when every process serves them. On any other outcome (a refusal, a crash, a timeout, a
-disconnect) the change is rolled back; until then some processes may serve the new layer. The layer's name decides which file
-is read; nothing else of the request reaches the file system.
+It reads the layer's digest and asks the coordinator (`supervisor/coordinator.py`) for the rollout. Must not know: HTTP, how a
+process applies a desired state (`worker/layer_registry.py`).
+Invariants: The caller gets success only when every process serves the change. On any other outcome (a refusal, a crash, a
+timeout, a disconnect) it is withdrawn or was rolled back. The layer's name decides which file is read; nothing else of the
+request reaches the file system.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.layers.catalog import Catalog, ServedLayer
 from service.layers.stored_layer import NAME
-from service.supervisor.worker_status import State, WorkerStatus
-from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.supervisor.desired_state import DesiredState, Phase
+from service.supervisor.status import Change, Outcome
+from service.worker.control_channel import ControlChannel
 
-ABORT_S = 2.0
+# The coordinator ends a change that is late. A change without an answer for this long after that is withdrawn.
+ANSWER_S = 10.0
 
 
-class DigestReader(Protocol):
-    """Reads digests from the layer directory (`worker/layer_registry.py`)."""
+class Registry(Protocol):
+    """Reads digests from the layer directory, and has the served layers (`worker/layer_registry.py`)."""
+
+    catalog: Catalog | None
 
     async def digest(self, name: str) -> str: ...
 
 
 class LayerRollout:
-    """`notify` makes every process read the desired state. `timeout_s` limits each wait for the file or acknowledgements."""
+    """`timeout_s` limits the wait for the file, and that for all processes."""
 
-    def __init__(
-        self,
-        directory: DigestReader,
-        desired_file: DesiredStateFile,
-        status: WorkerStatus,
-        notify: Callable[[], None],
-        timeout_s: float,
-    ) -> None:
-        self._directory = directory
-        self._desired_file = desired_file
-        self._status = status
-        self._notify = notify
+    def __init__(self, registry: Registry, channel: ControlChannel, timeout_s: float) -> None:
+        self._registry = registry
+        self._channel = channel
         self._timeout_s = timeout_s
-        self._notified = asyncio.Event()
+        self._number = 0
+        self._ended: asyncio.Future[tuple[Outcome, Catalog | None]] | None = None  # set while a change is in progress
         self._is_closed = False
 
     def check(self) -> None:
-        """Check the heartbeats again: a process may have acknowledged, or died."""
-        self._notified.set()
+        """Check whether the outcome has arrived. Another change may follow at once, so keep what is served now."""
+        outcome, ended = self._channel.service.outcome, self._ended
+        if ended is not None and outcome is not None and outcome.number == self._number and not ended.done():
+            ended.set_result((outcome, self._registry.catalog))
 
     def close(self) -> None:
-        """Abort a change in progress and begin no other, because the process drains."""
+        """Withdraw a change in progress and begin no other, because the process drains."""
         self._is_closed = True
-        self._notified.set()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(Draining("the service is shutting down; the change was withdrawn"))
 
-    async def put(self, name: str) -> bool:
-        """Make every process serve the layer's current file. Return True if the name is new."""
+    async def put(self, name: str) -> tuple[ServedLayer, bool]:
+        """Make every process serve the layer's current file; return the layer and whether its name is new."""
         _check_name(name)
-        seen = self._settled_state().layers.get(name)
-        # Read without the lock: a file may be slow to read, and most often there is nothing to change.
-        digest = await self._digest(name)
-        if self._is_served(name, digest):
-            return False
-        with self._locked_state() as desired:
-            current = desired.layers.get(name)
-            if current not in (seen, digest):
-                raise LayerChanged("another change of this layer came first; nothing was changed")
-            await self._roll_out(desired, name, digest)
-            return current is None
+        seen = self._settled().layers.get(name)
+        # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
+        catalog, is_new = await self._roll_out(name, await self._digest(name), seen)
+        assert catalog is not None, "a layer is served, and nothing is. This is a bug."
+        return catalog.get(name), is_new
 
     async def drop(self, name: str) -> None:
         """Make every process stop serving the layer."""
         _check_name(name)
-        with self._locked_state() as desired:
-            if name not in desired.layers:
-                raise _not_served()
-            await self._roll_out(desired, name, None)
+        if name not in self._settled().layers:
+            raise _not_served()
+        await self._roll_out(name, None, None)
 
-    def _read_state(self) -> DesiredState:
+    def _settled(self) -> DesiredState:
+        """Return the current state; raise NotReady while a change is in progress."""
+        desired = self._channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
-        desired = self._desired_file.read()
-        if desired is None:
+        if desired.version == 0:
             raise NotReady("layers are being loaded", retry_after_s=1)
+        if desired.phase is not Phase.SETTLED or self._ended is not None:
+            raise NotReady("another change of layers is under way", retry_after_s=1)
         return desired
-
-    def _settled_state(self) -> DesiredState:
-        """Return the current state; raise NotReady while a change is in progress."""
-        desired = self._read_state()
-        if desired.phase is Phase.SETTLED:
-            return desired
-        with self._locked_state() as desired:
-            return desired
-
-    @contextlib.contextmanager
-    def _locked_state(self) -> Iterator[DesiredState]:
-        """Yield the current state under the lock, after aborting an abandoned change; raise NotReady if the lock is held."""
-        with self._desired_file.locked() as has_lock:
-            if not has_lock:
-                raise NotReady("another change of layers is under way", retry_after_s=1)
-            desired = self._read_state()
-            yield desired if desired.phase is Phase.SETTLED else self._write(desired.abort())
 
     async def _digest(self, name: str) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._directory.digest(name)
+                return await self._registry.digest(name)
         except TimeoutError:
             raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
         except LayerMissing:
@@ -116,74 +92,23 @@ class LayerRollout:
         except LayerError as error:
             raise InvalidInput(error.message) from error
 
-    async def _roll_out(self, desired: DesiredState, name: str, digest: str | None) -> None:
-        pids = self._pids_of_all()
-        # Outside the `try`: before this write there is nothing to abort.
-        desired = self._write(desired.prepare(name, digest))
+    async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:
+        self._settled()
+        self._number += 1
+        self._ended = asyncio.get_running_loop().create_future()
+        self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
         try:
-            await self._acknowledged(desired, self._timeout_s, pids)
-            desired = self._write(desired.serve())
-            await self._acknowledged(desired, self._timeout_s)
-        except BaseException as error:
-            aborted = self._write(desired.abort())
-            if isinstance(error, NotReady | LayerChanged):
-                with contextlib.suppress(NotReady, Draining):
-                    await self._acknowledged(aborted, ABORT_S)
-            raise
-        self._write(desired.settle())
-
-    def _write(self, desired: DesiredState) -> DesiredState:
-        try:
-            self._desired_file.write(desired)
-        except OSError:
-            raise NotReady("the run directory cannot be written", retry_after_s=5) from None
-        self._notify()
-        return desired
-
-    async def _acknowledged(self, desired: DesiredState, timeout_s: float, pids: frozenset[int] = frozenset()) -> None:
-        """Wait until every process has acknowledged the state. If one of `pids` ends, raise NotReady at once."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._have_all_acknowledged(desired, pids):
-                    self._notified.clear()
-                    await self._notified.wait()
+            async with asyncio.timeout(self._timeout_s + ANSWER_S):
+                outcome, catalog = await self._ended
         except TimeoutError:
-            raise NotReady(
-                "a process did not acknowledge the change in time; it was rolled back", retry_after_s=5
-            ) from None
-
-    def _have_all_acknowledged(self, desired: DesiredState, pids: frozenset[int]) -> bool:
-        heartbeats = self._status.fresh()
-        acknowledged = [heartbeat for heartbeat in heartbeats if heartbeat.desired == desired.version]
-        if self._is_closed:
-            raise Draining("the service is shutting down; the change was rolled back")
-        for refusal in (heartbeat for heartbeat in acknowledged if heartbeat.refusal):
-            if refusal.file_changed:
-                raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
-            raise NotReady(
-                f"a process could not load the layer; the change was rolled back: {refusal.refusal}", retry_after_s=5
-            )
-        if pids - {heartbeat.pid for heartbeat in heartbeats}:
-            raise NotReady("a process ended during the change; it was rolled back", retry_after_s=5)
-        return len(acknowledged) >= self._status.expected_workers
-
-    def _pids_of_all(self) -> frozenset[int]:
-        """Return the pids of all processes; raise NotReady unless every process is up."""
-        up = (State.READY, State.FAILED)
-        pids = frozenset(
-            heartbeat.pid for heartbeat in self._status.fresh() if heartbeat.state in up and heartbeat.desired
-        )
-        if len(pids) < self._status.expected_workers:
-            raise NotReady(f"{len(pids)} of {self._status.expected_workers} processes are up", retry_after_s=5)
-        return pids
-
-    def _is_served(self, name: str, digest: str) -> bool:
-        """Return whether every process serves this version and no change is in progress."""
-        desired = self._read_state()
-        if desired.phase is not Phase.SETTLED or desired.layers.get(name) != digest:
-            return False
-        ready = [heartbeat for heartbeat in self._status.fresh() if heartbeat.state is State.READY]
-        return sum(heartbeat.desired == desired.version for heartbeat in ready) >= self._status.expected_workers
+            raise NotReady("the supervisor does not answer; the change was withdrawn", retry_after_s=5) from None
+        finally:
+            self._ended = None
+            self._channel.report(change=None)
+        if outcome.code:
+            refused = LayerChanged if outcome.code == LayerChanged.code else NotReady
+            raise refused(outcome.message, retry_after_s=int(outcome.retry_after_s or 1))
+        return catalog, outcome.is_new
 
 
 def _check_name(name: str) -> None:

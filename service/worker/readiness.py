@@ -1,4 +1,4 @@
-"""Readiness: decides whether this process is ready, and reports that to the other processes.
+"""Readiness: decides whether this process is ready, and reports that to the supervisor.
 
 Invariants: Readiness follows the latest answers of the layers (`probes.py`), never a flag alone. No process is ready before it
 listens. A process listens while it loads, unless other processes are ready.
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from service.batching.batcher import Batcher
-from service.supervisor.worker_status import State, WorkerStatus
+from service.supervisor.status import State
+from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.probes import Probes
-from service.worker.reconciler import Reconciler
 
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
@@ -22,7 +22,7 @@ DRAINING = "draining"
 
 
 class Log(Protocol):
-    """Receives readiness changes besides the worker status (`observability/telemetry.py`)."""
+    """Receives readiness changes, for metrics and logs (`observability/telemetry.py`)."""
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None: ...
 
@@ -34,27 +34,31 @@ class Log(Protocol):
 
 
 class Readiness:
-    """One for each process; made inside the event loop it runs on."""
+    """One for each process; made inside the event loop it runs on.
+
+    `restore` makes what is missing of the run directory; it returns whether anything was, and raises OSError.
+    """
 
     def __init__(
         self,
-        status: WorkerStatus,
+        channel: ControlChannel,
         batcher: Batcher[Any, Any],
         registry: LayerRegistry,
-        reconciler: Reconciler,
         probes: Probes,
         log: Log,
+        restore: Callable[[], bool],
     ) -> None:
-        self._status = status
+        self._channel = channel
         self._batcher = batcher
         self._registry = registry
-        self._reconciler = reconciler
         self._probes = probes
         self._log = log
+        self._restore = restore
         self._reason: str | None = LOADING
-        self._write_error: str | None = None  # why the last heartbeat was not written
+        self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
+        self._version = 0
         self._ready_before: set[int] = set()  # pids of processes that have been ready
         self._joined: Callable[[], object] | None = None
 
@@ -65,7 +69,7 @@ class Readiness:
 
     async def may_listen(self) -> None:
         """Return when the port may open. The kernel would give a loading process connections that others could serve."""
-        if self._status.has_peers or any(heartbeat.state is State.READY for heartbeat in self._status.fresh()):
+        if self._channel.has_peers or self._channel.service.ready:
             await self._has_loaded.wait()
 
     def when_joined(self, joined: Callable[[], object]) -> None:
@@ -77,8 +81,9 @@ class Readiness:
         self._is_listening = True
         self.report()
 
-    def state_applied(self) -> None:
-        """Record that the registry has applied the desired state."""
+    def state_applied(self, version: int) -> None:
+        """Record that the registry has applied that version of the desired state, and acknowledge it."""
+        self._version = version
         if self._reason == LOADING:
             self._reason = None
         self._has_loaded.set()
@@ -96,7 +101,7 @@ class Readiness:
 
     def why_not_ready(self) -> str | None:
         """Return this process's own reason first, then that of the others; None if all are ready."""
-        return self._own_reason() or self._write_error or self._status.why_not_ready()
+        return self._own_reason() or self._channel.service.why_not_ready
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:
@@ -110,34 +115,41 @@ class Readiness:
             return LOADING
         if catalog.awaited:
             return self._registry.fault or "a layer is missing"
-        return self._probes.why_not_ready(catalog)
+        return self._probes.why_not_ready(catalog) or self._write_error
 
     def report(self) -> None:
-        """Write one heartbeat, and report the current state to the log and the metrics."""
-        reason = self._own_reason()
-        before, self._write_error = self._write_error, self._write(reason)
+        """Report the current state to the supervisor."""
+        before, self._write_error = self._write_error, self._why_not_writable()
         if self._write_error is not None and self._write_error != before:
             self._log.heartbeat_failed(self._write_error)
         elif self._write_error is None and before is not None:
             self._log.heartbeat_recovered()
-        ready = {heartbeat.pid for heartbeat in self._status.fresh() if heartbeat.state is State.READY}
-        self._log.readiness_changed(is_ready=reason is None and self._write_error is None, num_ready=len(ready))
-        if self._joined is not None:
-            # A process that starts late counts too: it looks like the replacement of one that died between two reports.
-            has_joined = bool(self._ready_before) and not ready <= self._ready_before
-            self._ready_before |= ready
-            if has_joined:
-                self._joined()
+        reason = self._own_reason()
+        refusal, is_file_changed = self._registry.refusal or ("", False)
+        self._channel.report(
+            state=self._state(reason),
+            reason=reason or "",
+            version=self._version,
+            refusal=refusal,
+            is_file_changed=is_file_changed,
+        )
+        self.check()
 
-    def _write(self, reason: str | None) -> str | None:
-        """Write the heartbeat, or return why that failed; the next one tries again."""
+    def check(self) -> None:
+        """Check which processes are ready now, and report that to the log and the metrics."""
+        ready = set(self._channel.service.ready)
+        self._log.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
+        # A process that starts late counts too: it looks like the replacement of one that died between two reports.
+        has_joined = bool(self._ready_before) and not ready <= self._ready_before
+        self._ready_before |= ready
+        if has_joined and self._joined is not None:
+            self._joined()
+
+    def _why_not_writable(self) -> str | None:
+        """Make what is missing of the run directory, or return why that fails; the next report tries again."""
         try:
-            if self._status.restore():
+            if self._restore():
                 self._log.run_directory_recreated()
-            state = self._state(reason)
-            refusal, file_changed = self._registry.refusal or (None, False)
-            version = self._reconciler.version
-            self._status.write(state, reason, desired=version, refusal=refusal, file_changed=file_changed)
         except OSError as error:
             return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
         return None

@@ -1,12 +1,12 @@
 """Server: runs uvicorn in one worker process, and ends it in three steps.
 
-It holds uvicorn's configuration, the signals, the lifeline and the order of the drain.
+It holds uvicorn's configuration, the signals and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are cut. A second
-signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the lifeline (the supervisor died) starts
-the drain without delay. None of these prints a traceback. When another process joins, each open connection ends with its next
+signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the supervisor starts the drain without
+delay. None of these prints a traceback. When another process joins, each open connection ends with its next
 response (`rebalance`), never between two requests, so that the new process gets its share.
 """
 
@@ -77,7 +77,7 @@ class Drain:
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    `begun` is called on the loop as soon as it runs, `opened` once connections are accepted.
+    `opened` is called once connections are accepted.
     """
 
     def __init__(
@@ -87,9 +87,7 @@ class Server(uvicorn.Server):
         drain: Drain,
         limits: ConnectionLimits,
         *,
-        begun: Callable[[], None] = _nothing,
         opened: Callable[[], None] = _nothing,
-        lifeline: int | None = None,
         tls: Tls | None = None,
         force: Callable[[int], object] = _exit_at_once,
     ) -> None:
@@ -98,9 +96,7 @@ class Server(uvicorn.Server):
         self._bound = listener
         self._limits = limits
         self._drain = drain
-        self._begun = begun
         self._opened = opened
-        self._lifeline = lifeline
         self._force = force
         self._log = get_logger()
         self._is_leaving = False
@@ -151,8 +147,8 @@ class Server(uvicorn.Server):
         self._log.warning("forced", signal=signal.Signals(signum).name)
         self._force(128 + signum)
 
-    def _orphaned(self, lifeline: int) -> None:
-        asyncio.get_running_loop().remove_reader(lifeline)
+    def supervisor_ended(self) -> None:
+        """Begin the drain without delay, because no supervisor would replace this process."""
         self._log.error("supervisor_gone")
         self.leave()
 
@@ -162,9 +158,6 @@ class Server(uvicorn.Server):
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(signal.SIGHUP, _nothing)
-        if self._lifeline is not None:
-            loop.add_reader(self._lifeline, self._orphaned, self._lifeline)
-        self._begun()
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._drain.is_over():

@@ -2,7 +2,7 @@
 
 Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
 checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for each compute thread.
-Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then writes heartbeats; one applies
+Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
 the desired state; one watches the keys file, if there is one.
 """
 
@@ -30,7 +30,7 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.errors import InvalidInput, NotReady, ServiceError
+from service.errors import InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -40,8 +40,7 @@ from service.observability.telemetry import Telemetry
 from service.observability.tracing import BatchSpans
 from service.settings import Settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.supervisor.worker_status import WorkerStatus
-from service.worker.desired_state import DesiredStateFile
+from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.probes import Probes
@@ -67,14 +66,15 @@ class Service:
         self,
         settings: Settings,
         telemetry: Telemetry,
-        status: WorkerStatus,
+        channel: ControlChannel,
         leave: Callable[[int, str], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
         tracer: Tracer | None = None,
+        restore: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
-        self._notifier = status.notifier
+        self._channel = channel
         self._leave = leave
         options = _engine_options(settings)
         self.engine = engine(options)
@@ -90,18 +90,17 @@ class Service:
         self._memory = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        desired_file = DesiredStateFile(status.directory)
-        self._reconciler = Reconciler(
-            self._registry, desired_file, LoopClock(), settings.probe_s, self._acknowledge, has_peers=status.has_peers
-        )
-        self._rollout = LayerRollout(self._registry, desired_file, status, self._notify_all, settings.layer_change_s)
+        self._rollout = LayerRollout(self._registry, channel, settings.layer_change_s)
         self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
-        self.readiness = Readiness(status, self.batcher, self._registry, self._reconciler, self._probes, telemetry)
+        self.readiness = Readiness(channel, self.batcher, self._registry, self._probes, telemetry, restore)
+        self._reconciler = Reconciler(
+            self._registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
-        telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, status.expected_workers)
+        telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, settings.workers)
 
     @property
     def catalog(self) -> Catalog:
@@ -113,6 +112,7 @@ class Service:
 
     async def start(self) -> None:
         """Return before the layers are loaded, but after the API keys are read."""
+        self._channel.open(self._service_changed)
         if self.keys is not None:
             try:
                 await self.keys.open()
@@ -121,23 +121,23 @@ class Service:
                 self._leave(EXIT_REFUSED, error.message)
             self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
-        self._notifier.listen(self.check_run_directory)
         self._start_task(self._load_and_beat(), "heartbeat")
 
-    def check_run_directory(self) -> None:
-        """Check for another desired state and for acknowledgements."""
+    def _service_changed(self) -> None:
+        """Check for other ready processes, another desired state and the outcome of a rollout."""
+        self.readiness.check()
         self._reconciler.check()
         self._rollout.check()
 
-    async def put_layer(self, name: str) -> bool:
-        """Make every process serve the layer that the directory has under that name; return whether the name is new."""
+    async def put_layer(self, name: str) -> tuple[ServedLayer, bool]:
+        """Make every process serve the layer that the directory has under that name; return it and whether it is new."""
         try:
-            is_new = await self._rollout.put(name)
+            layer = await self._rollout.put(name)
         except InvalidInput as error:
             self._telemetry.layer_refused(name, error)
             raise
         self._telemetry.layers_changed("put", name)
-        return is_new
+        return layer
 
     async def drop_layer(self, name: str) -> None:
         """Make every process stop serving that layer."""
@@ -234,10 +234,6 @@ class Service:
     async def _load_and_beat(self) -> None:
         try:
             await self._load()
-        except NotReady as error:
-            self._telemetry.desired_state_not_found(error.message)
-            self.readiness.give_up(error.message)
-            self._leave(EXIT_FAILED, error.message)
         except ServiceError as error:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
@@ -247,7 +243,7 @@ class Service:
             self._heartbeat()
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
-            self.check_run_directory()
+            self._reconciler.check()
             await self.batcher.ended_within(self._settings.heartbeat_s)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
@@ -267,15 +263,6 @@ class Service:
         # The objects that exist now stay: a full collection over torch's would stop the loop for about 40 ms.
         gc.collect()
         gc.freeze()
-
-    def _acknowledge(self) -> None:
-        """Report to all processes that another desired state has been applied."""
-        self.readiness.state_applied()
-        self._notify_all()
-
-    def _notify_all(self) -> None:
-        self.check_run_directory()
-        self._notifier.notify()
 
     def _heartbeat(self) -> None:
         self._telemetry.sample(self.engine)

@@ -14,14 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from service.supervisor.processes import print_error_once
 from service.supervisor.supervisor import EXIT_REFUSED, WORKER_OPTIONS, Plan, supervise
 
 
 def options(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("serve", "worker"))
-    for name in ("slot", "port", "lifeline", "watchdog", "peers", "workers"):
+    for name in ("slot", "port", "channel", "peers", "workers"):
         parser.add_argument(f"--{name}", type=int, default=0)
     for name in ("delay", "grace", "silence", "ready-after"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
@@ -48,8 +47,8 @@ def serve(options, arguments):
 
 
 class App:
-    def __init__(self, status, metrics, ready_after_s):
-        self.status = status
+    def __init__(self, channel, metrics, ready_after_s):
+        self.channel = channel
         self.metrics = metrics
         self.ready_after_s = ready_after_s
         self.is_draining = False
@@ -57,19 +56,17 @@ class App:
         self.settled = asyncio.Event()
 
     def begin_drain(self):
-        from service.supervisor.worker_status import State
+        from service.supervisor.status import State
 
         self.is_draining = True
-        self.status.write(State.DRAINING)
+        self.channel.report(state=State.DRAINING)
 
-    async def beat(self):
-        from service.supervisor.worker_status import State
+    async def begin(self):
+        from service.supervisor.status import State
 
-        self.status.write(State.STARTING)
         await asyncio.sleep(self.ready_after_s)
-        while True:
-            self.status.write(State.DRAINING if self.is_draining else State.READY)
-            await asyncio.sleep(0.2)
+        if not self.is_draining:
+            self.channel.report(state=State.READY)
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -88,7 +85,7 @@ class App:
 
     async def answer(self, scope):
         if scope["path"] == "/readyz":
-            reason = "draining" if self.is_draining else self.status.why_not_ready()
+            reason = "draining" if self.is_draining else self.channel.service.why_not_ready
             return (503, reason.encode()) if reason else (200, b"ready")
         if scope["path"] == "/metrics":
             return 200, await asyncio.to_thread(self.metrics.render)
@@ -109,7 +106,8 @@ class App:
 
     async def lifespan(self, receive, send):
         await receive()
-        task = asyncio.get_running_loop().create_task(self.beat())
+        self.channel.open(lambda: None)
+        task = asyncio.get_running_loop().create_task(self.begin())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         task.cancel()
@@ -128,19 +126,18 @@ def work(options):
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
-    from service.supervisor.watchdog import Watchdog
-    from service.supervisor.worker_status import WorkerStatus
+    from service.worker.control_channel import SupervisorChannel
     from service.worker.server import Drain, Server
 
+    channel = SupervisorChannel(options.channel, has_peers=options.peers > 0)
     if options.refuse:
-        print_error_once(options.run_dir, "the layer directory is empty")
+        channel.report(start_error="the layer directory is empty")
         return EXIT_REFUSED
     if options.crash:
         return 7
     configure_logs("info")
-    status = WorkerStatus(options.run_dir / "heartbeats", options.workers, 2.0)
     metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
-    app = App(status, metrics, options.ready_after)
+    app = App(channel, metrics, options.ready_after)
     drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
     limits = ConnectionLimits(
         head=HeadLimits(max_header_bytes=16384, max_target_bytes=8192, max_headers=100),
@@ -149,8 +146,9 @@ def work(options):
         max_connections=1000,
         max_read_ahead_bytes=2**24,
     )
-    listener, watchdog = listen("127.0.0.1", options.port), Watchdog(options.watchdog, options.slot)
-    return Server(app, listener, drain, limits, begun=watchdog.start, lifeline=options.lifeline).run_to_end()
+    server = Server(app, listen("127.0.0.1", options.port), drain, limits)
+    channel.ended = server.supervisor_ended
+    return server.run_to_end()
 
 
 if __name__ == "__main__":

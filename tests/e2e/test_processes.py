@@ -205,6 +205,16 @@ def test_the_workers_exit_when_their_supervisor_is_killed(tmp_path):
         eventually(lambda: not any(map(is_alive, service.worker_pids)), "the workers are gone", within_s=5)
 
 
+def test_workers_that_still_start_exit_when_their_supervisor_is_killed(tmp_path):
+    """Their event loops do not run yet."""
+    with FakeService(tmp_path) as service:
+        eventually(lambda: len(service.worker_pids) == 2, "both are started")
+        service.process.kill()
+        service.process.wait(START_S)
+        eventually(lambda: not any(map(is_alive, service.worker_pids)), "the workers are gone", within_s=5)
+        assert len(service.events("supervisor_gone")) == 2
+
+
 def test_l11_a_busy_port_is_one_line_and_no_start(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -180,16 +180,11 @@ LOSSES = {
     "moved-away": lambda run: run.rename(run.parent / "away"),
     "all-files": empty,
     "metrics": lambda run: remove(run / "metrics"),
-    "heartbeats": lambda run: remove(run / "heartbeats"),
     "one-counter-file": lambda run: (run / "metrics" / "counter_0.db").unlink(),
     "one-gauge-file": lambda run: (run / "metrics" / "gauge_livesum_1.db").unlink(),
-    "one-heartbeat": lambda run: next((run / "heartbeats").glob("*.json")).unlink(),
-    "the-desired-state": lambda run: (run / "heartbeats" / "desired_state").unlink(),
-    "the-lock": lambda run: (run / "heartbeats" / "desired_state.lock").unlink(missing_ok=True),
-    "the-roll-cut": lambda run: os.truncate(run / "heartbeats" / "desired_state", 3),
 }
 # After these a worker is killed: its replacement finds what the others have made again.
-DEADLY = ("everything", "heartbeats")
+DEADLY = ("everything", "metrics")
 
 
 @pytest.mark.long
@@ -204,7 +199,7 @@ def test_lost_files_are_created_again_and_no_request_fails_D4(lost, loss):
         time.sleep(0.5)
         run_dir = lost.run_dir
         LOSSES[loss](run_dir)
-        eventually((run_dir / "heartbeats" / "desired_state").exists, "the roll is back", HEALED_S)
+        eventually((run_dir / "metrics" / "counter_0.db").exists, "the metrics are back", HEALED_S)
         eventually(lost.is_well, "it is ready, and in the metrics", HEALED_S)
         time.sleep(1.5)  # a beat of each process later it still is
         assert lost.is_well()
@@ -232,7 +227,7 @@ def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_with_the_layers
     assert service.ask("/v1/layers/zero", "DELETE")[0] == 204
     service.store.save(small_layer("unasked"))
     layers = service.layers()
-    for part in ("everything", "the-desired-state"):
+    for part in ("everything", "metrics"):
         before = set(service.workers)
         LOSSES[part](service.run_dir)
         service.replace_one()

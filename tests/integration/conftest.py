@@ -10,12 +10,10 @@ from service.attention import engine, self_check
 from service.observability.logs import configure_logs
 from tests.integration.running import LAYERS, prepare, running
 
-# A heartbeat is a file of 100 bytes on a memory file system; /metrics reads one line of /proc.
+# /metrics reads one line of /proc.
 # The trace of a fault of ours is formatted with its source lines.
 MAY_BLOCK = [
-    ("service/supervisor/worker_status.py", {"write", "_read", "_read_all"}),
     ("service/attention/heap.py", {"resident_bytes"}),
-    ("service/worker/desired_state.py", {"read", "_try_lock", "locked", "write", "create"}),
     ("service/observability/telemetry.py", {"faulted", "died"}),
 ]
 

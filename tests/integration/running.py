@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
@@ -21,7 +22,7 @@ from service.layers.stored_layer import StoredLayer
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
-from service.supervisor.worker_status import WorkerStatus
+from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
 
 ADMIN_KEY = "the-admins-own"
@@ -73,6 +74,7 @@ class Running:
     client: httpx2.AsyncClient
     service: Service
     refusals: list[str]
+    channel: ControlChannel
 
     @property
     def engine(self) -> HeldEngine:
@@ -98,7 +100,6 @@ def prepare(directory: Path, layers) -> None:
     for layer in layers:
         Store(directory / "layers").save(layer)
     (directory / "layers").mkdir(exist_ok=True)
-    (directory / "heartbeats").mkdir()
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +109,8 @@ async def running(
     wait: bool = True,
     listens: bool = True,
     admin: bool = False,
-    status: WorkerStatus | None = None,
+    channel: ControlChannel | None = None,
+    restore: Callable[[], bool] = lambda: False,
     tracer: Tracer | None = None,
     **rollout,
 ):
@@ -119,11 +121,21 @@ async def running(
     if admin:
         (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
         rollout["api_keys_file"] = directory / "keys"
-    status = status or WorkerStatus(directory / "heartbeats", 1, 5.0)
-    settings = load_settings(**{"layers_dir": directory / "layers", "device": "cpu", "heartbeat_s": 0.02, **rollout})
+    channel = channel or ControlChannel()
+    settings = load_settings(
+        **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
+    )
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(settings, telemetry, status, lambda _, reason: refusals.append(reason), HeldEngine, tracer)
+    edge, service = build(
+        settings,
+        telemetry,
+        channel,
+        lambda _, reason: refusals.append(reason),
+        HeldEngine,
+        tracer,
+        restore,
+    )
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),
@@ -133,11 +145,12 @@ async def running(
     ):
         if listens:
             service.readiness.port_opened()
-        found = Running(client, service, refusals)
+        found = Running(client, service, refusals, channel)
         if wait:
             await found.until(lambda: _is_ready(service))
         yield found
         found.engine.gate.set()
+    channel.coordinator.leave(channel.pid)
 
 
 def _is_ready(service: Service) -> bool:

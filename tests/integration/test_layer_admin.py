@@ -2,48 +2,38 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
 import pytest
 
 from service.layers.store import Store
-from service.supervisor.worker_status import State, WorkerStatus
-from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.supervisor.coordinator import Coordinator
+from service.supervisor.desired_state import DesiredState, Phase
+from service.supervisor.status import State, WorkerStatus
+from service.worker.control_channel import ControlChannel
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter
 PATH = "/v1/layers/small"
 
 
-class LocalNotifier:
-    """Rings every process of a service whose processes are all in this one."""
-
-    def __init__(self) -> None:
-        self.heard: list[Callable[[], None]] = []
-
-    def listen(self, heard: Callable[[], None]) -> None:
-        self.heard.append(heard)
-
-    def notify(self) -> None:
-        for heard in self.heard:
-            heard()
-
-
 @contextlib.asynccontextmanager
 async def processes(directory, count=2, **rollout):
-    """`count` processes over one directory, each with an engine of its own."""
-    notifier = LocalNotifier()
+    """`count` processes over one directory with one coordinator, each with an engine of its own."""
+    coordinator = Coordinator(count, time.monotonic)
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
-            status = WorkerStatus(directory / "heartbeats", count, 5.0, pid=slot + 1, notifier=notifier)
+            channel = ControlChannel(coordinator, pid=slot + 1)
             options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **rollout}
-            started.append(await stack.enter_async_context(running(directory, status=status, **options)))
+            started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
             await process.until(lambda process=process: process.service._reconciler.version)
         for process in started:
@@ -342,7 +332,7 @@ def test_without_every_process_up_a_rollout_is_refused(service, tmp_path, store)
     async def story(one, two):
         before = await outputs(one)
         store.save(small_layer("small", scale=0.25))
-        (tmp_path / "heartbeats" / "2.json").unlink()
+        two.channel.coordinator.leave(two.channel.pid)
         answer = await one.client.put(PATH)
         assert (answer.status_code, answer.json()["detail"]) == (503, "1 of 2 processes are up")
         assert await outputs(one) == before
@@ -388,8 +378,7 @@ def test_a_file_swapped_during_prepare_is_a_409_and_nothing_changes_D1(service, 
         store.save(small_layer("small", scale=0.25))
         release = hold(both[slow])
         changing = asyncio.ensure_future(one.client.put(PATH))
-        desired_file = DesiredStateFile(tmp_path / "heartbeats")
-        await one.until(lambda: (desired_file.read() or DesiredState(0, Phase.SETTLED, {})).phase is not Phase.SETTLED)
+        await one.until(lambda: one.channel.service.desired.phase is not Phase.SETTLED)
         SWAPS[swap](file, old)
         release()
         answer = await changing
@@ -553,21 +542,19 @@ async def request_until(leave, process, method, body):
     return sent
 
 
-def test_a_rollout_whose_author_died_is_aborted(service, tmp_path, store):
+def test_a_rollout_whose_author_died_is_aborted(service, store):
     async def story(one, two):
-        before = await outputs(one)
+        before = await outputs(two)
         store.save(small_layer("fresh"))
-        desired_file = DesiredStateFile(tmp_path / "heartbeats")
-        desired = one.service._reconciler._applied
-        abandoned = desired.prepare("fresh", small_layer("fresh").digest).serve()
-        desired_file.write(abandoned)
-        one.service.check_run_directory()
-        await one.until(lambda: one.service._reconciler.version == abandoned.version + 1)
-        for process in (one, two):
-            process.service.check_run_directory()
-            await process.until(lambda process=process: process.service._reconciler.version == abandoned.version + 1)
-            assert process.service.catalog.names() == ["cross", "small", "zero"]
-        assert await outputs(one) == await outputs(two) == before
+        release = hold(two)
+        changing = asyncio.ensure_future(one.client.put("/v1/layers/fresh"))
+        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
+        one.channel.coordinator.leave(one.channel.pid)
+        release()
+        await two.until(lambda: two.service._reconciler._applied == DesiredState(3, Phase.SETTLED, _digests()))
+        assert two.service.catalog.names() == ["cross", "small", "zero"]
+        assert await outputs(two) == before
+        changing.cancel()
 
     service(story)
 
@@ -581,8 +568,7 @@ def test_a_process_that_starts_later_serves_the_desired_state_rather_than_the_di
             store.save(small_layer("unasked"))
             assert (await one.client.put("/v1/layers/fresh")).status_code == 201
             assert (await one.client.delete("/v1/layers/zero")).status_code == 204
-            status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=3)
-            async with running(tmp_path, status=status, admin=True) as later:
+            async with running(tmp_path, channel=ControlChannel(one.channel.coordinator, pid=3), admin=True) as later:
                 assert later.service.catalog.names() == ["cross", "fresh", "small"] == two.service.catalog.names()
 
     asyncio.run(main())
@@ -592,13 +578,12 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
     prepare(tmp_path, LAYERS)
 
     async def main():
-        notifier = LocalNotifier()
-        statuses = [WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=pid, notifier=notifier) for pid in (1, 2)]
-        async with running(tmp_path, status=statuses[0], admin=True, wait=False) as one:
+        coordinator = Coordinator(2, time.monotonic)
+        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
             await one.until(lambda: one.service._reconciler.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
-            async with running(tmp_path, status=statuses[1], admin=True, wait=False) as two:
+            async with running(tmp_path, channel=ControlChannel(coordinator, pid=2), admin=True, wait=False) as two:
                 await two.until(lambda: two.service._reconciler.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -621,10 +606,11 @@ def test_a_restored_file_is_found_without_a_request(tmp_path, store):
     prepare(tmp_path, LAYERS)
 
     async def main():
-        DesiredStateFile(tmp_path / "heartbeats").create({layer.name: layer.digest for layer in LAYERS})
+        coordinator = Coordinator(1, time.monotonic)
+        coordinator.desired = DesiredState(1, Phase.SETTLED, _digests())
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
-        async with running(tmp_path, wait=False, probe_s=0.05) as one:
+        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
             await one.until(lambda: one.service._reconciler.version)
             assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
             (tmp_path / "away").rename(file)
@@ -649,18 +635,17 @@ def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
     service(story)
 
 
-def test_a_lost_run_directory_changes_no_served_layer(service, tmp_path):
+def test_an_unwritable_run_directory_stops_no_rollout(service):
+    """It holds only metrics."""
+
+    def restore():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     async def story(one):
-        before = await outputs(one)
-        (tmp_path / "heartbeats").rename(tmp_path / "gone")
-        answer = await one.client.delete(PATH)
-        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
-        assert await outputs(one) == before
-        (tmp_path / "heartbeats").mkdir()
-        await one.until(lambda: one.service.why_not_ready() is None)
-        one.service.check_run_directory()
-        await one.until(lambda: DesiredStateFile(tmp_path / "heartbeats").read() is not None)
+        one.service.readiness._restore = restore
+        await one.until(lambda: one.service.why_not_ready() is not None)
         assert (await one.client.delete(PATH)).status_code == 204
+        assert (await one.client.put(PATH)).status_code == 201
 
     service(story, count=1, heartbeat_s=0.02)
 
@@ -707,12 +692,13 @@ def test_a_process_with_another_state_is_not_up(tmp_path):
     prepare(tmp_path, LAYERS)
 
     async def main():
-        status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=1)
-        async with running(tmp_path, status=status, admin=True, wait=False) as one:
+        coordinator = Coordinator(2, time.monotonic)
+        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
             await one.until(lambda: one.service._reconciler.version)
-            WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=2).write(State.STARTING)
+            coordinator.join(-1, lambda _: None)
+            coordinator.report(-1, WorkerStatus(State.STARTING))
             assert (await one.client.delete(PATH)).json()["detail"] == "1 of 2 processes are up"
-            assert DesiredStateFile(tmp_path / "heartbeats").read() == DesiredState(1, Phase.SETTLED, _digests())
+            assert coordinator.desired == DesiredState(1, Phase.SETTLED, _digests())
 
     asyncio.run(main())
 

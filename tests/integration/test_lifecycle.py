@@ -1,14 +1,18 @@
 """Start, readiness and end of one process."""
 
 import asyncio
+import errno
 import shutil
+import time
 
 import pytest
 import torch
 
 from service.attention.layer import Layer
 from service.layers.store import Store
-from service.supervisor.worker_status import State, WorkerStatus
+from service.supervisor.coordinator import Coordinator
+from service.supervisor.status import State, WorkerStatus
+from service.worker.control_channel import ControlChannel
 from tests.integration.running import LAYERS, prepare, running, small_layer
 
 X = [[0.5] * 16]
@@ -88,14 +92,12 @@ def test_a_replacement_listens_once_it_can_answer_unless_it_is_alone(tmp_path):
     prepare(tmp_path, LAYERS)
 
     async def main():
-        async with running(tmp_path, wait=False) as first:
+        coordinator = Coordinator(1, time.monotonic)
+        async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=1)) as first:
             assert (await first.attend({"query": X})).status_code == 503
             await first.until(lambda: first.service.why_not_ready() is None)
-            status = WorkerStatus(tmp_path / "heartbeats", 2, 5.0, pid=2)
-            async with running(tmp_path, wait=False, status=status) as replacement:
+            async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=2)) as replacement:
                 assert (await replacement.attend({"query": X})).status_code == 200
-        for file in (tmp_path / "heartbeats").glob("*.json"):
-            file.unlink()
         async with running(tmp_path, wait=False) as alone:
             assert (await alone.attend({"query": X})).status_code == 503
 
@@ -109,8 +111,7 @@ def test_no_process_is_ready_before_its_port_is_open(tmp_path):
     async def main():
         async with running(tmp_path, wait=False, listens=False) as service:
             await service.until(lambda: service.service.why_not_ready() == "the port is not open yet")
-            (beat,) = WorkerStatus(tmp_path / "heartbeats", 1, 5.0).fresh()
-            assert beat.state is State.STARTING
+            assert service.service._channel.status.state is State.STARTING
             service.service.readiness.port_opened()
             await service.until(lambda: service.service.why_not_ready() is None)
 
@@ -203,16 +204,24 @@ def test_requests_of_every_form_before_the_listener_closed_are_answered(served):
     served(story)
 
 
-def test_a_lost_run_directory_ends_no_process(served, tmp_path):
+def test_a_run_directory_that_cannot_be_written_ends_no_process(served):
+    is_full = False
+
+    def restore():
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return False
+
     async def story(service):
-        await asyncio.to_thread((tmp_path / "heartbeats").rename, tmp_path / "gone")  # at once, between two beats
-        await asyncio.sleep(0.1)
+        nonlocal is_full
+        is_full = True
+        await service.until(lambda: service.service.why_not_ready() is not None)
         assert (await service.attend({"query": X})).status_code == 200
-        assert (await service.client.get("/readyz")).status_code == 503
-        await asyncio.to_thread((tmp_path / "heartbeats").mkdir)
+        assert "No space left" in (await service.client.get("/readyz")).json()["detail"]
+        is_full = False
         await service.until(lambda: service.service.why_not_ready() is None)
 
-    served(story)
+    served(story, restore=restore)
 
 
 def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
@@ -225,17 +234,19 @@ def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
     served(story)
 
 
-def test_readiness_needs_every_process(served, tmp_path):
+def test_readiness_needs_every_process(served):
+    coordinator = Coordinator(1, time.monotonic)
+
     async def story(service):
-        other = WorkerStatus(tmp_path / "heartbeats", 1, 5.0, pid=1)
-        other.write(State.STARTING, "layers are being loaded")
+        coordinator.join(-1, lambda _: None)
+        coordinator.report(-1, WorkerStatus(State.STARTING, "layers are being loaded"))
         ready = await service.client.get("/readyz")
         assert ready.status_code == 503
         assert "starting" in ready.json()["detail"]
-        other.write(State.READY)
+        coordinator.report(-1, WorkerStatus(State.READY))
         assert (await service.client.get("/readyz")).status_code == 200
 
-    served(story)
+    served(story, channel=ControlChannel(coordinator, pid=1))
 
 
 def test_a_layer_that_stops_answering_makes_the_service_unready(served):

@@ -191,7 +191,7 @@ class Subject:
         return sum(process_tree.peak_bytes(pid) for pid in self.pids)
 
     def end(self) -> None:
-        """Whatever state it is in; workers see their lifeline end."""
+        """Whatever state it is in; workers see their channel end."""
         pids = process_tree.children(self.process.pid) if self.process.poll() is None else []
         if self.process.poll() is None:
             self.process.kill()

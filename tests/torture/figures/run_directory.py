@@ -2,8 +2,8 @@
 again within ten seconds, no request fails and the counters of living processes go on; a worker that dies later is replaced;
 what a killed supervisor leaves is removed by the next start. With the old fault planted (nothing is made again) the check fails.
 
-Laws: a service is well once `/readyz` says so and `/metrics` has every process; what is lost is drawn from the seed, and each
-kind of loss comes at least once.
+Laws: a service is well once `/readyz` says so, `/metrics` has every process, and each has its files again; what is lost is drawn
+from the seed, and each kind of loss comes at least once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure(form: Form) -> Iterator[Row]:
         yield none_of(14, "losses that were not made good in time, or cost a living process its counters", wrong)
         yield at_most(14, "ready, with every process in the metrics (slowest)", slowest_s, HEAL_S, " s")
         yield none_of(14, "descriptors, threads and counts afterwards", at_rest.not_back(subject, before))
-        yield none_of(14, "a worker killed after a loss: not replaced", _kill_a_worker(subject))
+        yield none_of(14, "a worker killed after a loss: not replaced", _kill_a_worker(subject, shared))
     with Subject(form.room("next"), workers=1, run_dir=shared):
         left = len(list(shared.iterdir())) - 1
         yield at_most(14, "directories of a killed supervisor after the next start", left, 0)
@@ -51,7 +51,7 @@ def measure(form: Form) -> Iterator[Row]:
     plants = {"modules": [__name__]}
     with Subject(planted.parent, plants=plants, workers=WORKERS, run_dir=planted) as subject:
         _remove(_run_directory(planted))
-        is_found = _seconds_until_well(subject) is None
+        is_found = _seconds_until_well(subject, planted) is None
         told = "not well in time" if is_found else "the check found nothing"
         yield Row(14, "a planted fault (what is lost is not made again) fails the check", "fails", told, is_found)
 
@@ -76,7 +76,7 @@ def _lose_all(subject: Subject, shared: Path, form: Form) -> tuple[float, list[s
     for name in rng.sample(names, len(names)):
         counted = total(subject.samples(), "received_total")
         _LOSSES[name](_run_directory(shared), rng)
-        seconds = _seconds_until_well(subject)
+        seconds = _seconds_until_well(subject, shared)
         slowest_s = max(slowest_s, HEAL_S if seconds is None else seconds)
         if seconds is None:
             wrong.append(f"{name}: {subject.get('/readyz')[1].decode()}")
@@ -89,32 +89,32 @@ def _run_directory(shared: Path) -> Path:
     return next(shared.iterdir())
 
 
-def _is_well(subject: Subject) -> bool:
-    if subject.get("/readyz")[0] != 200:
+def _is_well(subject: Subject, shared: Path) -> bool:
+    if subject.get("/readyz")[0] != 200 or len(list(shared.glob("*/metrics/counter_*.db"))) != WORKERS:
         return False
     samples = subject.samples()
     return samples.get("attention_ready_processes") == samples.get("attention_expected_processes") == WORKERS
 
 
-def _seconds_until_well(subject: Subject) -> float | None:
+def _seconds_until_well(subject: Subject, shared: Path) -> float | None:
     """None where that takes too long. A loss shows only when a process looks, so it has to last for two heartbeats."""
     started = lasting_since = time.monotonic()
     while time.monotonic() < started + HEAL_S:
         time.sleep(0.05)
-        if not _is_well(subject):
+        if not _is_well(subject, shared):
             lasting_since = time.monotonic()
         elif time.monotonic() > lasting_since + 2.5:
             return lasting_since - started
     return None
 
 
-def _kill_a_worker(subject: Subject) -> list[str]:
+def _kill_a_worker(subject: Subject, shared: Path) -> list[str]:
     pid = subject.pids[0]
     os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + REPLACE_S
     while time.monotonic() < end:
         deaths = [line for line in subject.lines() if line["event"] == "worker_died"]
-        if [line["pid"] for line in deaths] == [pid] and _is_well(subject):
+        if [line["pid"] for line in deaths] == [pid] and _is_well(subject, shared):
             return []
         time.sleep(0.1)
     return [f"{len(deaths)} deaths; {subject.get('/readyz')[1].decode()}"]
@@ -136,7 +136,5 @@ _LOSSES: dict[str, Callable[[Path, random.Random], None]] = {
     "all of it": lambda run, _: _remove(run),
     "with its parent": lambda run, _: _remove(run.parent),
     "the metrics": lambda run, _: _remove(run / "metrics"),
-    "the heartbeats": lambda run, _: _remove(run / "heartbeats"),
-    "the desired state": lambda run, _: (run / "heartbeats" / "desired_state").unlink(missing_ok=True),
     "some files": _remove_some,
 }

@@ -30,7 +30,7 @@ def served(monkeypatch):
 
 def test_a_worker_keeps_freed_memory_and_shares_the_interpreter_quickly(served, tmp_path):
     with pytest.raises(typer.Exit) as ended:
-        serve.worker(port=1, slot=0, lifeline=0, watchdog=0, run_dir=tmp_path)
+        serve.worker(port=1, slot=0, channel=0, run_dir=tmp_path)
     assert ended.value.exit_code == 3
     assert served["kept"] == [True]
     assert served["interval"] == pytest.approx(serve.SWITCH_INTERVAL_S)

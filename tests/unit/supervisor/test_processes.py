@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.supervisor.processes import Relay, StartError, print_error_once, reserve_port, set_nonblocking
+from service.supervisor.processes import Relay, StartError, reserve_port, set_nonblocking
 
 
 def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
@@ -45,17 +45,6 @@ def test_a_foreign_address_is_one_line(host):
         reserve_port(host, 0)
     assert refusal.value.message.startswith(f"cannot listen on {host} port 0: ")
     assert "\n" not in refusal.value.message
-
-
-def test_a_message_of_several_processes_is_printed_once(tmp_path, capsys):
-    for _ in range(3):
-        print_error_once(tmp_path, "the layer directory is empty")
-    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
-
-
-def test_a_message_is_printed_even_without_the_run_directory(tmp_path, capsys):
-    print_error_once(tmp_path / "gone", "the layer directory is empty")
-    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
 @pytest.fixture
@@ -187,7 +176,7 @@ def test_a_process_with_unread_output_exits_with_its_own_code():
 
 CHILD = """
 import os, signal
-print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGUSR1}, os.getpgid(0) == os.getpid())
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getpgid(0) == os.getpid())
 """
 PARENT = f"""
 import os, signal, sys
@@ -196,28 +185,36 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 system = Posix()
-pid = system.spawn([sys.executable, "-c", {CHILD!r}], dict(os.environ))
-print(system.wait(30) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], system.wait(0))
+pid, channel = system.spawn([sys.executable, "-c", {CHILD!r}], dict(os.environ))
+print(system.wait(30, []) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], system.wait(0, []))
 os.kill(os.getpid(), signal.SIGTERM)
-print(system.wait(None) == signal.SIGTERM, os.get_inheritable(system.lifeline), list(system.reap()))
+print(system.wait(None, []) == signal.SIGTERM, os.get_inheritable(channel.fileno()), list(system.reap()))
 """
-SIGNS = """
-import os, signal, sys
+CHANNELS = """
+import dataclasses, os, signal, sys
 from service.supervisor.processes import Posix
+@dataclasses.dataclass
+class Message:
+    text: str
 system = Posix()
-child = "import os, sys; os.write(int(sys.argv[1]), bytes([3, 3]))"
-for _ in range(2):
-    system.spawn([sys.executable, "-c", child, str(system.watchdog)], dict(os.environ))
-    assert system.wait(30) == signal.SIGCHLD
-    assert len(list(system.reap())) == 1
-os.write(system.watchdog, bytes([63]))
-print(system.pings() == {3, 63}, system.pings() == set())
-try:
-    while True:
-        os.write(system.watchdog, bytes([7]) * 4096)
-except BlockingIOError:  # a full pipe is read to its end
-    pass
-print(system.pings(), system.pings())
+child = "import os, sys; fd = int(sys.argv[1]); os.write(fd, b'1\\\\n2\\\\n'); os.read(fd, 99); os.write(fd, b'3\\\\n')"
+(first, one), (second, two) = (system.spawn([sys.executable, "-c", child, "{channel}"], dict(os.environ)) for _ in range(2))
+def received(channel):
+    found = []
+    while len(found) < 2:
+        system.wait(30, [channel])
+        messages = channel.receive()
+        if messages is None:
+            break
+        found += messages
+        channel.flush()
+    return found, messages
+print(received(one)[0], received(two)[0])
+one.send(Message("go on"))
+print(received(one))  # the other child does not hold its end
+two.send(Message("x" * 10**6))
+print(two.is_full)
+print(received(two))
 """
 THREADED = """
 import os, signal, threading
@@ -227,21 +224,20 @@ threading.Thread(target=end.wait).start()  # as a library's that was imported fi
 system = Posix()
 for _ in range(200):
     os.kill(os.getpid(), signal.SIGTERM)
-    assert system.wait(30) == signal.SIGTERM
+    assert system.wait(30, []) == signal.SIGTERM
 end.set()
 """
 
 
-def test_a_child_starts_in_its_own_group_with_only_notifications_blocked_and_its_end_wakes_the_parent():
-    """A notification that arrives before the child listens would end it."""
+def test_a_child_starts_in_its_own_group_with_no_signal_blocked_and_its_end_wakes_the_parent():
     done = subprocess.run([sys.executable, "-c", PARENT], check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["True"] * 4 + ["None", "True", "True", "[]"]
+    assert done.stdout.split() == ["True"] * 4 + ["None", "True", "False", "[]"]
 
 
 def test_a_signal_is_kept_until_the_next_wait_with_any_threads():
     subprocess.run([sys.executable, "-c", THREADED], check=True, timeout=60)
 
 
-def test_watchdog_pings_of_all_children_are_read_once():
-    done = subprocess.run([sys.executable, "-c", SIGNS], check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["True", "True", "{7}", "set()"]
+def test_each_child_has_a_channel_of_its_own_which_ends_with_it():
+    done = subprocess.run([sys.executable, "-c", CHANNELS], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["[1, 2] [1, 2]", "([3], None)", "True", "([3], None)"]

@@ -9,7 +9,6 @@ import pytest
 from service.observability import shared_values
 from service.supervisor.processes import StartError
 from service.supervisor.run_directory import METRICS_BYTES, RunDirectory
-from service.supervisor.worker_status import State, WorkerStatus
 
 
 def names(directory):
@@ -22,7 +21,7 @@ def test_a_run_directory_is_private_and_removed_after_use(tmp_path):
         assert first.path.name.startswith(f"attention-{os.getpid()}-")
         assert first.path != second.path
         assert first.path.stat().st_mode & 0o777 == 0o700
-        assert names(first.path) == ["heartbeats", "metrics"]
+        assert names(first.path) == ["metrics"]
         assert names(first.metrics) == []
     assert names(parent) == []
 
@@ -50,7 +49,7 @@ def test_the_reserved_space_is_that_of_a_process():
     assert len(shared_values.KINDS) * shared_values.RESERVED_BYTES == METRICS_BYTES
 
 
-@pytest.mark.parametrize("part", ["", "metrics", "heartbeats"])
+@pytest.mark.parametrize("part", ["", "metrics"])
 def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_once(tmp_path, part):
     with RunDirectory.make(tmp_path / "parent", 1) as run:
         assert not run.restore()
@@ -59,7 +58,7 @@ def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_o
             run.path.parent.rmdir()
         assert run.restore()
         assert not run.restore()
-        assert names(run.path) == ["heartbeats", "metrics"]
+        assert names(run.path) == ["metrics"]
         assert run.path.stat().st_mode & 0o777 == 0o700
 
 
@@ -85,8 +84,8 @@ def test_a_foreign_directory_is_left_alone_and_reported(tmp_path, monkeypatch):
 def left_over(parent, name="attention-1-abcdefgh.run"):
     """Make a run directory as a killed supervisor leaves it."""
     run = RunDirectory(parent / name)
-    (run.path / "metrics").mkdir(parents=True)
-    run.heartbeats.mkdir()
+    run.metrics.mkdir(parents=True)
+    (run.path / "heartbeats").mkdir()  # of an earlier version, as is the refusal
     for path in ("refusal", "metrics/counter_0.db", "heartbeats/desired_state", "heartbeats/.7.json.7.tmp"):
         (run.path / path).write_bytes(b"")
     return run.path
@@ -138,7 +137,7 @@ def test_a_recreated_directory_is_locked_again(tmp_path):
     worker.restore()
     RunDirectory.make(tmp_path, 1).release()
     assert worker.path.is_dir()
-    assert supervisor.clean_up(0, 77) is False
+    supervisor.clean_up(0)
     worker.release()
     assert worker.path.is_dir(), "the supervisor holds it since the last death"
     supervisor.release()
@@ -155,13 +154,8 @@ def test_a_directory_under_removal_is_not_locked(tmp_path):
     RunDirectory(path).restore()
 
 
-@pytest.mark.parametrize(
-    ("state", "has_served"),
-    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
-)
-def test_the_files_of_dead_processes_are_removed_and_whether_they_served_is_known(tmp_path, state, has_served):
+def test_the_live_metrics_of_a_dead_process_are_removed(tmp_path):
     with RunDirectory.make(tmp_path, 1) as run:
-        WorkerStatus(run.heartbeats, 1, 5.0, pid=77).write(state)
         for name in (
             "gauge_livesum_3.db",
             "gauge_livemin_3.db",
@@ -170,14 +164,26 @@ def test_the_files_of_dead_processes_are_removed_and_whether_they_served_is_know
             "gauge_max_3.db",
         ):
             (run.metrics / name).write_bytes(b"")
-        assert run.clean_up(3, 77) is has_served
-        assert names(run.heartbeats) == []
+        run.clean_up(3)
         assert names(run.metrics) == ["counter_3.db", "gauge_livesum_4.db", "gauge_max_3.db"]
 
 
-def test_removing_a_process_that_never_reported_raises_nothing_even_without_a_directory(tmp_path):
+def test_removing_a_process_without_metrics_raises_nothing_even_without_a_directory(tmp_path):
     with RunDirectory.make(tmp_path, 1) as run:
-        assert run.clean_up(0, 77) is False
+        run.clean_up(0)
         run.path.rename(tmp_path / "elsewhere")
-        assert run.clean_up(0, 77) is False
-        assert names(run.path) == ["heartbeats", "metrics"]
+        run.clean_up(0)
+        assert names(run.path) == ["metrics"]
+
+
+def test_a_full_directory_is_reported_though_nothing_is_missing(tmp_path):
+    with RunDirectory.make(tmp_path, 1) as run:
+        limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                run.restore()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+        assert not run.restore()
+        assert names(run.metrics) == []

@@ -1,6 +1,7 @@
 """Supervisor: its decisions, with a scripted operating system and a manual clock."""
 
 import contextlib
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service.supervisor.desired_state import DesiredState
+from service.supervisor.status import State, WorkerStatus
 from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
@@ -18,11 +21,40 @@ class ScriptEnded(Exception):
     """The supervisor waits again, but the script has no step left."""
 
 
+EOF = object()
+
+
+class FakeChannel:
+    """The supervisor's end of a channel; the script writes what arrives, EOF is the end of file."""
+
+    is_full = False
+
+    def __init__(self):
+        self.arrived = []
+        self.sent = []
+        self.is_closed = False
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def flush(self):
+        pass
+
+    def receive(self):
+        arrived, self.arrived = self.arrived, []
+        if EOF in arrived:
+            arrived, self.arrived = arrived[: arrived.index(EOF)], [EOF]
+        return arrived or (None if self.arrived else [])
+
+    def close(self):
+        self.is_closed = True
+
+
 class FakeSystem:
     """An operating system that follows `script`: each step happens while the supervisor waits.
 
-    Steps are ("signal", n), ("exit", pid, code), ("ping", slot) for a watchdog ping, ("pass", seconds), and ("due",), which
-    lets the timeout of the wait pass.
+    Steps are ("signal", n), ("exit", pid, code), ("ping", slot) for a report without news, ("report", slot, status), ("message",
+    slot, anything), ("pass", seconds), and ("due",), which lets the timeout of the wait pass.
     """
 
     def __init__(self, *script):
@@ -32,7 +64,7 @@ class FakeSystem:
         self.spawned = []
         self.killed = []
         self.ended = []
-        self.unread_pings = []
+        self.channels = []
         self.waits = []
         self.refuses_to_spawn = 0
 
@@ -42,7 +74,8 @@ class FakeSystem:
             raise OSError(11, "Resource temporarily unavailable")
         self.next_pid += 1
         self.spawned.append((self.time, command, environment))
-        return self.next_pid
+        self.channels.append(FakeChannel())
+        return self.next_pid, self.channels[-1]
 
     def kill(self, pid, signum):
         self.killed.append((pid, signum))
@@ -51,11 +84,14 @@ class FakeSystem:
         ended, self.ended = self.ended, []
         return ended
 
-    def pings(self):
-        pings, self.unread_pings = self.unread_pings, []
-        return pings
+    def channel_of(self, slot):
+        """Return the channel of the last process in a slot."""
+        return [
+            one for one, (_, command, _) in zip(self.channels, self.spawned, strict=True) if command[4] == str(slot)
+        ][-1]
 
-    def wait(self, timeout_s):
+    def wait(self, timeout_s, channels):
+        assert all(not channel.is_closed for channel in channels)
         self.waits.append(timeout_s)
         if not self.script:
             raise ScriptEnded
@@ -69,18 +105,20 @@ class FakeSystem:
             assert timeout_s is not None, "nothing is due"
             self.time += timeout_s
             return None
-        if what == "ping":
-            self.unread_pings += values
-        else:
+        if what == "pass":
             self.time += values[0]
-        return self.wait(timeout_s)
+        else:
+            message = {"ping": WorkerStatus(), "report": values[-1]}.get(what, values[-1])
+            is_status = isinstance(message, WorkerStatus)
+            self.channel_of(values[0]).arrived.append(dataclasses.asdict(message) if is_status else message)
+        return self.wait(timeout_s, channels)
 
     def now(self):
         return self.time
 
 
 class Outcome:
-    def __init__(self, system, *, workers=2, ready_pids=(), watchdog_timeout_s=60.0, line_s=0.0):
+    def __init__(self, system, *, workers=2, watchdog_timeout_s=60.0, line_s=0.0):
         plan = Plan(
             command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--peers", "{peers}"),
             environment={"A": "b"},
@@ -93,19 +131,12 @@ class Outcome:
         )
         self.system = system
         self.line_s = line_s  # seconds that writing a log line takes
-        self.cleaned_up = []
+        self.cleaned_up = list[int]()
         self.lines = []
         self.exit_code = None
-        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.clean_up(set(ready_pids)), self.log)
+        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.cleaned_up.append, self.log)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
-
-    def clean_up(self, ready_pids):
-        def clean_up(slot, pid):
-            self.cleaned_up.append((slot, pid))
-            return pid in ready_pids
-
-        return clean_up
 
     def log(self, level, event, **fields):
         self.lines.append((level, event, fields))
@@ -125,7 +156,7 @@ def test_a_plan_survives_a_round_trip_through_arguments(run_dir):
 def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
     code = "import service.supervisor.supervisor, sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi", "json"}
+    heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi"}
     assert heavy.isdisjoint(modules)
 
 
@@ -142,7 +173,7 @@ def test_with_nothing_due_the_supervisor_sleeps_until_a_signal_or_the_next_watch
     assert Outcome(FakeSystem(("due",))).system.waits == [CHECK_S, CHECK_S]
 
 
-def test_a_worker_without_pings_dumps_its_stack_and_is_killed_and_replaced():
+def test_a_silent_worker_dumps_its_stack_and_is_killed_and_replaced():
     checks = [step for _ in range(6) for step in (("ping", 0), ("due",))]
     outcome = Outcome(FakeSystem(("ping", 1), *checks, ("exit", 1002, -KILL), ("due",)))
     assert outcome.system.killed == [(1002, signal.SIGQUIT), (1002, KILL)]
@@ -184,8 +215,53 @@ def test_an_unread_log_does_not_make_watchdog_checks_follow_at_once():
     assert outcome.system.waits[-1] == CHECK_S
 
 
-def test_a_ping_of_an_unknown_slot_is_ignored():
-    assert Outcome(FakeSystem(("ping", 200), *[("due",)] * 8)).system.killed == []
+@pytest.mark.parametrize("message", [None, 7, "ping", [], {}, {"state": "ready"}, {"state": []}], ids=repr)
+def test_a_malformed_message_is_no_sign_of_life_and_ends_nothing(message):
+    outcome = Outcome(FakeSystem(("ping", 0), ("message", 0, message), *[("due",)] * 8))
+    assert outcome.system.killed == [(1001, signal.SIGQUIT), (1001, KILL)]
+    assert outcome.exit_code is None
+
+
+def test_a_worker_that_closes_its_channel_is_dead_for_the_others_and_is_replaced():
+    ready = [("report", slot, WorkerStatus(State.READY)) for slot in (0, 1)]
+    outcome = Outcome(FakeSystem(*ready, ("message", 0, EOF), *[ready[1], ("due",)] * 6))
+    first, second = outcome.system.channels
+    assert first.is_closed
+    assert second.sent[-1].why_not_ready == "1 of 2 processes is not up yet"
+    assert outcome.system.killed == [(1001, signal.SIGQUIT), (1001, KILL)]
+
+
+def test_a_worker_that_closes_its_channel_before_its_first_report_is_replaced_too():
+    assert (1001, KILL) in Outcome(FakeSystem(("message", 0, EOF), *[("due",)] * 8)).system.killed
+
+
+def test_workers_learn_from_each_other_through_the_supervisor():
+    ready = WorkerStatus(State.READY, found={"a": "x"})
+    outcome = Outcome(FakeSystem(("report", 0, ready), ("report", 1, ready), ("exit", 1001, -KILL)))
+    first, second = outcome.system.channels
+    assert first.sent[-1].why_not_ready is None
+    assert second.sent[-1].why_not_ready == "1 of 2 processes is not up yet"
+    assert second.sent[-1].desired == DesiredState(1, layers={"a": "x"})
+
+
+def test_a_replacement_learns_the_desired_state_at_its_start():
+    ready = WorkerStatus(State.READY, found={"a": "x"})
+    outcome = Outcome(FakeSystem(("report", 0, ready), ("exit", 1002, 1), ("due",)))
+    assert outcome.system.channels[2].sent[0].desired == DesiredState(1, layers={"a": "x"})
+
+
+def test_the_last_report_of_a_process_counts_though_it_has_ended():
+    system = FakeSystem(("exit", 1001, EXIT_REFUSED), ("due",))
+    reap = system.reap
+
+    def reap_late():
+        ended = reap()
+        if ended:
+            system.channels[0].arrived.append(dataclasses.asdict(WorkerStatus(State.READY)))
+        return ended
+
+    system.reap = reap_late  # type: ignore[method-assign]
+    assert len(Outcome(system).system.spawned) == 3, "the slot has served"
 
 
 def test_the_watchdog_checks_no_worker_during_shutdown():
@@ -205,7 +281,7 @@ def test_the_watchdog_checks_no_worker_during_shutdown():
 
 def test_a_crashed_worker_is_reaped_logged_and_replaced_in_its_slot():
     outcome = Outcome(FakeSystem(("pass", 60), ("exit", 1002, -KILL), ("due",)))
-    assert outcome.cleaned_up == [(1, 1002)]
+    assert outcome.cleaned_up == [1]
     assert outcome.fields("worker_died") == [
         {"worker": 1, "pid": 1002, "lived_s": 60.0, "restart_in_s": 0.1, "signal": "SIGKILL"}
     ]
@@ -259,7 +335,7 @@ def test_a_first_signal_is_forwarded_as_sigterm_and_an_orderly_end_is_zero(signu
     outcome = Outcome(FakeSystem(("signal", signum), ("exit", 1001, 0), ("exit", 1002, 0)))
     assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
     assert outcome.exit_code == 0
-    assert outcome.cleaned_up == [(0, 1001), (1, 1002)]
+    assert outcome.cleaned_up == [0, 1]
 
 
 def test_a_worker_that_gets_sigterm_before_its_handler_exits_in_order():
@@ -314,20 +390,12 @@ def test_a_hangup_is_logged_and_ignored():
     assert outcome.system.killed == []
 
 
-def test_a_notification_of_a_worker_is_passed_on_to_all():
-    outcome = Outcome(FakeSystem(("signal", signal.SIGUSR1)))
-    assert outcome.system.killed == [(1001, signal.SIGUSR1), (1002, signal.SIGUSR1)]
-
-
-def test_no_notification_is_passed_on_during_shutdown():
-    outcome = Outcome(FakeSystem(("signal", TERM), ("signal", signal.SIGUSR1), ("exit", 1001, 0), ("exit", 1002, 0)))
-    assert outcome.system.killed == [(1001, TERM), (1002, TERM)]
-
-
-def test_a_refusal_before_readiness_ends_all_with_its_code():
-    outcome = Outcome(FakeSystem(("exit", 1002, EXIT_REFUSED), ("exit", 1001, -TERM)))
+def test_a_refusal_before_readiness_ends_all_with_its_code_and_one_line(capsys):
+    refused = [("report", slot, WorkerStatus(start_error="the layer directory is empty")) for slot in (0, 1)]
+    outcome = Outcome(FakeSystem(*refused, ("exit", 1002, EXIT_REFUSED), ("exit", 1001, EXIT_REFUSED)))
     assert outcome.system.killed == [(1001, TERM)]
     assert (outcome.exit_code, len(outcome.system.spawned)) == (EXIT_REFUSED, 2)
+    assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
 def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
@@ -336,8 +404,9 @@ def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
 
 
 def test_a_refusal_of_a_slot_that_served_is_a_crash_and_the_others_continue():
-    script = [("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
-    outcome = Outcome(FakeSystem(*script), ready_pids={1001})
+    ready = ("report", 0, WorkerStatus(State.READY))
+    script = [ready, ("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
+    outcome = Outcome(FakeSystem(*script))
     assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
 
 

@@ -1,20 +1,16 @@
 """D1: file changes and layer rollouts in any order and in several processes end no process and affect no other layer.
 
-Hypothesis generates the sequences of steps and shrinks those that break an invariant. The registries, reconcilers and rollouts
-are real and share one real run directory. Each step completes something that a process waits for: a file is read, a layer is
-loaded, a notification is handled. A step may also kill a process or start its replacement.
+Hypothesis generates the sequences of steps and shrinks those that break an invariant. The registries, reconcilers, rollouts and
+the coordinator are real. Each step completes something that a process waits for: a file is read, a layer is loaded, a message
+arrives. A step may also kill a process or start its replacement.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
-from service.supervisor.run_directory import IN_MEMORY
-from service.supervisor.worker_status import WorkerStatus
-from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.supervisor.coordinator import MAX_AGE_S, Coordinator
+from service.supervisor.desired_state import Phase
+from service.supervisor.status import ServiceStatus
+from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import Readiness
@@ -33,6 +30,7 @@ from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
 NUM_PROCESSES = 2
+TIMEOUT_S = 1e6
 STILL = "still"  # no step changes its file
 NAMES = st.sampled_from("aaab")
 VERSIONS = ("v1", "v2")
@@ -98,38 +96,41 @@ class Engine(Work):
         pass
 
 
-class MortalStateFile(DesiredStateFile):
-    """Desired state file of a process: after its death it writes nothing and holds no lock."""
+class SlowChannel(ControlChannel):
+    """Each message arrives only when a step calls for it, and only the latest waits, as on a real one."""
 
-    is_dead = False
+    inbox: ServiceStatus | None = None
+    has_unsent = is_dead = False
 
-    def create(self, layers: Any) -> DesiredState:
-        return DesiredState(1, Phase.SETTLED, layers) if self.is_dead else super().create(layers)
+    def open(self, changed: Callable[[], object]) -> None:
+        self._changed = changed
+        self._join()
+        self.receive()
+        self._send()
 
-    def write(self, desired: DesiredState) -> None:
-        if not self.is_dead:
-            super().write(desired)
+    def _send(self) -> None:
+        self.has_unsent = not self.is_dead
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[bool]:
-        if self.is_dead:
-            yield False
-        else:
-            with super().locked() as has_lock:
-                yield has_lock
+    def _take(self, service: ServiceStatus) -> None:
+        self.inbox = service
+
+    def send(self) -> None:
+        self.has_unsent = False
+        self.coordinator.report(self.pid, self.status)
+
+    def receive(self) -> None:
+        if self.inbox is not None:
+            self.service, self.inbox = self.inbox, None
+            self._changed()
 
 
 class Process:
     """One process as `worker/service.py` assembles it, without HTTP and engine."""
 
-    def __init__(
-        self, directory: Path, files: Directory, clock: ManualClock, pid: int, notify: Callable[[], None]
-    ) -> None:
-        self.pid, self._notify = pid, notify
-        self.is_notified = self.is_dead = self.was_content = False
+    def __init__(self, coordinator: Coordinator, files: Directory, clock: ManualClock, pid: int) -> None:
+        self.is_dead = self.was_content = False
         self.reading, self.digest_reads, self.engine = Work(), Work(), Engine()
-        self.desired_file = MortalStateFile(directory)
-        self.status = WorkerStatus(directory, NUM_PROCESSES, 1e9, pid=pid, now=clock.now)
+        self.channel = SlowChannel(coordinator, pid)
         quiet = SimpleNamespace(
             layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_not_loaded=lambda *_: None,
             serving=lambda *_: None, readiness_changed=lambda **_: None,
@@ -137,10 +138,11 @@ class Process:
         self.registry = LayerRegistry(files, self.engine, quiet)  # type: ignore[arg-type]
         self.registry.close()
         self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
-        self.reconciler = Reconciler(self.registry, self.desired_file, clock, 10.0, self._acknowledge)
-        self.rollout = LayerRollout(self.registry, self.desired_file, self.status, self._notify_all, 1e6)
+        self.rollout = LayerRollout(self.registry, self.channel, TIMEOUT_S)
         others = SimpleNamespace(is_alive=True), SimpleNamespace(why_not_ready=lambda _: None)
-        self.readiness = Readiness(self.status, others[0], self.registry, self.reconciler, others[1], quiet)  # type: ignore[arg-type]
+        self.readiness = Readiness(self.channel, others[0], self.registry, others[1], quiet, bool)  # type: ignore[arg-type]
+        self.reconciler = Reconciler(self.registry, self.channel, clock, 10.0, self.readiness.state_applied)
+        self.channel.open(self.check)
         self.readiness.port_opened()
         self.life = asyncio.ensure_future(self._run())
 
@@ -151,24 +153,14 @@ class Process:
         self.was_content = desired is not None and desired.loaded <= self.registry._loaded.keys()
         await self.reconciler.run()
 
-    def _acknowledge(self) -> None:
-        if not self.is_dead:
-            self.readiness.state_applied()
-            self._notify_all()
-
-    def _notify_all(self) -> None:
-        if not self.is_dead:
-            self.check()
-            self._notify()
-
     def check(self) -> None:
-        self.is_notified = False
+        self.readiness.check()
         self.reconciler.check()
         self.rollout.check()
 
     def heartbeat(self) -> None:
         self.readiness.report()
-        self.check()
+        self.reconciler.check()
 
     @property
     def has_begun(self) -> bool:
@@ -190,13 +182,13 @@ class LayerRace(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.complaints: list[Any] = []
         self.runner.get_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
-        self.directory = Path(tempfile.mkdtemp(dir=IN_MEMORY if IN_MEMORY.exists() else None))
         self.files, self.clock = Directory(), ManualClock()
+        self.coordinator = Coordinator(NUM_PROCESSES, self.clock.now)
         self.pids = iter(range(1, 10_000))
         self.slots: list[Process] = []
         self.changing: list[tuple[Process, asyncio.Task[None]]] = []
         self.untrue: list[str] = []
-        self.num_changed = self.num_deaths = self.num_failed_loads = 0
+        self.num_changed = self.num_deaths = self.num_failed_loads = self.num_silences = self.num_asked = 0
         self.do(lambda: self.slots.extend(self.started() for _ in range(NUM_PROCESSES)))
         self.let_all_end()
 
@@ -208,11 +200,7 @@ class LayerRace(RuleBasedStateMachine):
         self.runner.run(event())
 
     def started(self) -> Process:
-        return Process(self.directory, self.files, self.clock, next(self.pids), self.notify)
-
-    def notify(self) -> None:
-        for process in self.slots:
-            process.is_notified = True
+        return Process(self.coordinator, self.files, self.clock, next(self.pids))
 
     @property
     def alive(self) -> list[Process]:
@@ -220,12 +208,16 @@ class LayerRace(RuleBasedStateMachine):
 
     async def change(self, process: Process, method: str, name: str) -> None:
         """Run a PUT or DELETE and record an error whose stated reason is not true."""
-        deaths, failed, writes, changed = (
+        deaths, failed, writes, changed, silences = (
             self.num_deaths,
             self.num_failed_loads,
             self.files.num_writes,
             self.num_changed,
+            self.num_silences,
         )
+        asked, was_busy = self.num_asked, self.coordinator._rollout is not None
+        was_busy |= process.channel.service.desired.phase is not Phase.SETTLED
+        was_busy |= {*self.open_changes} != {asyncio.current_task()}
         are_all_up = len(self.alive) == NUM_PROCESSES and all(one.has_begun for one in self.slots)
         try:
             await (process.rollout.put(name) if method == "PUT" else process.rollout.drop(name))
@@ -233,10 +225,11 @@ class LayerRace(RuleBasedStateMachine):
             whys = {
                 "changed while": self.files.num_writes > writes,
                 "came first": self.num_changed > changed,
-                "another change of layers": {*self.open_changes} != {asyncio.current_task()},
+                "another change of layers": self.num_asked - asked > 0 or was_busy,
                 "could not load the layer": self.num_failed_loads > failed,
-                "ended during the change": self.num_deaths > deaths,
-                "processes are up": not are_all_up or self.num_deaths > deaths,
+                "ended during the change": self.num_deaths > deaths or self.num_silences > silences,
+                "processes are up": not are_all_up or self.num_deaths > deaths or self.num_silences > 0,
+                "in time": self.num_silences > silences,
             }
             is_told_why = isinstance(error, LayerChanged | NotReady)
             self.untrue += (
@@ -263,6 +256,7 @@ class LayerRace(RuleBasedStateMachine):
     def an_admin_asks(self, slot: int, method: str, name: str) -> None:
         process = self.slots[slot]
         if not process.is_dead and process.has_begun:
+            self.num_asked += 1
             make = lambda: asyncio.ensure_future(self.change(process, method, name))
             self.do(lambda: self.changing.append((process, make())))
 
@@ -273,11 +267,12 @@ class LayerRace(RuleBasedStateMachine):
 
     @property
     def waiting(self) -> list[Callable[[], object]]:
-        """Return what may happen next: a file is read, a layer is loaded, a notification is handled."""
+        """Return what may happen next: a file is read, a layer is loaded, a message arrives."""
         found: list[Callable[[], object]] = []
         for process in self.alive:
             found += [work.do_next for work in (process.reading, process.digest_reads, process.engine) if work.waiting]
-            found += [process.check] if process.is_notified else []
+            found += [process.channel.send] if process.channel.has_unsent else []
+            found += [process.channel.receive] if process.channel.inbox is not None else []
         return found
 
     @precondition(lambda self: self.waiting)
@@ -301,6 +296,7 @@ class LayerRace(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 15.0]))
     def time_passes(self, seconds: float) -> None:
+        self.num_silences += seconds > MAX_AGE_S
         self.do(lambda: self.clock.advance(seconds))
 
     @precondition(lambda self: self.open_changes)
@@ -309,7 +305,8 @@ class LayerRace(RuleBasedStateMachine):
         victim = self.slots[slot]
         if not victim.is_dead:
             self.num_deaths += 1
-            victim.is_dead = victim.desired_file.is_dead = True
+            victim.is_dead = victim.channel.is_dead = True
+            self.coordinator.leave(victim.channel.pid)
             tasks = [victim.life, *(task for process, task in self.changing if process is victim)]
             self.do(lambda: [task.cancel() for task in tasks])
 
@@ -321,7 +318,6 @@ class LayerRace(RuleBasedStateMachine):
 
     def replace(self, slot: int) -> None:
         if self.slots[slot].is_dead:
-            (self.directory / f"{self.slots[slot].pid}.json").unlink(missing_ok=True)
             self.do(lambda: self.slots.__setitem__(slot, self.started()))
 
     # Invariants
@@ -366,8 +362,7 @@ class LayerRace(RuleBasedStateMachine):
 
     def check_rest(self) -> None:
         assert self.open_changes == []
-        desired = self.slots[0].desired_file.read()
-        assert desired is not None
+        desired = self.coordinator.desired
         assert desired.phase is Phase.SETTLED
         for process in self.slots:
             assert process.reconciler.version == desired.version
@@ -388,7 +383,6 @@ class LayerRace(RuleBasedStateMachine):
             self.no_process_ends_with_an_error()
         finally:
             self.runner.close()
-            shutil.rmtree(self.directory)
 
     def no_process_ends_with_an_error(self) -> None:
         assert all(process.life.cancelled() for process in self.slots)

@@ -1,307 +1,262 @@
-"""Layer rollout: what the process that runs it writes to the desired state, and how it ends when other processes fail.
+"""Layer rollout: what the process that got the request asks the coordinator for, and what its caller is told.
 
-The other processes are heartbeats that the test writes; nothing sleeps.
+The other process is statuses that the test reports; nothing sleeps.
 """
 
 import asyncio
-import errno
+import time
+from typing import Any
 
 import pytest
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
-from service.supervisor.worker_status import State, WorkerStatus
-from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.layers.catalog import Catalog
+from service.supervisor.coordinator import Coordinator
+from service.supervisor.desired_state import DesiredState, Phase
+from service.supervisor.status import State, WorkerStatus
+from service.worker import layer_rollout
+from service.worker.control_channel import ControlChannel
 from service.worker.layer_rollout import LayerRollout
 from tests.doubles import turns
 
 OLD = {"a": "sha256:1"}
 
 
-class Directory:
-    """The digests in the layer directory."""
+class Registry:
+    """The digests in the layer directory, and the layers that this process serves."""
 
     def __init__(self):
         self.found = {"a": "sha256:1", "b": "sha256:2"}
         self.damaged = set()
         self.gate = None  # holds back the reading of a slow file
+        self.catalog: Catalog | None = Catalog({})
 
     async def digest(self, name):
+        found = self.found.get(name)
         if self.gate is not None:
             await self.gate.wait()
         if name in self.damaged:
             raise LayerError(f'layer "{name}": tensors are missing')
-        if name not in self.found:
+        if found is None:
             raise LayerMissing("nothing there")
-        return self.found[name]
+        return found
 
 
-class Others:
-    """Two processes, which follow each desired state at once unless `answers` says otherwise."""
+class Service:
+    """Two processes, which follow each desired state at once unless `answers` says otherwise; only the first has a rollout."""
 
-    def __init__(self, directory):
-        self.desired_file = DesiredStateFile(directory)
-        self.statuses = {pid: WorkerStatus(directory, 2, 5.0, pid=pid) for pid in (1, 2)}
+    def __init__(self, timeout_s=20.0):
+        self.coordinator = Coordinator(2, time.monotonic)
+        self.registry = Registry()
+        self.channel = ControlChannel(self.coordinator, pid=1)
+        self.rollout = LayerRollout(self.registry, self.channel, timeout_s)
         self.desired_states = []
-        self.answers = lambda desired, pid: (State.READY, None)
-        self.desired_file.create(OLD)
+        self.answers: Any = lambda desired, pid: {}
+
+    def open(self):
+        self.coordinator.join(2, self.changed)
+        self.channel.open(self.changed)
+        for pid in (1, 2):
+            self.report(pid, state=State.READY, found=OLD)
         self.follow()
 
+    def changed(self, *_):
+        self.rollout.check()
+        asyncio.get_running_loop().call_soon(self.follow)
+
+    def report(self, pid, **fields):
+        self.channel.report(**fields) if pid == 1 else self.coordinator.report(2, WorkerStatus(**fields))
+
     def follow(self):
-        desired = self.desired_file.read()
-        assert desired is not None
-        self.desired_states.append(desired)
-        for pid, status in self.statuses.items():
-            answer = self.answers(desired, pid)
-            if answer is not None:
-                status.write(answer[0], desired=desired.version, refusal=answer[1], file_changed=len(answer) > 2)
+        desired = self.coordinator.desired
+        if desired not in self.desired_states:
+            self.desired_states.append(desired)
+            served: Any = {name: (name, digest) for name, digest in desired.served.items()}
+            self.registry.catalog = Catalog(served)
+            for pid in (1, 2):
+                answer = self.answers(desired, pid)
+                if answer is not None:
+                    self.report(pid, **{"state": State.READY, "version": desired.version, "refusal": "", **answer})
 
     @property
     def phases(self):
         return [(desired.phase, dict(desired.served)) for desired in self.desired_states[1:]]
 
 
-@pytest.fixture
-def others(tmp_path):
-    return Others(tmp_path)
+def the_second_is_silent(desired, pid):
+    return None if pid == 2 and desired.version > 1 else {}
 
 
 @pytest.fixture
-def directory():
-    return Directory()
+def service():
+    return Service()
 
 
-@pytest.fixture
-def rollout(others, directory):
-    return run_with(others, directory)
+def run(service, story):
+    """Run a coroutine, or `story()`, in a service that has begun."""
+
+    async def main():
+        service.open()
+        await turns()
+        found = await (story() if callable(story) else story)
+        await turns()
+        return found
+
+    return asyncio.run(main())
 
 
-def run_with(others, directory, timeout_s=20.0):
-
-    def notify():
-        others.follow()
-        made.check()
-
-    made = LayerRollout(directory, others.desired_file, others.statuses[1], notify, timeout_s)
-    return made
-
-
-def run(coroutine):
-    return asyncio.run(coroutine)
-
-
-def test_a_new_layer_takes_three_desired_states(rollout, others):
-    assert run(rollout.put("b")) is True
+def test_a_new_layer_takes_three_desired_states_and_is_returned(service):
     both = {**OLD, "b": "sha256:2"}
-    assert others.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
-    assert others.desired_file.read() == DesiredState(4, Phase.SETTLED, both)
+    assert run(service, service.rollout.put("b")) == (("b", "sha256:2"), True)
+    assert service.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
 
 
-def test_a_changed_layer_replaces_and_an_unchanged_one_writes_nothing(rollout, others, directory):
-    assert run(rollout.put("a")) is False
-    assert others.phases == []
-    directory.found["a"] = "sha256:9"
-    assert run(rollout.put("a")) is False
-    assert others.desired_file.read().layers == {"a": "sha256:9"}
+def test_a_changed_layer_replaces_and_an_unchanged_one_changes_nothing(service):
+    async def story():
+        assert await service.rollout.put("a") == (("a", "sha256:1"), False)
+        assert service.phases == []
+        service.registry.found["a"] = "sha256:9"
+        assert await service.rollout.put("a") == (("a", "sha256:9"), False)
+
+    run(service, story)
 
 
-def test_an_unchanged_layer_is_rolled_out_again_if_a_process_has_a_fault(rollout, others):
-    others.answers = lambda desired, pid: (State.FAILED if pid == 2 else State.READY, None)
-    others.follow()
-    others.answers = lambda desired, pid: (State.READY, None)
-    assert run(rollout.put("a")) is False
-    assert [phase for phase, _ in others.phases[1:]] == [Phase.PREPARE, Phase.SERVE, Phase.SETTLED]
+def test_a_dropped_layer_leaves_the_rest(service):
+    run(service, service.rollout.drop("a"))
+    assert service.coordinator.desired == DesiredState(4, Phase.SETTLED, {})
 
 
-def test_a_dropped_layer_leaves_the_rest(rollout, others):
-    run(rollout.drop("a"))
-    assert others.desired_file.read() == DesiredState(4, Phase.SETTLED, {})
-
-
-@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_full_run_directory_leaves_the_served_layers_unchanged(rollout, others, phase):
-    """Only the write of this phase fails: a smaller state, for example one without layers, still fits on the disk."""
-    write = others.desired_file.write
-
-    def full(desired):
-        if desired.phase is phase:
-            raise OSError(errno.ENOSPC, "no space left")
-        write(desired)
-
-    others.desired_file.write = full
-    with pytest.raises(NotReady, match="cannot be written"):
-        run(rollout.put("b"))
-    others.desired_file.write = write
-    assert others.desired_file.read().served == OLD
-    assert run(rollout.put("b")) is True, "the way is free again"
-
-
-@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_an_objection_aborts_the_rollout(rollout, others, phase):
-    others.answers = lambda desired, pid: (State.READY, "no memory" if pid == 2 and desired.phase is phase else None)
-    with pytest.raises(NotReady, match="no memory"):
-        run(rollout.put("b"))
-    assert others.phases[-1] == (Phase.SETTLED, OLD)
-    others.answers = lambda desired, pid: (State.READY, None)
-    assert run(rollout.put("b")) is True, "the way is free again"
-
-
-@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_file_that_changed_meanwhile_aborts_the_rollout_as_a_conflict_D1(rollout, others, phase):
-    others.answers = lambda desired, pid: (
-        (State.READY, "another file", True) if pid == 2 and desired.phase is phase else (State.READY, None)
-    )
-    with pytest.raises(LayerChanged, match="changed while") as refused:
-        run(rollout.put("b"))
-    assert refused.value.retry_after_s == 1
-    assert others.phases[-1] == (Phase.SETTLED, OLD)
-    others.answers = lambda desired, pid: (State.READY, None)
-    assert run(rollout.put("b")) is True, "the way is free again"
-
-
-def test_a_slow_file_blocks_no_other_rollout(rollout, others, directory):
-    """The lock is held for the change only, because most often there is nothing to change."""
+def test_the_layer_of_a_put_is_returned_though_another_change_follows_at_once(service):
+    """The caller's task runs some loop ticks after the outcome has arrived."""
 
     async def story():
-        directory.gate = asyncio.Event()
-        slow = [asyncio.ensure_future(rollout.put(name)) for name in ("a", "b", "absent")]
+        putting = asyncio.ensure_future(service.rollout.put("b"))
+        while service.channel.service.outcome is None:  # noqa: ASYNC110 (ticks are counted, not events)
+            await asyncio.sleep(0)
+        service.registry.catalog = Catalog({})
+        assert await putting == (("b", "sha256:2"), True)
+
+    run(service, story)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ({"refusal": "no memory"}, NotReady, "no memory"),
+        ({"refusal": "x", "is_file_changed": True}, LayerChanged, "while"),
+    ],
+)
+def test_a_refusal_is_raised_to_the_caller_and_the_way_is_free_again(service, answer, error, message):
+    service.answers = lambda desired, pid: answer if pid == 2 and desired.phase is Phase.PREPARE else {}
+
+    async def story():
+        with pytest.raises(error, match=message) as refused:
+            await service.rollout.put("b")
+        assert refused.value.retry_after_s == (1 if error is LayerChanged else 5)
+        assert service.phases[-1] == (Phase.SETTLED, OLD)
+        service.answers = lambda desired, pid: {}
+        assert (await service.rollout.put("b"))[1] is True
+
+    run(service, story)
+
+
+def test_a_slow_file_blocks_no_other_rollout(service):
+    """The change begins after its file is read, because most often there is nothing to change."""
+
+    async def story():
+        service.registry.gate = asyncio.Event()
+        slow = [asyncio.ensure_future(service.rollout.put(name)) for name in ("a", "absent")]
         await turns()
-        await run_with(others, directory).drop("a")
-        directory.gate.set()
+        await service.rollout.drop("a")
+        service.registry.gate.set()
         ends = await asyncio.gather(*slow, return_exceptions=True)
-        assert [type(end) for end in ends] == [LayerChanged, bool, LayerNotFound]
-        assert others.desired_file.read().layers == {"b": "sha256:2"}
+        assert [type(end) for end in ends] == [LayerChanged, LayerNotFound]
+        assert service.coordinator.desired.layers == {}
 
-    run(story())
-
-
-def test_an_earlier_rollout_does_not_undo_a_later_one_of_the_same_layer(rollout, others, directory):
-    """The digest that the earlier one has read is outdated."""
-
-    async def story():
-        reading = asyncio.Event()
-
-        class Slow:
-            async def digest(self, name):
-                found = directory.found[name]
-                await reading.wait()
-                return found
-
-        directory.found["a"] = "sha256:8"
-        earlier = asyncio.ensure_future(run_with(others, Slow()).put("a"))
-        await turns()
-        directory.found["a"] = "sha256:9"
-        assert await rollout.put("a") is False
-        reading.set()
-        with pytest.raises(LayerChanged, match="came first"):
-            await earlier
-        assert others.desired_file.read().layers == {"a": "sha256:9"}
-
-    run(story())
+    run(service, story)
 
 
-def test_a_file_that_cannot_be_read_in_time_aborts_the_rollout(others, directory):
-    directory.gate = asyncio.Event()
-    with pytest.raises(NotReady, match="could not be read in time"):
-        run(run_with(others, directory, timeout_s=0.01).put("b"))
-    assert others.phases == []
-
-
-@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
-def test_a_missing_acknowledgement_aborts_the_rollout(others, directory, phase):
-    others.answers = lambda desired, pid: None if pid == 2 and desired.phase is phase else (State.READY, None)
-    with pytest.raises(NotReady, match="in time"):
-        run(run_with(others, directory, timeout_s=0.01).put("b"))
-    assert others.phases[-1] == (Phase.SETTLED, OLD)
-
-
-def test_a_death_during_prepare_aborts_the_rollout_at_once(rollout, others, tmp_path):
-    def die(desired, pid):
-        if pid == 2 and desired.phase is Phase.PREPARE:
-            (tmp_path / "2.json").unlink()
-            return None
-        return (State.READY, None)
-
-    others.answers = die
-    with pytest.raises(NotReady, match="ended"):
-        run(rollout.put("b"))
-
-
-def test_a_death_during_commit_is_acknowledged_by_the_replacement(rollout, others, tmp_path):
-    """The replacement starts with the current desired state."""
+def test_a_file_that_cannot_be_read_in_time_begins_no_rollout():
+    service = Service(timeout_s=0.01)
 
     async def story():
-        changing = asyncio.ensure_future(rollout.put("b"))
-        await turns()
-        assert not changing.done()
-        WorkerStatus(tmp_path, 2, 5.0, pid=3).write(State.READY, desired=others.desired_file.read().version)
-        rollout.check()
-        assert await changing is True
+        service.registry.gate = asyncio.Event()
+        with pytest.raises(NotReady, match="could not be read in time"):
+            await service.rollout.put("b")
 
-    def die(desired, pid):
-        if pid == 2 and desired.phase is Phase.SERVE:
-            (tmp_path / "2.json").unlink()
-            return None
-        return (State.READY, None)
+    run(service, story)
+    assert service.phases == []
 
-    others.answers = die
-    run(story())
-    assert others.desired_file.read().phase is Phase.SETTLED
+
+def test_a_rollout_without_an_answer_of_the_supervisor_is_withdrawn(service, monkeypatch):
+    monkeypatch.setattr(layer_rollout, "ANSWER_S", -19.99)
+    service.answers = the_second_is_silent
+
+    async def story():
+        with pytest.raises(NotReady, match="does not answer"):
+            await service.rollout.put("b")
+
+    run(service, story)
+    assert service.phases[-1] == (Phase.SETTLED, OLD)
 
 
 @pytest.mark.parametrize("how", ["cancel", "drain"])
-def test_a_rollout_that_ends_early_is_aborted(rollout, others, how):
-    others.answers = lambda desired, pid: None if pid == 2 else (State.READY, None)
+def test_a_rollout_that_ends_early_is_withdrawn(service, how):
+    service.answers = the_second_is_silent
 
     async def story():
-        changing = asyncio.ensure_future(rollout.put("b"))
+        changing = asyncio.ensure_future(service.rollout.put("b"))
         await turns()
-        changing.cancel() if how == "cancel" else rollout.close()
+        changing.cancel() if how == "cancel" else service.rollout.close()
         with pytest.raises(asyncio.CancelledError if how == "cancel" else Draining):
             await changing
 
-    run(story())
-    assert others.desired_file.read() == DesiredState(3, Phase.SETTLED, OLD)
+    run(service, story)
+    assert service.coordinator.desired == DesiredState(3, Phase.SETTLED, OLD)
 
 
-def test_a_second_rollout_meanwhile_is_refused_with_retry_after(rollout, others, directory):
-    others.answers = lambda desired, pid: None
+def test_a_draining_process_begins_no_rollout(service):
+    service.rollout.close()
+    for begin in (service.rollout.put, service.rollout.drop):
+        with pytest.raises(Draining):
+            run(service, begin("a"))
+
+
+def test_a_second_rollout_meanwhile_is_refused_before_its_file_is_read(service):
+    service.answers = the_second_is_silent
 
     async def story():
-        first = asyncio.ensure_future(rollout.put("b"))
+        first = asyncio.ensure_future(service.rollout.put("b"))
         await turns()
-        directory.gate = asyncio.Event()  # the refusal comes before any file is read
-        for second in (run_with(others, directory).drop("a"), run_with(others, directory).put("a")):
+        service.registry.gate = asyncio.Event()
+        other = LayerRollout(service.registry, service.channel, 20.0)
+        for second in (service.rollout.drop("a"), service.rollout.put("a"), other.put("a")):
             with pytest.raises(NotReady, match="another change") as refused:
                 await second
             assert refused.value.retry_after_s == 1
         first.cancel()
         await asyncio.wait([first])
 
-    run(story())
+    run(service, story)
 
 
-def test_an_abandoned_rollout_is_aborted_before_the_next(rollout, others):
-    desired = others.desired_file.read()
-    others.desired_file.write(desired.prepare("a", None).serve())
-    assert run(rollout.put("b")) is True
-    assert others.desired_file.read() == DesiredState(7, Phase.SETTLED, {**OLD, "b": "sha256:2"})
+def test_before_the_first_layers_are_loaded_nothing_changes(service):
+    for begin in (service.rollout.put, service.rollout.drop):
+        with pytest.raises(NotReady, match="layers are being loaded"):
+            asyncio.run(begin("a"))
 
 
-@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_without_every_process_up_nothing_is_written(rollout, others, state):
-    others.statuses[2].write(state, desired=1)
-    with pytest.raises(NotReady, match="1 of 2"):
-        run(rollout.put("b"))
-    assert others.phases == []
+def test_an_error_of_the_layer_directory_is_raised_to_the_caller(service):
+    service.registry.damaged.add("c")
 
+    async def story():
+        with pytest.raises(InvalidInput, match="tensors are missing"):
+            await service.rollout.put("c")
+        for name in ("absent", "../a", "A", "", "a" * 65):
+            with pytest.raises(LayerNotFound):
+                await service.rollout.put(name)
+            with pytest.raises(LayerNotFound):
+                await service.rollout.drop(name)
 
-def test_an_error_of_the_layer_directory_is_raised_to_the_caller(rollout, others, directory):
-    directory.damaged.add("c")
-    with pytest.raises(InvalidInput, match="tensors are missing"):
-        run(rollout.put("c"))
-    for name in ("absent", "../a", "A", "", "a" * 65):
-        with pytest.raises(LayerNotFound):
-            run(rollout.put(name))
-        with pytest.raises(LayerNotFound):
-            run(rollout.drop(name))
-    assert others.phases == []
+    run(service, story)
+    assert service.phases == []

@@ -1,17 +1,16 @@
-"""Readiness: why a process is not ready, and what it reports to the other processes."""
+"""Readiness: why a process is not ready, and what it reports to the supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from service.supervisor.worker_status import State, WorkerStatus
+from service.supervisor.status import ServiceStatus, State, WorkerStatus
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 
@@ -38,32 +37,48 @@ def room(**facts: object) -> Any:
     return SimpleNamespace(**facts)
 
 
+class Channel:
+    """Keeps the last report; as one of several processes the service is ready, unless the test says otherwise."""
+
+    def __init__(self, *, has_peers: bool) -> None:
+        self.has_peers = has_peers
+        self.status = WorkerStatus()
+        self.service = ServiceStatus(why_not_ready=None)
+
+    def report(self, **fields: Any) -> None:
+        self.status = WorkerStatus(**fields)
+        self.ready(*([1] if self.status.state is State.READY else []))
+
+    def ready(self, *pids: int) -> None:
+        self.service = ServiceStatus(why_not_ready=None, ready=list(pids))
+
+
 class Process:
     """Readiness with collaborators that the test sets up."""
 
-    def __init__(self, directory: Path, *, has_layers: bool = True, workers: int = 1, has_peers: bool = False) -> None:
+    def __init__(self, *, has_layers: bool = True, has_peers: bool = False) -> None:
         self.log = Log()
-        self.status = WorkerStatus(directory, workers, 60.0, has_peers=has_peers)
+        self.channel = Channel(has_peers=has_peers)
+        self.restore: Any = lambda: False
         self.batcher = room(is_alive=True)
         self.probes = room(why_not_ready=lambda catalog: None)
         self.registry = room(catalog=room(awaited=()) if has_layers else None, fault=None, refusal=None)
-        reconciler = room(version=3)
-        self.readiness = Readiness(self.status, self.batcher, self.registry, reconciler, self.probes, self.log)
+        restore = lambda: self.restore()
+        self.readiness = Readiness(self.channel, self.batcher, self.registry, self.probes, self.log, restore)  # type: ignore[arg-type]
 
     def reported(self) -> State:
-        (beat,) = self.status.fresh()
-        return beat.state
+        return self.channel.status.state
 
 
 @pytest.fixture
-def process(tmp_path):
-    return Process(tmp_path)
+def process():
+    return Process()
 
 
 def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
     readiness = process.readiness
     assert readiness.why_not_ready() == readiness.reason == LOADING
-    readiness.state_applied()
+    readiness.state_applied(3)
     assert readiness.why_not_ready() == NOT_LISTENING
     assert process.reported() is State.STARTING
     readiness.port_opened()
@@ -75,13 +90,13 @@ def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
 def test_layers_and_port_may_become_ready_in_either_order(process):
     process.readiness.port_opened()
     assert process.readiness.why_not_ready() == LOADING
-    process.readiness.state_applied()
+    process.readiness.state_applied(3)
     assert process.readiness.why_not_ready() is None
 
 
 def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.readiness.port_opened()
-    process.readiness.state_applied()
+    process.readiness.state_applied(3)
     process.probes.why_not_ready = lambda catalog: "a layer does not answer"
     process.readiness.report()
     assert process.readiness.why_not_ready() == "a layer does not answer"
@@ -100,31 +115,52 @@ def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
 
 def test_draining_is_final_and_reported_at_once(process):
     process.readiness.port_opened()
-    process.readiness.state_applied()
+    process.readiness.state_applied(3)
     process.readiness.drain()
     assert process.reported() is State.DRAINING
-    process.readiness.state_applied()
+    process.readiness.state_applied(3)
     assert process.readiness.why_not_ready() == DRAINING
     assert process.log.reported[-1] == (False, 0)
 
 
-def test_a_process_that_never_served_reports_starting_rather_than_draining(tmp_path):
+def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process):
+    process.registry.refusal = ("no memory", False)
+    process.readiness.state_applied(3)
+    assert process.channel.status == WorkerStatus(State.STARTING, NOT_LISTENING, 3, "no memory")
+
+
+def test_the_others_are_the_reason_of_a_process_that_is_ready_itself(process):
+    process.readiness.port_opened()
+    process.readiness.state_applied(3)
+    process.channel.service = ServiceStatus(why_not_ready="1 of 2 processes is starting")
+    assert process.readiness.why_not_ready() == "1 of 2 processes is starting"
+
+
+def test_a_process_that_never_served_reports_starting_rather_than_draining():
     """The supervisor restarts a process that drained."""
-    process = Process(tmp_path, has_layers=False)
+    process = Process(has_layers=False)
     process.readiness.port_opened()
     process.readiness.drain()
     assert process.reported() is State.STARTING
 
 
-def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(tmp_path):
-    process = Process(tmp_path / "later")
+def refuse(code: int) -> Any:
+    def restore() -> bool:
+        raise OSError(code, os.strerror(code))
+
+    return restore
+
+
+def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(process):
     why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
+    process.restore = refuse(errno.ENOENT)
     process.readiness.port_opened()
-    process.readiness.state_applied()
+    process.readiness.state_applied(3)
     assert process.log.events == [why]
     assert process.readiness.why_not_ready() == why
+    assert (process.channel.status.state, process.channel.status.reason) == (State.FAILED, why)
     assert process.log.reported[-1] == (False, 0)
-    (tmp_path / "later").mkdir()
+    process.restore = lambda: False
     for _ in range(2):
         process.readiness.report()
     assert process.log.events == [why, "again"]
@@ -133,14 +169,8 @@ def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(tmp_path)
 
 
 def test_a_new_reason_is_reported_too(process):
-    def refuse(code: int) -> Any:
-        def restore() -> bool:
-            raise OSError(code, os.strerror(code))
-
-        return restore
-
     for code in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
-        process.status.restore = refuse(code)
+        process.restore = refuse(code)
         process.readiness.report()
     assert [reported.rpartition(": ")[2] for reported in process.log.events] == [
         "No space left on device",
@@ -150,7 +180,7 @@ def test_a_new_reason_is_reported_too(process):
 
 def test_every_heartbeat_creates_missing_files_again_and_reports_them(process):
     missing = [False, True, False]
-    process.status.restore = missing.pop
+    process.restore = missing.pop
     for _ in range(3):
         process.readiness.report()
     assert process.log.events == ["made again"]
@@ -158,24 +188,24 @@ def test_every_heartbeat_creates_missing_files_again_and_reports_them(process):
 
 def test_the_port_opens_after_the_layers_while_another_process_answers(process):
     async def wait() -> None:
-        process.status.fresh = lambda: [room(pid=2, state=State.READY)]
+        process.channel.ready(2)
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.state_applied()
+        process.readiness.state_applied(3)
         await opening
 
     asyncio.run(wait())
 
 
-def test_the_port_opens_after_the_layers_while_others_serve_without_heartbeats(tmp_path):
-    process = Process(tmp_path, has_peers=True)
+def test_the_port_opens_after_the_layers_while_others_run_that_are_not_ready():
+    process = Process(has_peers=True)
 
     async def wait() -> None:
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.state_applied()
+        process.readiness.state_applied(3)
         await opening
 
     asyncio.run(wait())
@@ -186,7 +216,7 @@ def test_a_waiting_port_is_opened_if_no_layers_will_come(process, end):
     """A client that connects then gets the reason."""
 
     async def wait() -> None:
-        process.status.fresh = lambda: [room(pid=2, state=State.READY)]
+        process.channel.ready(2)
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         process.readiness.drain() if end == "drain" else process.readiness.give_up("a layer cannot be read")
@@ -203,56 +233,54 @@ def test_a_lone_process_opens_its_port_while_it_loads(process):
 class Others:
     """A process with other processes in the states that the test sets; counts notifications that one joined."""
 
-    def __init__(self, directory: Path, workers: int) -> None:
+    def __init__(self) -> None:
         self.num_joined = 0
-        process = Process(directory, workers=workers)
-        self._status: Any = process.status
+        process = Process()
+        self._channel = process.channel
         self._readiness = process.readiness
         self._readiness.when_joined(self._joined)
 
     def _joined(self) -> None:
         self.num_joined += 1
 
-    def beat(self, *ready: int, starting: tuple[int, ...] = ()) -> int:
-        """Send a heartbeat with these processes ready; return the number of notifications so far."""
-        states = [(pid, State.READY) for pid in ready] + [(pid, State.STARTING) for pid in starting]
-        self._status.fresh = lambda: [room(pid=pid, state=state) for pid, state in states]
-        self._readiness.report()
+    def beat(self, *ready: int) -> int:
+        """Let the supervisor report these processes as ready; return the number of notifications so far."""
+        self._channel.ready(*ready)
+        self._readiness.check()
         return self.num_joined
 
 
-def test_a_process_that_is_late_or_a_replacement_joins_once_D9(tmp_path):
-    others = Others(tmp_path, workers=3)
+def test_a_process_that_is_late_or_a_replacement_joins_once_D9():
+    others = Others()
     for ready, num_joined in (((), 0), ((1,), 0), ((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 3), 2)):
         assert others.beat(*ready) == num_joined
     assert others.beat(1, 2) == 2
-    assert others.beat(1, 2, starting=(4,)) == 2
     assert others.beat(1, 2, 4) == 3
     assert others.beat(1, 2, 4) == 3
 
 
-def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too(tmp_path):
-    others = Others(tmp_path, workers=2)
+def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too():
+    others = Others()
     assert others.beat(2) == 0
     assert others.beat(2, 3) == 1
 
 
-def test_several_replacements_join_one_by_one_or_together(tmp_path):
-    others = Others(tmp_path, workers=3)
+def test_several_replacements_join_one_by_one_or_together():
+    others = Others()
     others.beat(1, 2, 3)
     assert others.beat(1, 4) == 1
     assert others.beat(1, 4, 5) == 2
     assert others.beat(1, 6, 7) == 3
 
 
-def test_a_process_that_was_briefly_unready_does_not_join_again(tmp_path):
-    others = Others(tmp_path, workers=2)
+def test_a_process_that_was_briefly_unready_does_not_join_again():
+    others = Others()
     others.beat(1, 2)
     for ready in ((1,), (), (2,), (1, 2)):
         assert others.beat(*ready) == 0
 
 
-def test_a_replacement_does_not_count_existing_processes_as_joined(tmp_path):
-    others = Others(tmp_path, workers=2)
+def test_a_replacement_does_not_count_existing_processes_as_joined():
+    others = Others()
     assert others.beat(1, 2) == 0
     assert others.beat(2, 3) == 1

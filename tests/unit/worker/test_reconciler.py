@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from service.worker.desired_state import DesiredState, DesiredStateFile, Phase
+from service.supervisor.coordinator import Coordinator
+from service.supervisor.desired_state import DesiredState, Phase
+from service.worker.control_channel import ControlChannel
 from service.worker.reconciler import Reconciler
 from tests.doubles import ManualClock, turns
 
@@ -16,14 +19,19 @@ FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 
 
 class SlowRegistry:
-    """A layer registry that follows a desired state only once `gate` is open."""
+    """A layer registry that follows a desired state only once `gate` is open; the layer directory holds `found`."""
 
     def __init__(self) -> None:
         self.fault: str | None = None
+        self.found = dict(FIRST.layers)
         self.begun: list[int] = []
         self.done: list[int] = []
         self.gate = asyncio.Event()
         self.gate.set()
+
+    async def load_directory(self, *, strict: bool) -> dict[str, str]:
+        assert strict
+        return self.found
 
     async def apply(self, desired: DesiredState) -> None:
         self.begun.append(desired.version)
@@ -32,32 +40,29 @@ class SlowRegistry:
 
 
 class Story:
-    def __init__(self, directory: Any) -> None:
-        self.desired_file, self.registry, self.acknowledged = DesiredStateFile(directory), SlowRegistry(), list[int]()
-        self.desired_file.create(FIRST.layers)
-        self.reconciler = Reconciler(
-            self.registry,  # type: ignore[arg-type]
-            self.desired_file,
-            ManualClock(),
-            10.0,
-            lambda: self.acknowledged.append(self.reconciler.version),
-        )
+    """A reconciler whose coordinator the test changes at will."""
+
+    def __init__(self, desired: DesiredState | None = None) -> None:
+        self.coordinator, self.registry, self.acknowledged = Coordinator(1, time.monotonic), SlowRegistry(), list[int]()
+        self.coordinator.desired = desired or DesiredState()
+        self.channel, self.clock = ControlChannel(self.coordinator), ManualClock()
+        self.reconciler = Reconciler(self.registry, self.channel, self.clock, 10.0, self.acknowledged.append)  # type: ignore[arg-type]
+        self.channel.open(self.reconciler.check)
 
     async def tell(self, desired: DesiredState) -> None:
-        self.desired_file.write(desired)
-        self.reconciler.check()
+        self.coordinator.desired = desired
+        self.channel.report()
         await turns()
 
 
 @pytest.fixture
-def run(tmp_path):
+def run():
     def run(story: Any) -> None:
         async def main() -> None:
-            told = Story(tmp_path)
+            told = Story()
             await told.reconciler.load(strict=True)
             running = asyncio.ensure_future(told.reconciler.run())
-            with told.desired_file.locked():  # as by the process that writes these states
-                await story(told)
+            await story(told)
             assert not running.done()
             running.cancel()
             await asyncio.wait([running])
@@ -67,6 +72,41 @@ def run(tmp_path):
         asyncio.run(main())
 
     return run
+
+
+def test_the_first_process_proposes_what_the_layer_directory_holds(run):
+    async def story(told: Story) -> None:
+        assert told.coordinator.desired == FIRST
+        assert (told.registry.done, told.acknowledged, told.reconciler.version) == ([1], [1], 1)
+        assert told.channel.status.found is None, "later reports are short"
+
+    run(story)
+
+
+def test_a_later_process_serves_the_desired_state_and_does_not_look_at_the_layer_directory():
+    async def story() -> None:
+        told = Story(FIRST)
+        told.registry.load_directory = None  # type: ignore[assignment, method-assign]
+        await told.reconciler.load(strict=True)
+        assert (told.registry.done, told.acknowledged) == ([1], [1])
+
+    asyncio.run(story())
+
+
+def test_of_two_that_load_at_once_the_later_serves_what_the_first_found():
+    async def story() -> None:
+        told = Story()
+
+        async def load_directory(*, strict: bool) -> dict[str, str]:
+            told.coordinator.desired = FIRST  # another process was quicker
+            return {"z": "9"}
+
+        told.registry.load_directory = load_directory  # type: ignore[method-assign]
+        await told.reconciler.load(strict=True)
+        assert told.coordinator.desired == FIRST
+        assert told.registry.done == [1]
+
+    asyncio.run(story())
 
 
 def test_an_aborted_desired_state_is_not_completed(run):
@@ -85,7 +125,7 @@ def test_an_aborted_desired_state_is_not_completed(run):
     run(story)
 
 
-def test_a_current_desired_state_is_completed_despite_notifications(run):
+def test_a_current_desired_state_is_completed_despite_other_news(run):
     async def story(told: Story) -> None:
         told.registry.gate.clear()
         await told.tell(FIRST.prepare("a", "2"))
@@ -100,11 +140,23 @@ def test_a_current_desired_state_is_completed_despite_notifications(run):
     run(story)
 
 
-def test_an_internal_fault_ends_the_task(tmp_path):
+def test_a_state_with_a_missing_layer_is_applied_again_later(run):
+    async def story(told: Story) -> None:
+        told.registry.fault = "a layer is missing"
+        for seconds, times in ((0.0, 1), (9.0, 1), (1.0, 2), (9.0, 2), (1.0, 3)):
+            told.clock.advance(seconds)
+            told.reconciler.check()
+            await turns()
+            assert told.registry.done == [1] * times
+
+    run(story)
+
+
+def test_an_internal_fault_ends_the_task():
     """The owner of the task sees the error and has the process replaced."""
 
     async def story() -> None:
-        told = Story(tmp_path)
+        told = Story()
         await told.reconciler.load(strict=True)
         running = asyncio.ensure_future(told.reconciler.run())
 
@@ -112,8 +164,7 @@ def test_an_internal_fault_ends_the_task(tmp_path):
             raise ValueError("a bug")
 
         told.registry.apply = fail  # type: ignore[method-assign]
-        with told.desired_file.locked():
-            await told.tell(FIRST.prepare("a", "2"))
+        await told.tell(FIRST.prepare("a", "2"))
         with pytest.raises(ValueError, match="a bug"):
             await running
 

@@ -1,0 +1,206 @@
+"""Coordinator: knows the status of every process, decides whether the service is ready, and runs layer rollouts.
+
+It runs in the supervisor, or in the process itself if there is no supervisor. Synchronous and without I/O; its caller reports
+what happens, and each process gets the status of the service at every change of it.
+Invariants: One rollout runs at a time. No process serves the new layers before every process has them ready. A rollout succeeds
+only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
+(the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
+last report is younger than MAX_AGE_S. The first process that has loaded the layer directory decides the first desired state.
+Nothing needs a timer, because every process reports once a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from service.errors import LayerChanged, NotReady, ServiceError
+from service.supervisor.desired_state import DesiredState, Phase
+from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+
+# Six missed pings.
+MAX_AGE_S = 6.0
+# How long the error of an aborted rollout waits for every process to acknowledge that.
+ABORT_S = 2.0
+
+
+@dataclasses.dataclass(slots=True)
+class Member:
+    """One process, from its start to its death."""
+
+    send: Callable[[ServiceStatus], None]
+    status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
+    reported_at: float | None = None
+    has_served: bool = False
+    last_change: int = 0
+    outcome: Outcome | None = None
+    sent: ServiceStatus | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Rollout:
+    """A change in progress, of the process `author`; `error` is set once it is aborted and not acknowledged yet."""
+
+    author: int
+    number: int
+    pids: frozenset[int]
+    deadline: float
+    is_new: bool
+    error: ServiceError | None = None
+
+
+class Coordinator:
+    """`join`, `report` and `leave` are the life of a process; `now` gives monotonic seconds."""
+
+    def __init__(self, expected_workers: int, now: Callable[[], float]) -> None:
+        self.expected_workers = expected_workers
+        self.desired = DesiredState()
+        self._now = now
+        self._members: dict[int, Member] = {}
+        self._rollout: Rollout | None = None
+
+    def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> Member:
+        """Add a process that has been started; `send` gets each new status of the service, and reports nothing itself."""
+        self._members[pid] = member = Member(send)
+        self._go_on()
+        return member
+
+    def report(self, pid: int, status: WorkerStatus) -> None:
+        """Take in what a process reports of itself; ignore one that has left."""
+        member = self._members.get(pid)
+        if member is None:
+            return
+        member.status, member.reported_at = status, self._now()
+        member.has_served |= status.state in {State.READY, State.DRAINING}
+        if self.desired.version == 0 and status.found is not None:
+            self.desired = DesiredState(1, layers=status.found)
+        rollout, change = self._rollout, status.change
+        if rollout is not None and rollout.author == pid and (change is None or change.number != rollout.number):
+            self._abort(None)
+        if change is not None and change.number != member.last_change:
+            member.last_change = change.number
+            self._begin(pid, change)
+        self._go_on()
+
+    def leave(self, pid: int) -> None:
+        """Remove a process that has ended."""
+        self._members.pop(pid, None)
+        if self._rollout is not None and self._rollout.author == pid:
+            self._abort(None)
+        self._go_on()
+
+    def why_not_ready(self) -> str | None:
+        """Return None while every expected process is ready, else the worst reason in one sentence."""
+        reported = [member for member in self._members.values() if member.reported_at is not None]
+        fresh = [member.status for member in self._fresh().values()]
+        for status in fresh:
+            if status.state is State.FAILED:
+                return f"a process has failed: {status.reason}" if status.reason else "a process has failed"
+        for state in (State.DRAINING, State.STARTING):
+            if count := sum(status.state is state for status in fresh):
+                return self._count(count, state.value)
+        if len(fresh) < len(reported):
+            oldest = min(member.reported_at or 0.0 for member in reported)
+            return f"a process has not reported for {self._now() - oldest:.0f} s"
+        if len(fresh) < self.expected_workers:
+            return self._count(self.expected_workers - len(fresh), "not up yet")
+        return None
+
+    def _count(self, count: int, what: str) -> str:
+        nouns = "process" if self.expected_workers == 1 else "processes"
+        return f"{count} of {self.expected_workers} {nouns} {'is' if count == 1 else 'are'} {what}"
+
+    def _fresh(self) -> dict[int, Member]:
+        oldest = self._now() - MAX_AGE_S
+        return {
+            pid: one for pid, one in self._members.items() if one.reported_at is not None and one.reported_at >= oldest
+        }
+
+    def _begin(self, author: int, change: Change) -> None:
+        try:
+            self.desired, self._rollout = self._prepare(author, change)
+        except ServiceError as error:
+            self._members[author].outcome = _outcome(change.number, error)
+
+    def _prepare(self, author: int, change: Change) -> tuple[DesiredState, Rollout | None]:
+        """Return what begins the rollout, or no rollout if every process serves it so; raise LayerChanged or NotReady."""
+        desired = self.desired
+        if self._rollout is not None:
+            raise NotReady("another change of layers is under way", retry_after_s=1)
+        current = desired.layers.get(change.name)
+        fresh = self._fresh()
+        ready = [one for one in fresh.values() if one.status.state is State.READY]
+        num_serving = sum(one.status.version == desired.version for one in ready)
+        if current == change.digest and num_serving >= self.expected_workers:
+            self._members[author].outcome = Outcome(change.number)
+            return desired, None
+        if change.digest is not None and current not in (change.seen, change.digest):
+            raise LayerChanged("another change of this layer came first; nothing was changed")
+        up = (State.READY, State.FAILED)
+        pids = frozenset(pid for pid, one in fresh.items() if one.status.state in up and one.status.version)
+        if len(pids) < self.expected_workers:
+            raise NotReady(f"{len(pids)} of {self.expected_workers} processes are up", retry_after_s=5)
+        rollout = Rollout(author, change.number, pids, self._now() + change.timeout_s, current is None)
+        return desired.prepare(change.name, change.digest), rollout
+
+    def _go_on(self) -> None:
+        """Take the next step of the rollout if its condition holds, and send every process what is new to it."""
+        rollout, acknowledged = self._rollout, (0, self.desired.version)
+        if rollout is not None and rollout.error is None:
+            try:
+                self._commit(rollout, self.desired)
+            except (LayerChanged, NotReady) as error:
+                self._abort(error)
+        elif rollout is not None:
+            are_back = all(one.status.version in acknowledged for one in self._members.values())
+            if are_back or self._now() >= rollout.deadline:
+                self._end(rollout, rollout.error)
+        reason = self.why_not_ready()
+        ready = [pid for pid, one in self._fresh().items() if one.status.state is State.READY]
+        for member in self._members.values():
+            status = ServiceStatus(self.desired, reason, ready, member.outcome)
+            if status != member.sent:
+                member.sent = status
+                member.send(status)
+
+    def _commit(self, rollout: Rollout, desired: DesiredState) -> None:
+        """Enter the next phase once every process has acknowledged; raise LayerChanged or NotReady if one never will."""
+        fresh = self._fresh()
+        acknowledged = [one.status for one in fresh.values() if one.status.version == desired.version]
+        for status in acknowledged:
+            if status.refusal and status.is_file_changed:
+                raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
+            if status.refusal:
+                reason = f"a process could not load the layer; the change was rolled back: {status.refusal}"
+                raise NotReady(reason, retry_after_s=5)
+        if desired.phase is Phase.PREPARE and rollout.pids - fresh.keys():
+            raise NotReady("a process ended during the change; it was rolled back", retry_after_s=5)
+        if len(acknowledged) < self.expected_workers:
+            if self._now() >= rollout.deadline:
+                reason = "a process did not acknowledge the change in time; it was rolled back"
+                raise NotReady(reason, retry_after_s=5)
+            return
+        if desired.phase is Phase.PREPARE:
+            self.desired = desired.serve()
+        else:
+            self.desired = desired.settle()
+            self._end(rollout, None)
+
+    def _abort(self, error: ServiceError | None) -> None:
+        """Roll back; the author gets the error once every process has acknowledged that. Without an error it expects none."""
+        assert self._rollout is not None, "no change is in progress. This is a bug."
+        if self.desired.phase is not Phase.SETTLED:
+            self.desired = self.desired.abort()
+        self._rollout.error, self._rollout.deadline = error, self._now() + ABORT_S
+        if error is None:
+            self._rollout = None
+
+    def _end(self, rollout: Rollout, error: ServiceError | None) -> None:
+        self._rollout = None
+        self._members[rollout.author].outcome = _outcome(rollout.number, error, is_new=rollout.is_new)
+
+
+def _outcome(number: int, error: ServiceError | None, *, is_new: bool = False) -> Outcome:
+    if error is None:
+        return Outcome(number, is_new)
+    return Outcome(number, code=error.code, message=error.message, retry_after_s=error.retry_after_s)

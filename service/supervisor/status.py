@@ -1,0 +1,96 @@
+"""Status: what a worker reports to the supervisor, and what the supervisor reports to each worker.
+
+Invariants: Each message is the whole status of its sender, so only the latest counts and any earlier one may be lost. A malformed
+one of a worker is None, never an exception: nothing that a worker sends ends the supervisor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from service.supervisor.desired_state import DesiredState, Phase
+
+
+class State(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """A layer rollout that a worker requests: another `digest`, or None to unload. `seen` is the digest that it replaces.
+
+    The worker counts its requests with `number`.
+    """
+
+    number: int
+    name: str
+    digest: str | None
+    seen: str | None
+    timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What one process reports of itself.
+
+    `version` is that of the desired state that it has applied (0: none yet). `refusal` says why it cannot make the change of that
+    version; `is_file_changed` says whether the reason is the layer's file. `found` has the digests of the layer directory: the
+    first process proposes them as the desired state. `change` is requested until its outcome arrives or it is withdrawn.
+    `start_error` says why the process ends with EXIT_REFUSED.
+    """
+
+    state: State = State.STARTING
+    reason: str = ""
+    version: int = 0
+    refusal: str = ""
+    is_file_changed: bool = False
+    found: dict[str, str] | None = None
+    change: Change | None = None
+    start_error: str = ""
+
+    @classmethod
+    def parse(cls, fields: Any) -> WorkerStatus | None:
+        """Return the status in a message, or None if it is malformed."""
+        try:
+            change = None if fields["change"] is None else Change(**fields["change"])
+            status = cls(**{**fields, "state": State(fields["state"]), "change": change})
+            texts = [*(status.found or {}).values()]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if change is not None:
+            texts += [change.name, *(text for text in (change.digest, change.seen) if text is not None)]
+        is_whole = all(isinstance(text, str) for text in texts)
+        return status if is_whole and (change is None or isinstance(change.timeout_s, float)) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the change of that number ended; `code` is that of the error, and empty after a success."""
+
+    number: int
+    is_new: bool = False
+    code: str = ""
+    message: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The whole service, as one of its processes learns it; `ready` has the pids of the ready processes."""
+
+    desired: DesiredState = dataclasses.field(default_factory=DesiredState)
+    why_not_ready: str | None = "the supervisor has not reported yet"
+    ready: list[int] = dataclasses.field(default_factory=list)
+    outcome: Outcome | None = None
+
+    @classmethod
+    def parse(cls, fields: Any) -> ServiceStatus:
+        """Return the status in a message of the supervisor, which is never malformed."""
+        desired = DesiredState(**{**fields["desired"], "phase": Phase(fields["desired"]["phase"])})
+        outcome = None if fields["outcome"] is None else Outcome(**fields["outcome"])
+        return cls(**{**fields, "desired": desired, "outcome": outcome})

@@ -1,0 +1,92 @@
+"""ControlChannel: a process's link to the coordinator, which runs in the supervisor or, without one, in this process.
+
+Must not know: layers, HTTP, what the reports say.
+Invariants: Every report is the whole status of this process, and `service` is the latest status of the whole service. The timer
+that repeats the report runs on the event loop, so reports show that the loop runs. Nothing waits for the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import faulthandler
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from service.supervisor.channel import PING_S, STACKS_SIGNAL, Channel
+from service.supervisor.coordinator import Coordinator
+from service.supervisor.status import ServiceStatus, WorkerStatus
+
+
+class ControlChannel:
+    """The channel of a process without a supervisor: the coordinator runs here. In tests several processes share one.
+
+    `has_peers`: other processes' event loops ran already when this one started.
+    """
+
+    def __init__(self, coordinator: Coordinator | None = None, pid: int = 0, *, has_peers: bool = False) -> None:
+        self.coordinator = coordinator or Coordinator(1, time.monotonic)
+        self.pid = pid
+        self.has_peers = has_peers
+        self.service = ServiceStatus()
+        self.status = WorkerStatus()
+        self._changed: Callable[[], object] = bool
+
+    def open(self, changed: Callable[[], object]) -> None:
+        """Begin to report, from the running loop; call `changed` at every change of `service` from now on."""
+        self._changed = changed
+        self._join()
+        self._repeat()
+
+    def report(self, **fields: Any) -> None:
+        """Report what has changed of this process's status."""
+        self.status = dataclasses.replace(self.status, **fields)
+        self._send()
+
+    def _join(self) -> None:
+        self.coordinator.join(self.pid, self._take)
+
+    def _send(self) -> None:
+        self.coordinator.report(self.pid, self.status)
+
+    def _repeat(self) -> None:
+        self._send()
+        asyncio.get_running_loop().call_later(PING_S, self._repeat)
+
+    def _take(self, service: ServiceStatus) -> None:
+        self.service = service
+        self._changed()
+
+
+class SupervisorChannel(ControlChannel):
+    """The channel to the supervisor; `ended` is called when the supervisor has ended first."""
+
+    def __init__(self, descriptor: int, *, has_peers: bool) -> None:
+        super().__init__(has_peers=has_peers)
+        os.set_inheritable(descriptor, False)
+        self._channel = Channel(socket.socket(fileno=descriptor))
+        self.ended: Callable[[], object] = bool
+        self.is_orphaned = False
+
+    def _join(self) -> None:
+        if sys.stderr is not None:
+            faulthandler.register(STACKS_SIGNAL)
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
+        self._receive()
+
+    def _send(self) -> None:
+        self._channel.send(self.status)
+
+    def _receive(self) -> None:
+        messages = self._channel.receive()
+        if messages:
+            self._take(ServiceStatus.parse(messages[-1]))
+        elif messages is None:
+            self.is_orphaned = True
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._channel.fileno())
+            loop.call_soon(self.ended)
