@@ -1,7 +1,8 @@
 """Channel: one end of the socket pair between the supervisor and a worker; each line is one message in JSON.
 
-Invariants: Nothing waits for the peer. While the peer does not read, only the latest message waits, because a message is the
-whole status of its sender (`supervisor/status.py`). The end of file is the peer's death: no other process holds its end.
+Invariants: Nothing waits for the peer. A message is the whole status of its sender (`supervisor/status.py`), so only the latest
+counts: one at most waits for a peer that does not read, and one of those that have arrived is parsed. The end of file is the
+peer's death: no other process holds its end.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from typing import Any
 PING_S = 1.0
 # At this signal a worker writes the stacks of all its threads to stderr, whatever its interpreter is doing.
 STACKS_SIGNAL = signal.SIGQUIT
-# A peer that sends more than this without a line end is no peer of ours.
-MAX_MESSAGE_BYTES = 2**24
+# A worker that sends more than this without a line end is none of ours: 14,000 layers have room. The supervisor may send more.
+MAX_WORKER_BYTES, MAX_SUPERVISOR_BYTES = 2**21, 2**24
 _READ_BYTES = 2**16
+# A peer that writes without end does not hold its reader.
+_MAX_READS = 32
 
 
 class Channel:
-    def __init__(self, end: socket.socket) -> None:
+    """`max_bytes` limits a message of the peer."""
+
+    def __init__(self, end: socket.socket, max_bytes: int) -> None:
         end.setblocking(False)
         self._end = end
+        self._max_bytes = max_bytes
+        self.is_ended = False
+        """Whether the peer is dead, or has sent too long a message."""
         self._received = bytearray()
         self._unsent = b""  # the rest of a message
         self._next: Any = None
@@ -52,22 +60,31 @@ class Channel:
                 self._unsent = self._unsent[self._end.send(self._unsent) :]
             except BlockingIOError:
                 return
-            except OSError:  # the peer is gone, which `receive` reports
+            except OSError:  # the peer is gone, which `receive` notices
                 self._unsent, self._next = b"", None
 
-    def receive(self) -> list[Any] | None:
-        """Return the messages that have arrived, None for one that is no JSON; return None at the end of file."""
-        try:
-            data = self._end.recv(_READ_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError:
+    def receive(self) -> Any:
+        """Return the latest message that has arrived whole; None if there is none or it is no JSON."""
+        self._read()
+        whole, line_end, rest = self._received.rpartition(b"\n")
+        if not line_end:
             return None
-        self._received += data
-        if not data or len(self._received) > MAX_MESSAGE_BYTES:
-            return None
-        *messages, self._received = self._received.split(b"\n") if b"\n" in data else [self._received]
-        return [_parse(message) for message in messages]
+        self._received = rest
+        return _parse(whole[whole.rfind(b"\n") + 1 :])
+
+    def _read(self) -> None:
+        for _ in range(_MAX_READS):
+            try:
+                data = self._end.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.is_ended = True
+                break
+            self._received += data
+        self.is_ended |= len(self._received) - self._received.rfind(b"\n") > self._max_bytes
 
     def close(self) -> None:
         self._end.close()

@@ -6,7 +6,8 @@ Invariants: One rollout runs at a time. No process serves the new layers before 
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
 last report is younger than MAX_AGE_S. The first process that has loaded the layer directory decides the first desired state.
-Nothing needs a timer, because every process reports once a second.
+Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which nothing reports
+makes no process silent: then the coordinator itself was paused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from service.supervisor.status import Change, Outcome, ServiceStatus, State, Wor
 
 # Six missed pings.
 MAX_AGE_S = 6.0
+# Longer than between two reports of one process.
+PAUSE_S = 2.0
 # How long the error of an aborted rollout waits for every process to acknowledge that.
 ABORT_S = 2.0
 
@@ -57,10 +60,11 @@ class Coordinator:
         self.desired = DesiredState()
         self._now = now
         self._members: dict[int, Member] = {}
+        self._reported_at = now()
         self._rollout: Rollout | None = None
 
     def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> Member:
-        """Add a process that has been started; `send` gets each new status of the service, and reports nothing itself."""
+        """Add a process that has been started; `send` gets each new status of the service, and must not call the coordinator."""
         self._members[pid] = member = Member(send)
         self._go_on()
         return member
@@ -70,7 +74,8 @@ class Coordinator:
         member = self._members.get(pid)
         if member is None:
             return
-        member.status, member.reported_at = status, self._now()
+        self._forgive_pause()
+        member.status, member.reported_at = status, self._reported_at
         member.has_served |= status.state in {State.READY, State.DRAINING}
         if self.desired.version == 0 and status.found is not None:
             self.desired = DesiredState(1, layers=status.found)
@@ -80,7 +85,15 @@ class Coordinator:
         if change is not None and change.number != member.last_change:
             member.last_change = change.number
             self._begin(pid, change)
+        member.sent = None
         self._go_on()
+
+    def _forgive_pause(self) -> None:
+        now, before = self._now(), self._reported_at
+        self._reported_at = now
+        for member in self._members.values() if now - before > PAUSE_S else ():
+            if member.reported_at is not None:
+                member.reported_at += now - before
 
     def leave(self, pid: int) -> None:
         """Remove a process that has ended."""
@@ -174,7 +187,7 @@ class Coordinator:
                 reason = f"a process could not load the layer; the change was rolled back: {status.refusal}"
                 raise NotReady(reason, retry_after_s=5)
         if desired.phase is Phase.PREPARE and rollout.pids - fresh.keys():
-            raise NotReady("a process ended during the change; it was rolled back", retry_after_s=5)
+            raise NotReady("a process ended or fell silent during the change; it was rolled back", retry_after_s=5)
         if len(acknowledged) < self.expected_workers:
             if self._now() >= rollout.deadline:
                 reason = "a process did not acknowledge the change in time; it was rolled back"

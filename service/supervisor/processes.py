@@ -27,7 +27,7 @@ from types import FrameType
 
 from service.errors import ServiceError
 from service.observability.line_writer import FINISH_S, LineWriter, log_line
-from service.supervisor.channel import Channel
+from service.supervisor.channel import MAX_WORKER_BYTES, Channel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 STDOUT, STDERR = 1, 2
@@ -165,7 +165,7 @@ class Posix:
             except OSError:
                 ours.close()
                 raise
-        return pid, Channel(ours)
+        return pid, Channel(ours, MAX_WORKER_BYTES)
 
     def kill(self, pid: int, signum: int) -> None:
         # A child's pid is not reused before the child is reaped.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from typing import Any
 
 from service.supervisor.desired_state import DesiredState, Phase
+
+MAX_REASON_CHARS = 256
 
 
 class State(enum.StrEnum):
@@ -32,6 +35,12 @@ class Change:
     digest: str | None
     seen: str | None
     timeout_s: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every field has its type."""
+        types = (int, str, str | None, str | None, float)
+        return all(map(isinstance, _values(self), types)) and math.isfinite(self.timeout_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,13 +68,18 @@ class WorkerStatus:
         try:
             change = None if fields["change"] is None else Change(**fields["change"])
             status = cls(**{**fields, "state": State(fields["state"]), "change": change})
-            texts = [*(status.found or {}).values()]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError):
             return None
-        if change is not None:
-            texts += [change.name, *(text for text in (change.digest, change.seen) if text is not None)]
-        is_whole = all(isinstance(text, str) for text in texts)
-        return status if is_whole and (change is None or isinstance(change.timeout_s, float)) else None
+        types = (State, str, int, str, bool, dict | None, Change | None, str)
+        is_whole = all(map(isinstance, _values(status), types)) and (change is None or change.is_whole)
+        if not is_whole or not all(isinstance(digest, str) for digest in (status.found or {}).values()):
+            return None
+        texts = {name: getattr(status, name)[:MAX_REASON_CHARS] for name in ("reason", "refusal", "start_error")}
+        return dataclasses.replace(status, **texts)
+
+
+def _values(message: Any) -> list[Any]:
+    return [getattr(message, field.name) for field in dataclasses.fields(message)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

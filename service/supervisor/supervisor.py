@@ -198,24 +198,22 @@ class Supervisor:
             due.append(self._deadline)
         return max(0.0, min(due) - self._system.now()) if due else None
 
-    def _hear(self, slot: Slot) -> bool:
-        """Pass on a worker's messages; return whether it has sent any."""
+    def _hear(self, slot: Slot) -> None:
+        """Pass on what a worker has sent, and notice its end."""
         if slot.pid is None or slot.channel is None:
-            return False
-        messages = slot.channel.receive()
-        for message in messages or ():
-            if (status := WorkerStatus.parse(message)) is not None:
-                slot.checks_since_message = 0
-                self._coordinator.report(slot.pid, status)
-        if messages is None:
+            return
+        status = WorkerStatus.parse(slot.channel.receive())
+        if status is not None:
+            slot.checks_since_message = 0
+            self._coordinator.report(slot.pid, status)
+        if slot.channel.is_ended:
             slot.checks_since_message = slot.checks_since_message or 0
             self._leave(slot, slot.pid)
         else:
             slot.channel.flush()
-        return bool(messages)
 
     def _leave(self, slot: Slot, pid: int) -> None:
-        """Close the channel of a process that has ended, or that is not ours to talk to: then the watchdog ends it."""
+        """Close the channel of a process that has ended, or sent too long a message: that one drains, or the watchdog ends it."""
         if slot.channel is not None:
             slot.channel.close()
             slot.channel = None
@@ -256,8 +254,7 @@ class Supervisor:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        while self._hear(slot):
-            pass
+        self._hear(slot)
         self._leave(slot, pid)
         slot.pid = slot.checks_since_message = None
         slot.has_served |= slot.member is not None and slot.member.has_served

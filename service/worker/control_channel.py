@@ -17,13 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.supervisor.channel import PING_S, STACKS_SIGNAL, Channel
+from service.supervisor.channel import MAX_SUPERVISOR_BYTES, PING_S, STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import ServiceStatus, WorkerStatus
 
+# As many reports as a silent process may miss (`supervisor/coordinator.py`).
+MAX_UNANSWERED = 6
+
 
 class ControlChannel:
-    """The channel of a process without a supervisor: the coordinator runs here. In tests several processes share one.
+    """The channel of a process without a supervisor, which runs the coordinator itself. In tests several processes share one.
 
     `has_peers`: other processes' event loops ran already when this one started.
     """
@@ -33,7 +36,9 @@ class ControlChannel:
         self.pid = pid
         self.has_peers = has_peers
         self.service = ServiceStatus()
+        self.has_heard = False
         self.status = WorkerStatus()
+        self._num_unanswered = 0
         self._changed: Callable[[], object] = bool
 
     def open(self, changed: Callable[[], object]) -> None:
@@ -41,6 +46,16 @@ class ControlChannel:
         self._changed = changed
         self._join()
         self._repeat()
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why the service is not ready; None if it is. Without answers nobody knows of the other processes.
+
+        Reports are counted, not seconds: a pause of the whole service makes nobody silent.
+        """
+        if self._num_unanswered > MAX_UNANSWERED:
+            return f"the supervisor has not answered {self._num_unanswered} reports"
+        return self.service.why_not_ready
 
     def report(self, **fields: Any) -> None:
         """Report what has changed of this process's status."""
@@ -54,11 +69,12 @@ class ControlChannel:
         self.coordinator.report(self.pid, self.status)
 
     def _repeat(self) -> None:
+        self._num_unanswered += 1
         self._send()
         asyncio.get_running_loop().call_later(PING_S, self._repeat)
 
     def _take(self, service: ServiceStatus) -> None:
-        self.service = service
+        self.service, self.has_heard, self._num_unanswered = service, True, 0
         self._changed()
 
 
@@ -68,7 +84,7 @@ class SupervisorChannel(ControlChannel):
     def __init__(self, descriptor: int, *, has_peers: bool) -> None:
         super().__init__(has_peers=has_peers)
         os.set_inheritable(descriptor, False)
-        self._channel = Channel(socket.socket(fileno=descriptor))
+        self._channel = Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES)
         self.ended: Callable[[], object] = bool
         self.is_orphaned = False
 
@@ -80,13 +96,21 @@ class SupervisorChannel(ControlChannel):
 
     def _send(self) -> None:
         self._channel.send(self.status)
+        if self._channel.is_full:
+            asyncio.get_running_loop().add_writer(self._channel.fileno(), self._flush)
+
+    def _flush(self) -> None:
+        self._channel.flush()
+        if not self._channel.is_full:
+            asyncio.get_running_loop().remove_writer(self._channel.fileno())
 
     def _receive(self) -> None:
-        messages = self._channel.receive()
-        if messages:
-            self._take(ServiceStatus.parse(messages[-1]))
-        elif messages is None:
+        message = self._channel.receive()
+        if message is not None:
+            self._take(ServiceStatus.parse(message))
+        if self._channel.is_ended:
             self.is_orphaned = True
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._channel.fileno())
+            loop.remove_writer(self._channel.fileno())
             loop.call_soon(self.ended)

@@ -3,8 +3,8 @@
 It reads the layer's digest and asks the coordinator (`supervisor/coordinator.py`) for the rollout. Must not know: HTTP, how a
 process applies a desired state (`worker/layer_registry.py`).
 Invariants: The caller gets success only when every process serves the change. On any other outcome (a refusal, a crash, a
-timeout, a disconnect) it is withdrawn or was rolled back. The layer's name decides which file is read; nothing else of the
-request reaches the file system.
+timeout, a disconnect) it is withdrawn or was rolled back; a process that drains, or hears nothing of the supervisor, cannot know
+whether it was complete by then. The layer's name decides which file is read; nothing else of the request reaches the file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.supervisor.desired_state import DesiredState, Phase
 from service.supervisor.status import Change, Outcome
 from service.worker.control_channel import ControlChannel
 
-# The coordinator ends a change that is late. A change without an answer for this long after that is withdrawn.
+# The coordinator ends a late change. If its answer is later than that by so much, the change is withdrawn.
 ANSWER_S = 10.0
 
 
@@ -52,7 +52,9 @@ class LayerRollout:
         """Withdraw a change in progress and begin no other, because the process drains."""
         self._is_closed = True
         if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(Draining("the service is shutting down; the change was withdrawn"))
+            self._ended.set_exception(
+                Draining("the service is shutting down; the change was withdrawn unless it was complete")
+            )
 
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
@@ -101,7 +103,9 @@ class LayerRollout:
             async with asyncio.timeout(self._timeout_s + ANSWER_S):
                 outcome, catalog = await self._ended
         except TimeoutError:
-            raise NotReady("the supervisor does not answer; the change was withdrawn", retry_after_s=5) from None
+            raise NotReady(
+                "the supervisor does not answer; the change was withdrawn unless it was complete", retry_after_s=5
+            ) from None
         finally:
             self._ended = None
             self._channel.report(change=None)

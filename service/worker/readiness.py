@@ -101,7 +101,7 @@ class Readiness:
 
     def why_not_ready(self) -> str | None:
         """Return this process's own reason first, then that of the others; None if all are ready."""
-        return self._own_reason() or self._channel.service.why_not_ready
+        return self._own_reason() or self._channel.why_not_ready
 
     def _own_reason(self) -> str | None:
         if self._reason is not None:

@@ -53,6 +53,8 @@ class Reconciler:
 
     async def load(self, *, strict: bool) -> None:
         """Load the first layers; raises LayerError if the directory cannot be served."""
+        while not self._channel.has_heard:
+            await self._check()
         if self._channel.service.desired.version == 0:
             self._channel.report(found=await self._registry.load_directory(strict=strict))
         while self._channel.service.desired.version == 0:

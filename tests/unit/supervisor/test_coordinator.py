@@ -27,8 +27,8 @@ TIMEOUT_S = 30.0
 class Process:
     """One process of the coordinator; `follow` applies what it has received and acknowledges it."""
 
-    def __init__(self, coordinator: Coordinator, pid: int) -> None:
-        self.coordinator, self.pid = coordinator, pid
+    def __init__(self, coordinator: Coordinator, pid: int, clock: ManualClock) -> None:
+        self.coordinator, self.pid, self.clock = coordinator, pid, clock
         self.status = WorkerStatus()
         self.received: list[ServiceStatus] = []
         coordinator.join(pid, self.received.append)
@@ -36,6 +36,12 @@ class Process:
     def report(self, **fields) -> None:
         self.status = dataclasses.replace(self.status, **fields)
         self.coordinator.report(self.pid, self.status)
+
+    def report_for(self, seconds: float) -> None:
+        """Report once a second while that time passes."""
+        for _ in range(int(seconds)):
+            self.clock.advance(1)
+            self.report()
 
     def follow(self, refusal: str = "", **fields) -> None:
         self.report(version=self.service.desired.version, refusal=refusal, **fields)
@@ -60,7 +66,7 @@ class Service:
     def __init__(self, *, is_up: bool = True) -> None:
         self.clock = ManualClock()
         self.coordinator = Coordinator(2, self.clock.now)
-        self.one, self.two = (Process(self.coordinator, pid) for pid in (11, 12))
+        self.one, self.two = (Process(self.coordinator, pid, self.clock) for pid in (11, 12))
         for process in (self.one, self.two) if is_up else ():
             process.report(found=OLD)
             process.follow(state=State.READY, found=None)
@@ -112,11 +118,9 @@ def test_a_failure_is_reported_first_with_its_reason(service):
 
 
 def test_a_report_counts_until_it_is_too_old(service):
-    service.clock.advance(MAX_AGE_S)
-    service.one.report()
+    service.one.report_for(MAX_AGE_S)
     assert (service.one.service.why_not_ready, service.one.service.ready) == (None, [11, 12])
-    service.clock.advance(1)
-    service.one.report()
+    service.one.report_for(1)
     assert service.one.service.why_not_ready == f"a process has not reported for {MAX_AGE_S + 1:.0f} s"
     assert service.one.service.ready == [11]
     service.two.report()
@@ -155,7 +159,7 @@ def test_the_first_process_that_has_loaded_decides_the_first_desired_state(empty
 
 
 def test_a_process_that_starts_later_learns_the_desired_state_at_once(service):
-    assert Process(service.coordinator, 13).received[0].desired == DesiredState(1, Phase.SETTLED, OLD)
+    assert Process(service.coordinator, 13, service.clock).received[0].desired == DesiredState(1, Phase.SETTLED, OLD)
 
 
 def test_a_new_layer_takes_three_desired_states(service):
@@ -258,13 +262,27 @@ def test_a_death_during_prepare_rolls_back_at_once(service, how):
     if how == "dies":
         service.coordinator.leave(12)
     else:
-        service.clock.advance(MAX_AGE_S + 1)
-        service.one.report()
+        service.one.report_for(MAX_AGE_S + 1)
     assert service.phase == (Phase.SETTLED, OLD)
     service.one.follow()
-    service.clock.advance(ABORT_S)
+    service.one.report_for(ABORT_S)
+    assert fails(service.one.outcome, NotReady, "ended or fell silent")
+
+
+def test_a_pause_of_the_coordinator_makes_no_process_silent_and_ends_no_rollout(service):
+    service.one.ask("b", "sha256:2")
+    service.clock.advance(TIMEOUT_S - 1)
     service.one.report()
-    assert fails(service.one.outcome, NotReady, "ended")
+    assert (service.one.service.why_not_ready, service.one.service.ready) == (None, [11, 12])
+    assert service.phase[0] is Phase.PREPARE
+    service.one.report_for(MAX_AGE_S + 1)
+    assert service.one.service.ready == [11], "it is silent since"
+
+
+def test_every_report_is_answered(service):
+    num_before = len(service.one.received), len(service.two.received)
+    service.one.report()
+    assert (len(service.one.received), len(service.two.received)) == (num_before[0] + 1, num_before[1])
 
 
 def test_a_death_during_serve_is_acknowledged_by_the_replacement(service):
@@ -273,7 +291,7 @@ def test_a_death_during_serve_is_acknowledged_by_the_replacement(service):
     service.coordinator.leave(12)
     service.one.follow()
     assert service.phase == (Phase.SERVE, BOTH)
-    Process(service.coordinator, 13).follow(state=State.READY)
+    Process(service.coordinator, 13, service.clock).follow(state=State.READY)
     assert service.phase == (Phase.SETTLED, BOTH)
     assert service.one.outcome == Outcome(1, is_new=True)
 

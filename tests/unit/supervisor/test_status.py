@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import MAX_REASON_CHARS, Change, Outcome, ServiceStatus, State, WorkerStatus
 
 CHANGE = Change(3, "a", "sha256:1", None, 30.0)
 GOOD = dataclasses.asdict(WorkerStatus(State.READY, "é\ud800\n", 7, "no memory", True, {"a": "sha256:1"}, CHANGE))
@@ -49,11 +49,25 @@ def test_the_report_of_the_supervisor_is_read_back(desired, outcome):
         {**GOOD, "change": {**GOOD["change"], "name": ["a"]}},
         {**GOOD, "change": {**GOOD["change"], "digest": []}},
         {**GOOD, "change": {**GOOD["change"], "timeout_s": "long"}},
+        {**GOOD, "change": {**GOOD["change"], "timeout_s": float("nan")}},
+        {**GOOD, "change": {**GOOD["change"], "timeout_s": float("inf")}},
+        {**GOOD, "change": {**GOOD["change"], "number": [[]]}},
+        *({**GOOD, name: 0.5} for name in GOOD),
+        *({**GOOD, name: [[[]]]} for name in GOOD),
+        {**GOOD, "found": 0},
+        {**GOOD, "found": ""},
+        {**GOOD, "found": False},
     ],
 )
 def test_a_malformed_report_is_none(fields):
     assert WorkerStatus.parse(GOOD) is not None
     assert WorkerStatus.parse(fields) is None
+
+
+def test_long_texts_are_cut():
+    status = WorkerStatus.parse({**GOOD, "reason": "x" * 1000, "refusal": "y" * 1000})
+    assert status is not None
+    assert (len(status.reason), len(status.refusal)) == (MAX_REASON_CHARS, MAX_REASON_CHARS)
 
 
 JSON = st.recursive(

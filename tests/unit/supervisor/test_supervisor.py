@@ -27,7 +27,7 @@ EOF = object()
 class FakeChannel:
     """The supervisor's end of a channel; the script writes what arrives, EOF is the end of file."""
 
-    is_full = False
+    is_full = is_ended = False
 
     def __init__(self):
         self.arrived = []
@@ -42,9 +42,8 @@ class FakeChannel:
 
     def receive(self):
         arrived, self.arrived = self.arrived, []
-        if EOF in arrived:
-            arrived, self.arrived = arrived[: arrived.index(EOF)], [EOF]
-        return arrived or (None if self.arrived else [])
+        self.is_ended |= EOF in arrived
+        return next((message for message in reversed(arrived) if message != EOF), None)
 
     def close(self):
         self.is_closed = True
@@ -217,7 +216,7 @@ def test_an_unread_log_does_not_make_watchdog_checks_follow_at_once():
 
 @pytest.mark.parametrize("message", [None, 7, "ping", [], {}, {"state": "ready"}, {"state": []}], ids=repr)
 def test_a_malformed_message_is_no_sign_of_life_and_ends_nothing(message):
-    outcome = Outcome(FakeSystem(("ping", 0), ("message", 0, message), *[("due",)] * 8))
+    outcome = Outcome(FakeSystem(("ping", 0), ("due",), ("message", 0, message), *[("due",)] * 8))
     assert outcome.system.killed == [(1001, signal.SIGQUIT), (1001, KILL)]
     assert outcome.exit_code is None
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from service.supervisor.channel import STACKS_SIGNAL, Channel
+from service.supervisor.channel import MAX_WORKER_BYTES, STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.desired_state import DesiredState, Phase
 from service.supervisor.status import ServiceStatus, State, WorkerStatus
-from service.worker.control_channel import ControlChannel, SupervisorChannel
+from service.worker.control_channel import MAX_UNANSWERED, ControlChannel, SupervisorChannel
 from tests.doubles import turns
 
 
@@ -22,14 +22,24 @@ def ends():
     """The supervisor's end, and the worker's."""
     ours, its = socket.socketpair()
     worker = SupervisorChannel(its.detach(), has_peers=False)
-    yield Channel(ours), worker
+    yield Channel(ours, MAX_WORKER_BYTES), worker
     ours.close()
     worker._channel.close()
     faulthandler.unregister(STACKS_SIGNAL)
 
 
-def reports(supervisor):
-    return [WorkerStatus.parse(message) for message in supervisor.receive() or ()]
+async def until(is_so):
+    for _ in range(10_000):
+        if is_so():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never was")
+
+
+def report(supervisor):
+    """The latest report that has arrived, None if there is none."""
+    message = supervisor.receive()
+    return None if message is None else WorkerStatus.parse(message)
 
 
 def test_a_worker_reports_when_it_opens_the_channel_at_every_change_and_while_its_loop_runs(ends, monkeypatch):
@@ -38,13 +48,13 @@ def test_a_worker_reports_when_it_opens_the_channel_at_every_change_and_while_it
 
     async def main():
         worker.open(lambda: None)
+        assert report(supervisor) == WorkerStatus()
         worker.report(state=State.READY, version=3)
-        found = reports(supervisor)
-        assert found == [WorkerStatus(), WorkerStatus(State.READY, version=3)]
-        while len(found) < 5:
+        found = [report(supervisor)]
+        while len(found) < 4:
             await asyncio.sleep(0.001)
-            found += reports(supervisor)
-        assert found[4] == WorkerStatus(State.READY, version=3)
+            found += filter(None, [report(supervisor)])
+        assert found == [WorkerStatus(State.READY, version=3)] * 4
 
     asyncio.run(main())
 
@@ -91,6 +101,42 @@ def test_the_end_of_the_supervisor_is_noticed_once_and_reports_go_nowhere(ends, 
     asyncio.run(main())
 
 
+def test_without_answers_the_service_is_not_ready_and_an_answer_makes_good(ends, monkeypatch):
+    """A stopped supervisor notices no dead process."""
+    monkeypatch.setattr("service.worker.control_channel.PING_S", 0.001)
+    supervisor, worker = ends
+    ready = ServiceStatus(DesiredState(1, Phase.SETTLED, {}), None)
+
+    async def main():
+        supervisor.send(ready)
+        worker.open(lambda: None)
+        seen = [worker.why_not_ready]
+        await until(lambda: worker.why_not_ready is not None)
+        assert worker.why_not_ready == f"the supervisor has not answered {MAX_UNANSWERED + 1} reports"
+        supervisor.send(ready)
+        await until(lambda: worker.why_not_ready is None)
+        assert seen == [None]
+
+    asyncio.run(main())
+
+
+def test_a_report_for_which_there_is_no_room_is_sent_when_there_is(ends):
+    supervisor, worker = ends
+    many = {f"layer-{number}": "sha256:0" for number in range(20_000)}
+
+    async def main():
+        worker.open(lambda: None)
+        worker.report(found=many)
+        found = None
+        while found is None or found.found is None:
+            await asyncio.sleep(0)
+            found = report(supervisor) or found
+        assert found.found == many
+        assert not asyncio.get_running_loop().remove_writer(worker._channel.fileno())
+
+    asyncio.run(main())
+
+
 def test_an_unread_channel_blocks_no_worker(ends):
     _, worker = ends
 
@@ -131,7 +177,7 @@ def test_without_a_stderr_reports_are_still_sent(ends, monkeypatch):
 
     async def main():
         worker.open(lambda: None)
-        assert reports(supervisor) == [WorkerStatus()]
+        assert report(supervisor) == WorkerStatus()
 
     asyncio.run(main())
 

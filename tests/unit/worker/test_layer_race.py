@@ -120,8 +120,8 @@ class SlowChannel(ControlChannel):
 
     def receive(self) -> None:
         if self.inbox is not None:
-            self.service, self.inbox = self.inbox, None
-            self._changed()
+            service, self.inbox = self.inbox, None
+            super()._take(service)
 
 
 class Process:
@@ -227,7 +227,7 @@ class LayerRace(RuleBasedStateMachine):
                 "came first": self.num_changed > changed,
                 "another change of layers": self.num_asked - asked > 0 or was_busy,
                 "could not load the layer": self.num_failed_loads > failed,
-                "ended during the change": self.num_deaths > deaths or self.num_silences > silences,
+                "during the change": self.num_deaths > deaths or self.num_silences > silences,
                 "processes are up": not are_all_up or self.num_deaths > deaths or self.num_silences > 0,
                 "in time": self.num_silences > silences,
             }

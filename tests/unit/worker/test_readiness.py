@@ -45,6 +45,10 @@ class Channel:
         self.status = WorkerStatus()
         self.service = ServiceStatus(why_not_ready=None)
 
+    @property
+    def why_not_ready(self) -> str | None:
+        return self.service.why_not_ready
+
     def report(self, **fields: Any) -> None:
         self.status = WorkerStatus(**fields)
         self.ready(*([1] if self.status.state is State.READY else []))
