@@ -166,7 +166,7 @@ class Batcher(Generic[P, R]):
             await self._gather()
             await self._execute()
             # Under overload a loop tick takes longer than a full batch, so several of them share one.
-            full = full_batch(self._lanes.next_jobs, self._batch_limits)
+            full = full_batch(self._lanes.next_jobs, self._batch_limits) if self._lanes.num_jobs else []
             if not (full and self._runner.is_inline(full)):
                 await self._runner.yield_to_loop()
 
