@@ -42,7 +42,7 @@ class Member:
 
 @dataclasses.dataclass(slots=True)
 class Rollout:
-    """A change in progress, of the process `author`; `error` is set once it is aborted and not acknowledged yet."""
+    """A change in progress, of the process `author`; `error` is set while an aborted one waits for acknowledgements."""
 
     author: int
     number: int
@@ -136,7 +136,10 @@ class Coordinator:
             self._members[author].outcome = _outcome(change.number, error)
 
     def _prepare(self, author: int, change: Change) -> tuple[DesiredState, Rollout | None]:
-        """Return what begins the rollout, or no rollout if every process serves it so; raise LayerChanged or NotReady."""
+        """Return the state and the rollout that begin the change; raise LayerChanged or NotReady.
+
+        If every process serves the change already, set its outcome and return no rollout.
+        """
         desired = self.desired
         if self._rollout is not None:
             raise NotReady("another change of layers is under way", retry_after_s=1)
@@ -200,7 +203,7 @@ class Coordinator:
             self._end(rollout, None)
 
     def _abort(self, error: ServiceError | None) -> None:
-        """Roll back; the author gets the error once every process has acknowledged that. Without an error it expects none."""
+        """Roll back. The author gets the `error` once every process has acknowledged that; None if it has withdrawn or died."""
         assert self._rollout is not None, "no change is in progress. This is a bug."
         if self.desired.phase is not Phase.SETTLED:
             self.desired = self.desired.abort()
