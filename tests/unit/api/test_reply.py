@@ -70,51 +70,41 @@ def test_a_large_generated_answer_is_never_whole_in_memory():
     assert most <= 5
 
 
-@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
-def test_other_tasks_run_between_the_parts_of_a_large_answer(made):
-    turns = 0
+def turns_of_others(pieces) -> list[int]:
+    """How many turns other tasks have had at each message of an answer, and at its end."""
     seen: list[int] = []
+    latest = 0
 
     async def send(_) -> None:
-        seen.append(turns)
+        seen.append(latest)
 
     async def others() -> None:
-        nonlocal turns
+        nonlocal latest
         while True:
-            turns += 1
+            latest += 1
             await asyncio.sleep(0)
 
     async def main() -> None:
         beside = asyncio.ensure_future(others())
-        await send_reply(send, [], made([bytes(WHOLE_BYTES)] * 8))
+        await send_reply(send, [], pieces)
+        seen.append(latest)
         beside.cancel()
 
     asyncio.run(main())
-    _, *parts, end = seen
+    return seen
+
+
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+def test_other_tasks_run_between_the_parts_of_a_large_answer(made):
+    _, *parts, end, _ = turns_of_others(made([bytes(WHOLE_BYTES)] * 8))
     assert len(parts) >= 7
     assert all(before < after for before, after in itertools.pairwise(parts)), (parts, end)
 
 
 def test_an_answer_made_piece_by_piece_pauses_by_its_bytes_and_not_by_its_pieces():
     """Under overload each pause takes a long loop tick."""
-    turns = 0
-
-    async def send(_) -> None:
-        pass
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        beside = asyncio.ensure_future(others())
-        await send_reply(send, [], iter([bytes(PAUSE_BYTES), b"x", *[b"y"] * 50, bytes(PAUSE_BYTES // 2)]))
-        beside.cancel()
-
-    asyncio.run(main())
-    assert turns == 1
+    few, many = ([bytes(PAUSE_BYTES), b"x", *[b"y"] * number, bytes(PAUSE_BYTES // 2)] for number in (0, 50))
+    assert turns_of_others(iter(few))[-1] == turns_of_others(iter(many))[-1]
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
