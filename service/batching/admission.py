@@ -24,17 +24,17 @@ BURST_S = 0.1
 # Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
 # that of a busy service without a queue (docs/reliability.md has the figures).
 MAX_BATCHES = 2
-# Part of the engine's rate that a lane's own rate counts for at least: a lane with few jobs gets shorter slowly, and would be
-# allowed ever fewer.
+# A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
+# would allow it ever fewer.
 LEAST_RATE = 0.5
-# Part of a lane's earlier batches that its rate forgets with each batch.
+# With each batch, a lane's rate forgets this part of the earlier batches.
 FORGET = 0.1
 # Batches that `Speed` remembers: enough for a mixture of sizes, few enough to follow a change of load.
 WINDOW = 16
 # A coarse clock may measure 0.
 SHORTEST_S = 1e-6
 LONGEST_RETRY_S = 60
-# A caller alone gets at most four fifths of the queue, whatever its load; the rest stays free for others.
+# A caller may hold at most four times what stays free for others: alone, at most four fifths of the queue.
 SHARE = 4
 
 
@@ -48,7 +48,7 @@ class _Long(NamedTuple):
 
 
 class _Drain(NamedTuple):
-    """How fast a lane with waiting work gets shorter: flops and seconds of its last batches, and the latest of them."""
+    """How fast a lane drains: flops and seconds of its earlier batches, and when the latest one was taken, with its flops."""
 
     at: float
     batch_flops: int
@@ -69,12 +69,12 @@ class Congestion:
     """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
     With a `wait_s` of 0 no lane is overloaded. Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst
-    makes a long queue and drains it again. If much stays behind every batch for a while and never gets less, more arrives than
-    is done. Then a longer queue adds latency, not throughput.
-    Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long by the batches and by the
-    time it takes, so one rule fits any layer and machine. Time follows the rate at which the lane itself gets shorter: between
-    two batches the loop has other work, under overload more than the batches take. Overload ends when the lane is empty; a
-    sooner end would let the next burst in.
+    makes a long queue, which drains again. If much work stays after every batch for a while and never shrinks, more arrives
+    than is done. Then a longer queue adds latency, not throughput.
+    Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
+    number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
+    drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
+    the lane is empty; a sooner end would let the next burst in.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -108,7 +108,7 @@ class Congestion:
             self._long[lane] = before._replace(most=most, is_overloaded=is_overloaded)
 
     def _lane_rate(self, lane: Hashable, batch_flops: int, left_flops: int, now: float) -> float:
-        """Return the flops per second at which the lane has got shorter since it was last empty; infinite if unknown."""
+        """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
         before = self._drains.pop(lane, None)
         drain = _Drain(now, batch_flops) if before is None else before.dispatched(batch_flops, now)
         if left_flops:
@@ -116,7 +116,7 @@ class Congestion:
         return drain.rate
 
     def withdrawn(self, lane: Hashable, left_flops: int) -> None:
-        """Record that a job left the lane unanswered and `left_flops` stay; an empty lane is not overloaded."""
+        """Record that a job left the lane without being taken and `left_flops` stay; an empty lane is not overloaded."""
         if not left_flops:
             self._long.pop(lane, None)
             self._drains.pop(lane, None)
@@ -294,8 +294,8 @@ class Admission:
     def check_congestion(self, lane: Hashable, now: float, caller: Hashable, num_coming: int = 0) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused. `num_coming` requests of the usual size are ahead
-        besides those that wait.
+        With several callers, only those above their fair share are refused. `num_coming` requests of the usual size that have
+        not joined the queue yet count like those that wait.
         """
         if not self.congestion.has_long_queue:
             return

@@ -58,7 +58,7 @@ class Batcher(Generic[P, R]):
         return self._task is not None and not self._task.done()
 
     async def ended_within(self, seconds: float) -> bool:
-        """Return whether the batcher's task ends within that time; wakes as soon as it does."""
+        """Wait until the batcher's task ends, at most that long; return whether it has ended."""
         assert self._task is not None, "the batcher was not started. This is a bug."
         await asyncio.wait([self._task], timeout=seconds)
         return self._task.done()
@@ -165,7 +165,7 @@ class Batcher(Generic[P, R]):
         while True:
             await self._gather()
             await self._execute()
-            # Under overload a loop tick takes longer than a full batch, so several of them share one.
+            # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
             full = full_batch(self._lanes.next_jobs, self._batch_limits) if self._lanes.num_jobs else []
             if not (full and self._runner.is_inline(full)):
                 await self._runner.yield_to_loop()
@@ -213,9 +213,9 @@ class Batcher(Generic[P, R]):
         )
 
     async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """After a step of `seconds` a batch of this lane has stopped: run due batches of other lanes, up to their share.
+        """Run due batches of other lanes, up to their share, while a batch of this lane is stopped after a step of `seconds`.
 
-        A batch that takes long waits until the stopped one has ended: with at most one stopped, the memory held is bounded.
+        A long batch waits until the stopped one has ended: at most one batch is stopped, so the memory held is bounded.
         """
         self._lanes.stop(lane, self._speed.charge_of(seconds))
         self._stopped, self._running = self._running, []
@@ -234,7 +234,7 @@ class Batcher(Generic[P, R]):
         return self.is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
 
     async def _execute(self, name: Hashable = None) -> None:
-        """Take a batch (of that lane), drop jobs whose caller left in this very tick, and run the rest."""
+        """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
         batch = take(self._lanes, self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
@@ -247,7 +247,7 @@ class Batcher(Generic[P, R]):
         self._left.set()
 
     def _is_over(self, job: Job[P, R]) -> bool:
-        """Whether no caller waits any more; fails a job whose deadline has passed before its timer fires."""
+        """Whether no caller waits any more; fail a job whose deadline has passed although its timer has not fired yet."""
         if job.deadline <= self._clock.now():
             job.expire()
         return job.is_settled
@@ -258,7 +258,7 @@ class Batcher(Generic[P, R]):
         self._forget(job)
 
     def _withdraw(self, job: Job[P, R]) -> None:
-        """Remove all that is left of a job whose caller leaves, with or without an answer."""
+        """Cancel and remove a job whose caller leaves before the job is settled; do nothing for a settled job."""
         if job.settled_at is None:  # a settled job has left the queue already
             job.fail(asyncio.CancelledError())
             self._forget(job)

@@ -3,8 +3,8 @@
 Independent of what a body is, how it is decoded, and HTTP.
 Invariants: First come, first decoded. The queue is measured in bytes and, by the rate of the last bodies, in seconds. A body that
 would be late is refused before it waits, and before it is read if its length is known. A burst may fill MAX_WAIT_S or MAX_BODIES,
-whichever is more; under sustained overload (`Congestion`) two bodies or its allowed wait,
-whichever is more. A caller that leaves leaves nothing behind.
+whichever is more. Under sustained overload (`Congestion`) the limit is two bodies or WAIT_SHARE of the standing wait, whichever
+is more. Nothing remains of a body whose caller leaves.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from service.batching.admission import LONGEST_RETRY_S, WINDOW, Congestion
 from service.errors import DeadlineExceeded, QueueFull
 from service.loop_time import Clock
 
-# A longer queue adds latency, not throughput; only behind a few bodies of the largest size the wait may be longer.
+# A longer queue adds latency, not throughput. The wait exceeds MAX_WAIT_S only behind fewer than MAX_BODIES bodies, large ones.
 MAX_WAIT_S = 0.5
 MAX_BODIES = 4
-# Part of the wait that a sustained overload leaves a request: behind this queue it waits once more, to be computed.
+# Part of `standing_wait_s` that a request may spend in this queue: afterwards it waits again, to be computed.
 WAIT_SHARE = 0.5
 # Bytes per second, assumed until the first body is decoded: the rate for nested lists of numbers.
 FIRST_RATE = 32 * 2**20

@@ -50,7 +50,7 @@ class ComputeLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """The engine answered a batch; `requests` includes those whose caller has left, `notes` are the batch's."""
+    """The engine answered a batch; `requests` includes those whose caller has left, `notes` are those of its BatchInfo."""
 
     lane: Hashable
     requests: int

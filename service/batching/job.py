@@ -36,7 +36,7 @@ NOTHING = Cost(sequences=0, tokens=0, cells=0, weights_bytes=0, input_bytes=0, f
 
 
 class Work(NamedTuple):
-    """An amount of work, in so many jobs."""
+    """An amount of work: its flops, and its number of jobs."""
 
     flops: int
     num_jobs: int
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """The batch that a job was computed in; an observer of the batch may leave values for its members in `notes`."""
+    """The batch that a job was computed in; an observer of the batch may leave values for its jobs in `notes`."""
 
     requests: int
     sequences: int
@@ -57,7 +57,7 @@ class BatchInfo:
 
 
 class Outcome(NamedTuple, Generic[R]):
-    """An answer with its batch and its times in seconds: accepted to first started, and first started to settled."""
+    """An answer with its batch; `queue_s` is the time from acceptance to the first start, `compute_s` from then to the end."""
 
     result: R
     batch: BatchInfo
@@ -89,7 +89,7 @@ class Job(Generic[P, R]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to do for the caller: answered, failed, or gone."""
+        """Whether the job was answered or has failed, or its caller has left."""
         return self.settled_at is not None or self.promise.done()
 
     @property

@@ -19,8 +19,8 @@ from typing import Generic, Protocol, TypeVar
 
 from service.batching.job import Cost, Work
 
-# Work charged per job besides its flops, so that small requests are not free: the loop's own work for a job takes as long as
-# 2**24 flops.
+# Work charged to a caller for every job besides its flops, so that small requests are not free: the loop's own work for a job
+# takes as long as 2**24 flops.
 JOB_OVERHEAD_FLOPS = 2**24
 # Work charged for every batch besides its jobs' flops. One token through a 512-wide layer (2 MFLOP) took 0.17 ms on two
 # cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without this charge, a lane of tiny
@@ -29,7 +29,7 @@ BATCH_OVERHEAD_FLOPS = 2**24
 # The largest batch that runs between two steps of a long one, 0.1 s on one core. A larger one waits until the long one has ended,
 # so that at most one long batch is unfinished.
 MAX_FLOPS_BETWEEN = 2**33
-# A job is light if at least this many of its size fit into a batch.
+# A job is light if a batch has room for at least this many jobs of its size.
 LIGHT_IN_A_BATCH = 8
 
 
@@ -121,7 +121,7 @@ class FairQueue(Collection[J]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What may share one forward pass; a job larger than that runs alone."""
+    """The most that one batch may contain; a job above a limit runs alone."""
 
     max_requests: int
     max_tokens: int
@@ -211,7 +211,7 @@ class Lanes(Generic[J]):
         return self._lanes.get(name, ())
 
     def held(self, caller: Hashable) -> Held:
-        """Return what this caller's waiting jobs take."""
+        """Return the totals of this caller's waiting jobs; zeros if none waits."""
         return self._held.get(caller) or Held()
 
     def flops(self, name: Hashable) -> int:

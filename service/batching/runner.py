@@ -2,10 +2,10 @@
 
 Independent of callers, and of which jobs run together and when.
 Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
-engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. A foreign exception is
-translated once, here; its text never reaches a caller. An engine that is down ends the run, and so does a step that does not
-end. A stopped batch resumes only while a caller waits for it. Inline batches block the loop for `inline_s` together, then it gets
-time for other requests.
+engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An exception other than a
+ServiceError is translated once, here; its text never reaches a caller. An engine that is down, or a step that does not end, ends
+the run. A stopped batch resumes only while a caller waits for it. After inline batches have blocked the loop for about `inline_s`
+together, it gets time for other requests.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ STUCK = "the engine is stuck: a batch runs longer than any batch may"
 TICKS_TO_ARRIVE = 2
 # A batch of more sequences never runs inline: flops predict its time badly.
 MAX_SEQUENCES = 64
-# A paused machine doubles the time of one batch in a hundred; a misjudged batch took ten times as long and more.
+# Times `inline_s` that mark a misjudged batch: it took ten times and more. A paused machine doubles the time of one in a hundred.
 FAR_TOO_LONG = 3
-# Layers come and go, and each has few lanes; above this number the records of all lanes are dropped.
+# Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# Is awaited before a stopped batch resumes, with the batch's lane and the seconds of its last step.
+# A callback that is awaited before a stopped batch resumes; it gets the batch's lane and the seconds of its last step.
 Between = Callable[[Hashable, float], Awaitable[object]]
 
 
@@ -59,10 +59,10 @@ class _Pace:
 class InlinePolicy:
     """A batch runs inline if it likely ends in `inline_s`; with 0 none does.
 
-    Invariants: A batch is judged by the rates of its own lane's last batches, because their times include what flops do not show
-    of a layer or a dtype. A lane has no inline batch before its first batch has run. Flops predict many small sequences worst, so
-    such batches never run inline. At most one batch in seventeen is misjudged: after a wait far too long, or a failed batch, the
-    next sixteen batches of that lane do not run inline.
+    Invariants: A batch is judged by the rates of its own lane's last batches, because their times depend on more
+    of a layer and a dtype than flops show. A lane has no inline batch before its first batch has run. Flops predict the time of
+    many small sequences worst, so a batch of many never runs inline. At most one batch in seventeen is misjudged: after a wait
+    that was far too long, or a failed batch, the next sixteen batches of that lane do not run inline.
     """
 
     def __init__(self, inline_s: float) -> None:
@@ -96,7 +96,7 @@ class InlinePolicy:
         pace.rate = statistics.median_low(pace.rates)
 
     def failed(self, lane: Hashable) -> None:
-        """Record that a batch of this lane failed: how long the loop waited for it is unknown."""
+        """Record that a batch of this lane failed. How long the loop waited is unknown, so the next batches run off the loop."""
         if (pace := self._lanes.get(lane)) is not None:
             pace.batches_off_loop = WINDOW
 
@@ -171,7 +171,7 @@ class Runner(Generic[P, R]):
         future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
-        # A long batch may have stopped already: then its future is done and the batch is not.
+        # A long batch may have stopped already: then its future is done, but the batch is not.
         ended_at_once = future.done() and stopped(future) is None
         if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
@@ -190,7 +190,7 @@ class Runner(Generic[P, R]):
     async def _in_steps(
         self, jobs: list[Job[P, R]], work: Work, future: Future[Any]
     ) -> tuple[Future[Any] | None, float]:
-        """Return the last step's future (None: no caller waits) and the seconds of all steps, without batches run in between."""
+        """Return the last step's future (None: no caller waits) and the seconds of all steps; batches in between do not count."""
         total_s, started_at = 0.0, self._clock.now()
         while True:
             await wait_for(future, self._clock, started_at + self._max_s)
