@@ -39,19 +39,19 @@ from service.http.request_parser import (
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 LINGER_S = 2.0
-# Most clients stop sending when they read an answer. What arrives before that is dropped afterwards, in a few large pieces: under
-# overload, reading refused bodies as they arrive took half of a process (docs/log.md).
+# Most clients stop sending when they read an answer. What arrives before that is discarded later, in a few large pieces: under
+# overload, reading refused bodies as they arrived took half of a process's time (docs/log.md).
 DISCARD_DELAY_S = 0.05
 DISCARD_PAUSE_S = 0.01
-# Pieces of a refused body discarded at once: what a client has sent and its end, which follows directly if it has stopped.
+# Reads in one step of discarding: enough for what a client has sent, and for its end, which follows if it has stopped sending.
 MAX_DISCARDS = 4
 MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
-# After a half-close the loop reads nothing more, so it does not notice a reset.
+# After a half-close the loop reads nothing more and notices no reset, so a check at this interval looks for one.
 RESET_CHECK_S = 0.05
-# Pause between ticks that parse many small chunks, so that other threads get the interpreter.
+# Pause between two ticks that each parse many small chunks, so that other threads get the interpreter.
 PAUSE_S = 0.001
 
 
@@ -59,9 +59,9 @@ PAUSE_S = 0.001
 class ConnectionLimits:
     """Limits of size and time that hold before the application reads a request.
 
-    The headers are complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
-    client reads each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
-    its client take at most `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
+    The headers must be complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
+    client must read each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
+    its client may take `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
     keeps at most `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
     """
 
@@ -79,16 +79,16 @@ class Stage(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     EARLY = enum.auto()
-    """The next request; the current response is unfinished."""
+    """The next request, while the current response is unfinished."""
     DROP = enum.auto()
-    """Nothing: they are discarded, because the connection takes no further request."""
+    """No request: they are discarded, because the connection takes no further one."""
 
 
 class Deadline:
     """Calls `passed` once for each `set` that is neither cleared nor set again in time.
 
-    Every request of a connection moves its deadlines. So the loop has at most one timer for each, which is set again if it
-    fires too early.
+    Every request of a connection moves its deadlines. So each has at most one timer on the loop, which is set again if it fires
+    too early.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class Deadline:
 
 
 class Connection(HttpToolsProtocol):
-    """Keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
+    """One client connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
 
@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
         self._partial_head = self._early_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
-        self._is_last = self._early_is_last = False  # whether this request, or one that waits, says that it is the last
+        self._is_last = self._early_is_last = False  # whether this request, or a buffered one, says that it is the last
         self._is_shedding = False
         self._num_dropped_bytes = 0
         self._linger_ends_at = 0.0
@@ -187,7 +187,7 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
         self._is_half_closed = True
-        self._coalescing.send_held()  # these responses precede the client's end, so they are sent
+        self._coalescing.send_held()  # send these responses now, before the connection may close
         early = self._early_bytes.lower()
         self._early_is_last = b"close" in early or b"http/1.0" in early
         return self.transport.can_write_eof() and self._client_waits()
@@ -358,7 +358,7 @@ class Connection(HttpToolsProtocol):
     # Responses.
 
     def may_be_reused(self) -> bool:
-        """Return whether the connection takes another request: the rest of the body is small and certain to arrive."""
+        """Return whether the connection takes another request: the body is complete, or its rest is small and sure to come."""
         if self._is_shedding and not self._early_bytes:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
@@ -403,7 +403,7 @@ class Connection(HttpToolsProtocol):
             self._read_deadline.set(LINGER_S)
 
     def _discard(self) -> None:
-        """Discard what has arrived in the kernel, and its end if that has arrived too. Repeat until the lingering ends."""
+        """Discard what has arrived in the kernel, and close if the end has arrived too; else repeat until the lingering ends."""
         try:
             for _ in range(MAX_DISCARDS):
                 num_bytes = self._slot.discard()

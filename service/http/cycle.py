@@ -1,7 +1,7 @@
 """Cycle: carries one request to the application and its response back; WriteCoalescer joins the writes of one loop tick.
 
-Invariants: If a request turns out broken half-way, the code that reads its body gets the error and answers. A response that the
-client did not wait for never counts as sent. Only the connection decides when to close.
+Invariants: If a body turns out to be malformed half-way, the code that reads it gets the error and answers. A response never
+counts as sent if the client disconnected before its end. Only the connection decides when to close.
 
 Write coalescing: every response wakes its client, and a client on the same machine takes a core from the service. Responses that
 are sent together are read together, and the next requests arrive together (docs/performance.md). The first response of a tick is
@@ -52,7 +52,7 @@ class WriteCoalescer:
 
 
 START = "http.response.start"
-# Body bytes read ahead of the application: as many as most bodies have and as one read may return.
+# Above this many unread bytes of a body, reading pauses. Most bodies are smaller, and one read returns at most as many.
 MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
@@ -229,7 +229,7 @@ class Cycle(RequestResponseCycle):
         # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
         scope: Any = self.scope
         scope.pop(CALLER, None)
-        self._take_pieces()  # unread ones: the cycle stays as long as its connection, which may linger
+        self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:
         """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
@@ -255,16 +255,16 @@ class Cycle(RequestResponseCycle):
             self.report_disconnect()
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
-        """Store a piece of the body. Its end wakes the reader, so single bytes do not.
+        """Store a piece of the body. Only the end of the body wakes the reader, so that single bytes do not.
 
-        Without an `on_bytes` callback a large amount also wakes the reader, and pauses reading. With one its bytes are bounded
-        already, and each pause would cost two loop ticks.
+        Without an `on_bytes` callback a large amount also wakes the reader, and pauses reading. With a callback the bytes are
+        bounded already, and each pause would cost two loop ticks.
         """
         self.more_body = not is_whole
         if not self._is_taken(len(piece)):
             return
         last = self._pieces[-1] if self._pieces else b""
-        if 0 < len(last) < SMALL_BYTES:  # an object for every byte would take forty times the memory
+        if 0 < len(last) < SMALL_BYTES:  # one object for each byte would take forty times the memory
             self._pieces[-1] = grown = last if isinstance(last, bytearray) else bytearray(last)
             grown += piece
         else:

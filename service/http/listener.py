@@ -1,8 +1,8 @@
 """Listener: accepts connections, never more of them than there are connection slots.
 
-Must not know: HTTP, the protocol of a connection, what becomes of open connections when it closes (`worker/server.py`).
+Must not know: HTTP, the protocol of a connection, what happens to open connections when the listener closes (`worker/server.py`).
 Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. A new overflow connection evicts the
-oldest one, so that health is answered however many connections stay silent. A process without free descriptors waits PAUSE_S.
+oldest one, so that health is answered however many connections stay silent. Without free descriptors it pauses for PAUSE_S.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
 BATCH = 16
 PAUSE_S = 1.0
-# As many bytes as one call may discard. Nothing writes this mapping, so it takes no memory; a bytearray would take 4 MiB.
+# One call discards at most this many bytes. Nothing writes to this mapping, so it takes no memory; a bytearray would take 4 MiB.
 _DISCARDED = mmap.mmap(-1, 2**22)
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a worker's own socket to the port that the supervisor reserved; the kernel spreads connections over them."""
+    """Return a worker's own socket, bound to the reserved port; the kernel spreads connections over all such sockets."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +73,7 @@ class ConnectionSlot:
 
 
 class ConnectionSlots:
-    """`most` slots for connections that may be kept, and MAX_OVERFLOW for overflow connections, of one request each."""
+    """`most` slots for kept connections, and MAX_OVERFLOW slots for overflow connections, which serve one request each."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -142,7 +142,7 @@ class Listener:
         self._loop.add_reader(self._socket, self._take)
 
     def close(self) -> list[socket.socket]:
-        """Stop, and return the connections that are complete but not accepted; closing the socket would reset them."""
+        """Stop accepting, and return the connections that wait in the kernel: closing the socket would reset them."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
@@ -154,7 +154,7 @@ class Listener:
         return waiting
 
     async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
-        """Return when the connection has its protocol, or is gone."""
+        """Give an accepted connection a slot and its protocol, TLS handshake included; return when it has them or has failed."""
         taken.setblocking(False)
         slot = self._slots.give(taken)
         tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}

@@ -3,8 +3,8 @@
 Must not know: sockets, time, how large a body may be (`api/request_body.py`).
 Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as
 this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong. Clients repeat their
-heads, so `read_head` caches them, and HeaderFields caches what is parsed from their fields. No value is trusted.
-A body ends at one byte; what follows belongs to the next request. Besides FREE_FRAMING_BYTES, chunk sizes, extensions and
+heads, so `read_head` caches them, and HeaderFields caches what is parsed from their fields. A cached head was fully checked.
+A body ends at an exact byte; what follows belongs to the next request. Besides FREE_FRAMING_BYTES, chunk sizes, extensions and
 trailers together take at most half as many bytes as the data, so that a million tiny chunks cannot keep the loop busy.
 """
 
@@ -64,7 +64,7 @@ CRLF = b"\r\n"
 END = b"\r\n\r\n"
 # 19 digits hold every length up to 2^63; no machine holds a longer body.
 MAX_LENGTH_DIGITS = 19
-# Clients repeat most of their heads, and most lines of the others. Parsing costs many times as much as a cache lookup.
+# Clients repeat most heads, and most lines of the other heads. Parsing costs many times as much as a cache lookup.
 NUM_CACHED = 256
 MAX_CACHED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
@@ -277,7 +277,7 @@ def _too_large(max_header_bytes: int) -> HeadersTooLarge:
     )
 
 
-# A body may have so many bytes of framing besides, which is about 3,000 chunks of one byte.
+# A body of any size may have this many bytes of framing, which is enough for about 3,000 chunks of one byte.
 FREE_FRAMING_BYTES = 16 * 1024
 MAX_LINE_BYTES = 1024
 # Lines parsed in one loop tick, which takes 0.25 ms; a chunk has one or two lines.
@@ -318,7 +318,7 @@ class ChunkedBody:
         self._num_framing_bytes = 0
 
     def take(self, data: Bytes) -> tuple[bytes, bytes]:
-        """Return the body's part of `data`, and the rest: bytes of the next request, or work for another loop tick.
+        """Return the body's part of `data`, and the rest: bytes of the next request, or bytes for another loop tick.
 
         Raises BadRequest.
         """
