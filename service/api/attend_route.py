@@ -47,7 +47,7 @@ Check = Callable[[Any, Any], CheckedRequest]
 
 
 class Codec(NamedTuple):
-    """One form of bodies and answers. `check` gets the body's bytes, or its parsed JSON if the body is text, and the layer."""
+    """One form of bodies and answers. `check` gets the layer and the body: its parsed JSON if it is text, else its bytes."""
 
     media_type: bytes
     is_text: bool
@@ -106,7 +106,7 @@ class HotRoute:
             parts = await context.read(BODY_CODINGS, layer, is_binary=not body_codec.is_text)
 
             async def decode() -> CheckedRequest:
-                # Bind no name to a parsed body's text, so that only the document keeps the parts of it that it needs.
+                # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
                 body = await context.parsed(joined(parts)) if body_codec.is_text else joined(parts)
                 return await context.checked(lambda: body_codec.check(body, layer))
 
@@ -129,7 +129,7 @@ class HotRoute:
 class InferRoute:
     """The ASGI endpoint of Open Inference.
 
-    A body is read as the protocol says, whatever Content-Type says: the protocol's own clients send none, or octet-stream.
+    Inference-Header-Content-Length decides the body's form, not Content-Type: the protocol's clients send none, or octet-stream.
     """
 
     def __init__(self, layer_requests: LayerRequests) -> None:

@@ -2,7 +2,7 @@
 
 Invariants: each worker has one helper process, started at its first use. The process inherits only its end of a socket pair and
 parses one body at a time. If it dies, another replaces it and parses the body once more. If the caller of `parse` is cancelled,
-the parse goes on, so that the socket is ready for the next body.
+its exchange with the process is still completed, so that the socket is ready for the next body.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "service.wire.json_process")
 
 
 class JsonParser:
-    """One for each worker, created inside its event loop."""
+    """The worker's link to its helper process; one for each worker, created inside its event loop."""
 
     def __init__(self, max_depth: int, max_numbers: int, command: Sequence[str] = COMMAND) -> None:
         self._limits = max_depth, max_numbers

@@ -58,7 +58,7 @@ class TensorMetadata(BaseModel):
     shape: list[int] = Field(description="sizes of the axes")
 
 
-# Load generators send all `inputs` and request all `outputs`. The protocol has no optional tensors, so those have own fields.
+# Load generators send all `inputs` and request all `outputs`. The protocol has no optional tensors, so two more fields list them.
 class ModelMetadata(BaseModel):
     name: str = Field(description="the model")
     versions: list[str] = Field(description="always 1")
@@ -191,7 +191,7 @@ def _metadata(model: Served) -> ModelMetadata:
 
 
 def _config(model: Served, max_sequences: int) -> dict[str, Any]:
-    """Return Triton's model configuration, as far as it applies here; a layer's `dims` omit the batch axis."""
+    """Return the fields of Triton's model configuration that apply here; a layer's `dims` omit the batch axis."""
     is_layer = not isinstance(model, ServedAttention)
 
     def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def start_record(scope: Scope, now: float) -> RequestRecord:
 
 def milliseconds(seconds: float) -> float:
     """Return milliseconds, rounded to the microsecond."""
-    # `round` to three places would go through text.
+    # Faster than `round` to three places, which goes through text.
     return round(seconds * 1e6) / 1000
 
 
@@ -85,7 +85,7 @@ def record_of(scope: Scope) -> RequestRecord:
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 # Cached paths of hot routes. Matching a path again costs as much as writing the answer's head.
 NUM_CACHED = 256
-# On every answer: it is about the client's own tensors (no-store), and its declared type is right (nosniff).
+# On every answer: no-store, because it is about the client's own tensors, and nosniff, because its declared type is right.
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 # A client may cache a document if it revalidates it each time.
 _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
@@ -101,7 +101,7 @@ async def _no_response(_: Request, __: Exception) -> Application:
     return send_nothing
 
 
-# Starlette must not answer errors, because the outer middleware does; after `_no_response` it raises the error again.
+# Starlette must not answer errors, because the outer middleware does. Starlette raises an error again after `_no_response`.
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _no_response}
 
 
@@ -156,7 +156,7 @@ class OuterMiddleware:
         except ClientGone:
             end = self._log.abandoned
         except BaseException as error:
-            # An Exception cuts the answer. It counts as answered, because the client did not disconnect.
+            # After an Exception the answer is cut. The request counts as answered, because the client did not disconnect.
             if not isinstance(error, Exception):
                 end = self._log.abandoned
             raise
@@ -195,7 +195,7 @@ class OuterMiddleware:
     def _admit(self, scope: Scope, record: RequestRecord) -> None:
         try:
             self._access.admit(scope)
-        except ServiceError:  # refused before it is routed, but its line and its count name the route
+        except ServiceError:  # refused before routing, but its log line and its count must name the route
             record.route = _template_of(scope, self._routes()) or record.route
             raise
 

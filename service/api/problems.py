@@ -46,7 +46,7 @@ MAX_DETAIL = 2000
 ERRORS_PAGE = "/docs/errors"
 MEDIA_TYPE = b"application/problem+json"
 INFERENCE_MEDIA_TYPE = b"application/json"
-# After these errors the rest of a body may still arrive, so the connection cannot be used again.
+# After these errors the connection closes: the rest of the request may still arrive, or the process drains.
 _CLOSING = (
     errors.BodyTooLarge,
     errors.TargetTooLong,
@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 
 class ErrorRow(NamedTuple):
-    """What a caller reads about one code: its status, elsewhere and under `/v2`, why it occurs and what to do."""
+    """What a caller reads about one code: its status, its status under `/v2`, why it occurs and what to do."""
 
     code: str
     status: int

@@ -1,6 +1,6 @@
 """Reply: chooses the type and the coding of an answer (RFC 9110, section 12.5), and sends it in pieces.
 
-Invariants: a header that names no type we write raises NotAcceptable; nothing is guessed. Of equal weights the first offered
+Invariants: a header that allows nothing we can write raises NotAcceptable; nothing is guessed. Of equal weights the first offered
 wins. By default a list of several codings requests none: libraries add it by themselves. A client that wants a compressed answer
 names one coding, or gives `identity` a lower weight.
 
@@ -107,8 +107,8 @@ def _quality(parameters: list[bytes]) -> float:
 
 
 WHOLE_BYTES = 2**20
-# The loop has other work after so many bytes of an answer that is made piece by piece: lists of numbers take 2 ms for them. Under
-# overload each pause takes a loop tick, which is longer than that.
+# An answer that is made piece by piece pauses for other work after this many bytes, which take 2 ms as lists of numbers.
+# It does not pause more often, because under overload each pause takes a loop tick of more than 2 ms.
 PAUSE_BYTES = 2**19
 COMPRESSED_SLICE = 2**16
 MIN_COMPRESSED = 1024

@@ -63,7 +63,7 @@ def caller_of(scope: Scope, receive: Receive) -> Caller:
 
 
 class _ReceiveCaller:
-    """A caller of which only ASGI's `receive` is known."""
+    """A client behind another ASGI server, which gives only `receive`."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -124,19 +124,19 @@ class CancelOnDisconnect:
 
 R = TypeVar("R")
 PIECE = 2**20
-# A longer Content-Length is not repeated in the error.
+# An error does not repeat a Content-Length of this many digits or more.
 MAX_DIGITS = 20
 _FEWER_BYTES = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
 HERE_BYTES = 2**16
-# Each member costs a new decompressor; the output of `pigz -i` and concatenated files have a few.
+# Each member costs a new decompressor. Ordinary bodies have one; concatenated files and the output of `pigz -i` have a few.
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
 
 
-# Runs work in a thread, in the order of the calls.
+# A function that runs work in a thread, in the order of the calls.
 RunOffLoop = Callable[[Callable[[], R]], Awaitable[R]]
 
 

@@ -7,8 +7,8 @@ is read if its length is known. Every reported time (log line, answer, Server-Ti
 LayerRequests opens a context for each request and holds what all share; there is one for each process. After `close` it opens no
 new request; a request that is open continues to its answer.
 
-Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies that are received and not
-decoded yet; answers that are awaited, computed or sent. Invariants: all reservations together never exceed the budget. A
+Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded,
+and answers until they are sent. Invariants: all reservations together never exceed the budget. A
 reservation may hold at most as much as it leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are
 refused first and small ones still fit. If callers are distinguished, the reservations of one caller together are bounded in the
 same way. A request frees its bytes at the latest when it ends, however it ends.
@@ -49,10 +49,10 @@ MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
-# Bytes of one number in a body, before the first request: base64 takes 5, lists take 9 to 20. Each request then counts an eighth.
+# Assumed bytes of one number in a body: base64 takes 5, lists take 9 to 20. Each request then counts for an eighth.
 TEXT_BYTES, BINARY_BYTES = 8.0, 4.0
 LEARNT_SHARE = 1 / 8
-# Shorter text is decoded too fast for the decoding queue to pay off.
+# Shorter text is decoded so fast that a wait in the decoding queue would not pay.
 QUEUED_TEXT_BYTES = 32 * 1024
 
 
@@ -61,7 +61,7 @@ class RequestContextLimits:
     """Limits of one request and of one batch.
 
     Bodies of `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With
-    `take_offers` an answer is compressed for every client that can read it so, else only on request.
+    `take_offers` an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
     """
 
     body: BodyLimits
@@ -77,7 +77,7 @@ class RequestContextLimits:
 
 
 class ByteBudget:
-    """One for each process and kind of bytes; `words` name that kind in the error message."""
+    """A limit for the bytes of one kind, one for each process; `words` name the kind in the error message."""
 
     def __init__(self, max_bytes: int, words: str) -> None:
         self.max_bytes = max_bytes
@@ -87,7 +87,7 @@ class ByteBudget:
 
     @property
     def max_reservation(self) -> int:
-        """The most bytes that one request may hold while no other holds any."""
+        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
         return self.max_bytes // 2
 
 
@@ -179,7 +179,7 @@ class RequestContext:
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
         """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
 
-        In overload this refuses a body of that length, before reading it if the length is announced.
+        Under overload it refuses a body of that length: before it reads the body if the length is announced, else afterwards.
         """
         self._is_binary = is_binary
         announced = self.fields.make(_announced_bytes)
@@ -212,7 +212,7 @@ class RequestContext:
         return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return what `decode` makes of the body; a large body waits for the large ones before it."""
+        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
@@ -245,8 +245,8 @@ class RequestContext:
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes, as the last requests had them. After a wrong estimate the refusal comes
-        after the decoding.
+        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate is wrong, the batcher
+        refuses the request once it is decoded.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
@@ -256,7 +256,7 @@ class RequestContext:
             batcher.check_lane(lane, self._key, self._requests.bodies.num_bodies)
 
     def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
-        """Return the lane; the digest tells a layer from its replacement, because both may have requests waiting."""
+        """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
         return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
     async def ask(self, layer: Served, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
@@ -312,7 +312,7 @@ class RequestContext:
 
 
 def _announced_bytes(fields: HeaderFields) -> int:
-    """Return the announced length of the body, 0 if there is none; a compressed body becomes larger than that."""
+    """Return the announced length of the body, 0 if there is none; a compressed body is larger once decompressed."""
     values = fields[b"content-length"]
     return int(values[0]) if values and values[0].isdigit() and len(values[0]) <= MAX_TIMEOUT_DIGITS else 0
 

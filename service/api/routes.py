@@ -2,8 +2,8 @@
 
 Invariants: health describes this process, readiness all processes. Neither waits for the queue, and neither is ever shed. The
 answer about a layer contains everything that the bits of its results depend on. A loaded or unloaded layer is a success only
-when every process serves the new state; if the client disconnects before, the change is cancelled. `auth/access.py` checks the
-client's role first.
+when every process serves the new state; if the client disconnects earlier, the change is withdrawn.
+`auth/access.py` has checked the client's role before a route runs.
 """
 
 from __future__ import annotations

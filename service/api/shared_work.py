@@ -18,7 +18,7 @@ PAUSE_S = 0.1
 
 
 class Memo(Generic[T]):
-    """Keeps the value for the key of the last request.
+    """Caches one value: the one for the key of the last request.
 
     It is computed in `thread`, which all requests share, so that the event loop shares the interpreter with one thread only.
     """
