@@ -1,8 +1,8 @@
 """Channel: one end of the socket pair between the supervisor and a worker; each line is one message in JSON.
 
 Invariants: Nothing waits for the peer. A message is the whole status of its sender (`supervisor/status.py`), so only the latest
-counts: one at most waits for a peer that does not read, and one of those that have arrived is parsed. The end of file is the
-peer's death: no other process holds its end.
+counts: behind a message that is partly sent at most one waits, and of those that have arrived only the last is parsed. The end
+of file means the peer's death, because no other process holds its end.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import signal
 import socket
 from typing import Any
 
-# Time between two messages of a worker, sent by a timer of its event loop: they are the watchdog pings too.
+# Time between two messages of a worker. A timer of its event loop sends them, so they serve as watchdog pings too.
 PING_S = 1.0
 # At this signal a worker writes the stacks of all its threads to stderr, whatever its interpreter is doing.
 STACKS_SIGNAL = signal.SIGQUIT
-# A worker that sends more than this without a line end is none of ours: 14,000 layers have room. The supervisor may send more.
+# The longest messages of a worker, in which the digests of 14,000 layers have room, and of the supervisor.
 MAX_WORKER_BYTES, MAX_SUPERVISOR_BYTES = 2**21, 2**24
 _READ_BYTES = 2**16
-# A peer that writes without end does not hold its reader.
+# The most reads in one step, so that a peer that writes without end cannot keep its reader busy.
 _MAX_READS = 32
 
 
 class Channel:
-    """`max_bytes` limits a message of the peer."""
+    """This process's end of the socket pair; `max_bytes` limits a message of the peer."""
 
     def __init__(self, end: socket.socket, max_bytes: int) -> None:
         end.setblocking(False)

@@ -1,13 +1,13 @@
 """Coordinator: knows the status of every process, decides whether the service is ready, and runs layer rollouts.
 
-It runs in the supervisor, or in the process itself if there is no supervisor. Synchronous and without I/O; its caller reports
-what happens, and each process gets the status of the service at every change of it.
+It runs in the supervisor, or in the process itself if there is no supervisor. It is synchronous and does no I/O. Its caller
+reports what happens. Each process gets the status of the whole service at every change, and after each of its own reports.
 Invariants: One rollout runs at a time. No process serves the new layers before every process has them ready. A rollout succeeds
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
 last report is younger than MAX_AGE_S. The first process that has loaded the layer directory decides the first desired state.
-Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which nothing reports
-makes no process silent: then the coordinator itself was paused.
+Nothing needs a timer, because every process reports once a second, and each report is answered. Time without a report of any
+process counts against none of them, because the coordinator itself was paused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from service.supervisor.status import Change, Outcome, ServiceStatus, State, Wor
 
 # Six missed pings.
 MAX_AGE_S = 6.0
-# Longer than between two reports of one process.
+# So long without any report means that the coordinator itself was paused: every live process reports more often.
 PAUSE_S = 2.0
-# How long the error of an aborted rollout waits for every process to acknowledge that.
+# The author gets its error when every process has acknowledged that its rollout is aborted, or after this time.
 ABORT_S = 2.0
 
 
@@ -42,7 +42,7 @@ class Member:
 
 @dataclasses.dataclass(slots=True)
 class Rollout:
-    """A change in progress, of the process `author`; `error` is set while an aborted one waits for acknowledgements."""
+    """A change in progress, which the process `author` requested; `error` is set while an aborted one awaits acknowledgements."""
 
     author: int
     number: int
@@ -53,7 +53,7 @@ class Rollout:
 
 
 class Coordinator:
-    """`join`, `report` and `leave` are the life of a process; `now` gives monotonic seconds."""
+    """`join`, `report` and `leave` follow a process from its start to its end; `now` gives monotonic seconds."""
 
     def __init__(self, expected_workers: int, now: Callable[[], float]) -> None:
         self.expected_workers = expected_workers
@@ -160,7 +160,7 @@ class Coordinator:
         return desired.prepare(change.name, change.digest), rollout
 
     def _go_on(self) -> None:
-        """Take the next step of the rollout if its condition holds, and send every process what is new to it."""
+        """Take the next step of the rollout if its condition holds, and send the status to every process that lacks it."""
         rollout, acknowledged = self._rollout, (0, self.desired.version)
         if rollout is not None and rollout.error is None:
             try:
@@ -203,7 +203,7 @@ class Coordinator:
             self._end(rollout, None)
 
     def _abort(self, error: ServiceError | None) -> None:
-        """Roll back. The author gets the `error` once every process has acknowledged that; None if it has withdrawn or died."""
+        """Roll back. The author gets `error` once every process has acknowledged that; None if the author withdrew or died."""
         assert self._rollout is not None, "no change is in progress. This is a bug."
         if self.desired.phase is not Phase.SETTLED:
             self.desired = self.desired.abort()

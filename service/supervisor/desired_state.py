@@ -1,10 +1,10 @@
 """Desired state: which layers every process serves.
 
 Must not know: layers, engines, HTTP, processes.
-Invariants: A state names digests, so a file that has changed since does not match. Versions only grow. Version 0 is that of a
-service whose first process has not loaded the layer directory yet.
+Invariants: A state names digests, so a file that has changed since does not match. Versions only grow. The version is 0 until
+the first process has loaded the layer directory.
 
-A change has three states: PREPARE (serve `previous`, have `layers` ready), SERVE (serve `layers`, keep `previous` ready), SETTLED
+A change has three phases: PREPARE (serve `previous`, have `layers` ready), SERVE (serve `layers`, keep `previous` ready), SETTLED
 (serve `layers`, release everything else). The first two can be aborted, to SETTLED with `previous`.
 """
 

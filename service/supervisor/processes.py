@@ -41,8 +41,8 @@ class StartError(ServiceError, code="cannot_start"):
 def reserve_port(host: str, port: int) -> socket.socket:
     """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's SO_REUSEPORT listeners.
 
-    Any listener there, and any other supervisor, makes the first bind fail. SO_REUSEADDR tolerates lingering connections of an
-    earlier run. It is removed afterwards: with it a second supervisor would not be noticed.
+    The first bind fails if a listener or another supervisor has the port. SO_REUSEADDR tolerates lingering connections of an
+    earlier run. It is removed afterwards, because with it the bind of a second supervisor would succeed.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -74,7 +74,7 @@ def set_nonblocking(descriptor: int) -> bool:
     """Make a write to this stream fail instead of waiting for a reader; return False if only a Relay can do that.
 
     O_NONBLOCK belongs to the open file, which a shell and other programs share. So a pipe is opened once more for this process
-    alone. A file and a device like /dev/null have no reader. A terminal would take a part of a line.
+    alone. A file or a device like /dev/null makes no write wait. A non-blocking terminal could take only a part of a line.
     """
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISFIFO(mode):
@@ -117,14 +117,14 @@ class Relay:
         os.close(self._source)  # the reader is gone: from now on each write to the pipe fails
 
     def close(self) -> None:
-        """Restore the stream after the last child; what is still in the pipe has FINISH_S to find a reader."""
+        """Restore the stream after the last child has ended, and wait at most FINISH_S until the rest of the pipe is copied."""
         os.dup2(self._target, self._descriptor)
         self._thread.join(FINISH_S)
 
 
 @contextlib.contextmanager
 def nonblocking_streams() -> Iterator[None]:
-    """Make stdout and stderr non-blocking, for children too; at the end, waiting lines have FINISH_S to find a reader."""
+    """Make stdout and stderr non-blocking, for children too; at the end, waiting lines get FINISH_S to be read."""
     relays = [Relay(descriptor) for descriptor in (STDOUT, STDERR) if not set_nonblocking(descriptor)]
     unbuffer_streams()
     try:
@@ -147,14 +147,14 @@ class Posix:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for signum in SIGNALS:
-            # Also if our parent ignored it: with SIGCHLD ignored, a child's exit is never reported.
+            # Set it even if our parent ignored the signal: with SIGCHLD ignored, a child's exit is never reported.
             signal.signal(signum, _only_wake_up)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]:
         """Start a child, with the number of its end of the channel as `{channel}`; return its pid and our end.
 
-        By posix_spawn, not fork with code in between: the C library sets the mask and the dispositions.
+        It uses posix_spawn, so that no Python runs between fork and exec: the C library sets signal mask and dispositions.
         """
         ours, its = socket.socketpair()
         with its:

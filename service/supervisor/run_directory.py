@@ -2,8 +2,8 @@
 
 Independent of what is in the files.
 Invariants: Every process of a service holds a shared lock (flock) on the directory. So a directory without a lock belongs to a
-service that has ended, in whatever pid namespace. Only such directories of this user are removed, and only with nothing else in
-them. Nothing is written through a link or into another user's directory: the parent may be writable by all.
+service that has ended, in whatever pid namespace. Only such directories of this user are removed, and only if they hold nothing
+else. Nothing is written through a link or into another user's directory, because the parent may be writable by all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.supervisor.processes import StartError
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps others out)
 # Size of one process's metrics (`observability/shared_values.py`, whose import would cost the supervisor 12 MB).
 METRICS_BYTES = 3 * 2**20
-# Versions that held no lock used names without this ending.
+# The ending excludes the directories of earlier versions, which hold no lock.
 _NAME = re.compile(r"attention-\d+-[a-z0-9_]{8}\.run")
 _PARTS = frozenset({"metrics", "heartbeats", "refusal"})  # the last two are of earlier versions
 
@@ -42,8 +42,8 @@ class RunDirectory:
     def make(cls, parent: Path | None, workers: int) -> Self:
         """Make a new one for the supervisor of that many processes; raise StartError if it cannot be made.
 
-        Without a `parent` it is in memory if Linux offers that: no disk delays the event loop. Directories that killed services
-        left there are removed.
+        Without a `parent` it is in memory if Linux offers that, so that no disk delays the event loop. It removes the directories
+        that killed services left there.
         """
         try:
             if parent is not None:
@@ -98,7 +98,7 @@ class RunDirectory:
     def clean_up(self, slot: int) -> None:
         """Remove a dead process's live metrics."""
         with contextlib.suppress(OSError):
-            # As prometheus_client's mark_process_dead does, whose import would cost the supervisor 12 MB.
+            # The same as prometheus_client's mark_process_dead, whose import would cost the supervisor 12 MB.
             for file in self.metrics.glob(f"gauge_live*_{slot}.db"):
                 file.unlink()
         with contextlib.suppress(OSError):

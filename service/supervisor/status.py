@@ -1,7 +1,7 @@
 """Status: what a worker reports to the supervisor, and what the supervisor reports to each worker.
 
 Invariants: Each message is the whole status of its sender, so only the latest counts and any earlier one may be lost. A malformed
-one of a worker is None, never an exception: nothing that a worker sends ends the supervisor.
+message of a worker parses to None and raises nothing, so nothing that a worker sends ends the supervisor.
 """
 
 from __future__ import annotations

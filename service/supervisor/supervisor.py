@@ -10,11 +10,11 @@ Invariants:
   pause of the whole service for an hour (a container) pauses the checks too. Before its first message a process is not checked.
 - A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code and one line with its
   reason: it would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
-- SIGTERM and SIGINT end every process in order, within drain delay + grace + 2 s, and then by force. A second one ends them by
-  force at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP
-  is ignored, in the workers too: there is nothing to read again.
-- What workers report and request goes to the coordinator, and what it answers to them. No worker can block the supervisor or end
-  it: a malformed message is ignored, and a worker that does not read is silent soon.
+- SIGTERM and SIGINT let all processes drain, for at most drain delay + grace + 2 s, and then kill those that remain. A second one
+  kills them at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP is ignored, in
+  the workers too, because there is nothing to read again.
+- The coordinator gets the reports and requests of the workers, and each worker gets its answers. No worker can block or end the
+  supervisor: a malformed message is ignored, and nothing waits for a worker that does not read.
 - If the supervisor is killed, workers read end-of-file on their channel and drain.
 """
 
@@ -43,12 +43,12 @@ from service.supervisor.status import WorkerStatus
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
-# The engine is stuck or its device has failed: the process failed all its requests and left to be replaced.
+# The engine is stuck or its device has failed: the process has failed all its requests and exits, to be replaced.
 EXIT_ENGINE_DOWN = 4
 
 FORCE_S = 2.0
 ECHO_S = 0.2
-# A worker stopped before it installs its handlers dies of SIGTERM; nothing is lost.
+# A worker that is stopped before it has installed its handlers dies of SIGTERM, and loses nothing.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -213,7 +213,7 @@ class Supervisor:
             slot.channel.flush()
 
     def _leave(self, slot: Slot, pid: int) -> None:
-        """Close the channel of a process that has ended, or sent too long a message: that one drains, or the watchdog ends it."""
+        """Close the channel of a process that ended or sent too long a message; the latter drains, or the watchdog ends it."""
         if slot.channel is not None:
             slot.channel.close()
             slot.channel = None
