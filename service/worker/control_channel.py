@@ -21,7 +21,7 @@ from service.supervisor.channel import MAX_SUPERVISOR_BYTES, PING_S, STACKS_SIGN
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import ServiceStatus, WorkerStatus
 
-# As many reports as a silent process may miss (`supervisor/coordinator.py`).
+# The same number as for a process that does not report (MAX_AGE_S of `supervisor/coordinator.py`).
 MAX_UNANSWERED = 6
 
 
@@ -42,23 +42,23 @@ class ControlChannel:
         self._changed: Callable[[], object] = bool
 
     def open(self, changed: Callable[[], object]) -> None:
-        """Begin to report, from the running loop; call `changed` at every change of `service` from now on."""
+        """Begin to report, from the running loop; from now on call `changed` whenever a status of the service arrives."""
         self._changed = changed
         self._join()
         self._repeat()
 
     @property
     def why_not_ready(self) -> str | None:
-        """Why the service is not ready; None if it is. Without answers nobody knows of the other processes.
+        """Why the service is not ready; None if it is. Without answers the state of the other processes is unknown.
 
-        Reports are counted, not seconds: a pause of the whole service makes nobody silent.
+        Unanswered reports are counted, not seconds: a pause of the whole service must not look like a silent supervisor.
         """
         if self._num_unanswered > MAX_UNANSWERED:
             return f"the supervisor has not answered {self._num_unanswered} reports"
         return self.service.why_not_ready
 
     def report(self, **fields: Any) -> None:
-        """Report what has changed of this process's status."""
+        """Change these fields of this process's status, and report the whole status."""
         self.status = dataclasses.replace(self.status, **fields)
         self._send()
 
@@ -79,7 +79,7 @@ class ControlChannel:
 
 
 class SupervisorChannel(ControlChannel):
-    """The channel to the supervisor; `ended` is called when the supervisor has ended first."""
+    """The channel to the supervisor; `ended` is called if the supervisor ends before this process."""
 
     def __init__(self, descriptor: int, *, has_peers: bool) -> None:
         super().__init__(has_peers=has_peers)

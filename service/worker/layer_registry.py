@@ -1,10 +1,10 @@
 """LayerRegistry: the layers that this process has on its engine, and which of them it serves.
 
-It loads layers from the directory at the start, and afterwards as the desired state says. Must not know: HTTP, other processes,
-the author of the desired state.
+At the start it may load the whole directory; later it loads the layers that the desired state names. Must not know: HTTP, other
+processes, the author of the desired state.
 Invariants: The served layers are exchanged in one synchronous step, so a response is of one version. A version leaves the
-registry when the desired state drops it, and memory when the last request admitted with it ends. A failure to load a layer is a
-LayerError of that layer; the others are served. A file may change at any time, so its digest is compared with the requested one.
+registry when the desired state drops it, and memory when the last request admitted with it ends. A layer that fails to load has
+a LayerError of its own; the others are served. A file may change at any time, so its digest is compared with the requested one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LayerRegistry:
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
-        # A thread of its own, so that an admin's request does not delay a rollout in progress.
+        # A second thread, so that another admin request does not delay the loading of a rollout in progress.
         self._digest_thread = ThreadPoolExecutor(1, thread_name_prefix="digests")
         self._reads = set[Future[Any]]()
 
@@ -71,7 +71,7 @@ class LayerRegistry:
         return bool(self._reads)
 
     async def load_directory(self, *, strict: bool) -> dict[str, str]:
-        """Load the directory's layers and return their digests; an empty directory has none.
+        """Load the directory's layers and return their digests; an empty directory gives an empty dict.
 
         Raises LayerError if every layer fails or, if `strict`, if one fails.
         """
@@ -130,7 +130,7 @@ class LayerRegistry:
             self._engine.release()
 
     async def _read_version(self, name: str, digest: str) -> StoredLayer:
-        """Read the version with that digest; raises LayerError if the directory no longer has it, or not yet."""
+        """Read the version with that digest; raises LayerError if the directory has no such version (any more, or yet)."""
         stored = await self._read(self._load_thread, self._store.load, name)
         if stored.digest != digest:
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')

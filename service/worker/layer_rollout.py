@@ -19,7 +19,7 @@ from service.supervisor.desired_state import DesiredState, Phase
 from service.supervisor.status import Change, Outcome
 from service.worker.control_channel import ControlChannel
 
-# The coordinator ends a late change. If its answer is later than that by so much, the change is withdrawn.
+# The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
 ANSWER_S = 10.0
 
 
@@ -32,7 +32,7 @@ class Registry(Protocol):
 
 
 class LayerRollout:
-    """`timeout_s` limits the wait for the file, and that for all processes."""
+    """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
 
     def __init__(self, registry: Registry, channel: ControlChannel, timeout_s: float) -> None:
         self._registry = registry
@@ -43,7 +43,7 @@ class LayerRollout:
         self._is_closed = False
 
     def check(self) -> None:
-        """Check whether the outcome has arrived. Another change may follow at once, so keep what is served now."""
+        """Check whether the outcome has arrived. Another change may follow at once, so keep the present catalog with it."""
         outcome, ended = self._channel.service.outcome, self._ended
         if ended is not None and outcome is not None and outcome.number == self._number and not ended.done():
             ended.set_result((outcome, self._registry.catalog))
@@ -73,7 +73,7 @@ class LayerRollout:
         await self._roll_out(name, None, None)
 
     def _settled(self) -> DesiredState:
-        """Return the current state; raise NotReady while a change is in progress."""
+        """Return the current state; raise Draining after `close`, and NotReady while layers are loaded or changed."""
         desired = self._channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")

@@ -1,7 +1,7 @@
 """Probes: runs real forward passes for layers without recent requests; readiness follows their answers.
 
-Invariants: A probe waits in the queue like any request, in a lane of its own. A failed probe shows only in the age of its
-layer's last answer. No request metric counts probes, because no caller sent them.
+Invariants: A probe waits in the queue like any request, in a lane of its own. A failed probe has one effect: the last answer of
+its layer gets older. No request metric counts probes, because no caller sent them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.errors import ServiceError
 from service.layers.catalog import Catalog, Served, ServedAttention, ServedLayer
 from service.observability.telemetry import PROBE
 
-# If a layer's probes fail for this many probe intervals, the process is not ready.
+# If a layer has answered nothing for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
 
 

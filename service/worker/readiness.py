@@ -36,7 +36,7 @@ class Log(Protocol):
 class Readiness:
     """One for each process; made inside the event loop it runs on.
 
-    `restore` makes what is missing of the run directory; it returns whether anything was, and raises OSError.
+    `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Readiness:
         return self._reason or LOADING
 
     async def may_listen(self) -> None:
-        """Return when the port may open. The kernel would give a loading process connections that others could serve."""
+        """Return when the port may open: if others serve, after the load, because the kernel uses every listener."""
         if self._channel.has_peers or self._channel.service.ready:
             await self._has_loaded.wait()
 
@@ -100,7 +100,7 @@ class Readiness:
         self._has_loaded.set()
 
     def why_not_ready(self) -> str | None:
-        """Return this process's own reason first, then that of the others; None if all are ready."""
+        """Return this process's own reason if it has one, else that of the service; None if all are ready."""
         return self._own_reason() or self._channel.why_not_ready
 
     def _own_reason(self) -> str | None:
@@ -136,17 +136,17 @@ class Readiness:
         self.check()
 
     def check(self) -> None:
-        """Check which processes are ready now, and report that to the log and the metrics."""
+        """Record in the log and the metrics which processes are ready now; call `joined` if one of them is new."""
         ready = set(self._channel.service.ready)
         self._log.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
-        # A process that starts late counts too: it looks like the replacement of one that died between two reports.
+        # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
         has_joined = bool(self._ready_before) and not ready <= self._ready_before
         self._ready_before |= ready
         if has_joined and self._joined is not None:
             self._joined()
 
     def _why_not_writable(self) -> str | None:
-        """Make what is missing of the run directory, or return why that fails; the next report tries again."""
+        """Make the missing parts of the run directory, or return why that fails; the next report tries again."""
         try:
             if self._restore():
                 self._log.run_directory_recreated()

@@ -6,8 +6,8 @@ Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests ar
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are cut. A second
 signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the supervisor starts the drain without
-delay. None of these prints a traceback. When another process joins, each open connection ends with its next
-response (`rebalance`), never between two requests, so that the new process gets its share.
+delay. None of these ends prints a traceback. When another process joins, each open connection ends with its next response
+(`rebalance`), never between two requests, so that the new process gets its share.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CUT_S = 0.2
 TLS_CHECK_S = 0.2
 # Connections shed per second. Their clients connect again, over TLS with a handshake of 1 ms each.
 SHED_PER_S = 500
-# A process with a fault is to be replaced soon: a body that is still arriving must not hold it for the whole grace.
+# The grace of a process with a fault: it must be replaced soon, even if a body is still arriving.
 FAULT_GRACE_S = 2.0
 
 
@@ -194,7 +194,7 @@ class Server(uvicorn.Server):
                     await self._leave.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
-        """Replace uvicorn's, which closes idle connections that clients are about to use and cancels late requests."""
+        """Drain. uvicorn's own shutdown closes idle connections that clients are about to use, and cancels late requests."""
         loop = asyncio.get_running_loop()
         grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
         end = loop.time() + grace_s
@@ -203,7 +203,7 @@ class Server(uvicorn.Server):
         waiting = self._listener.close()
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        # Concurrently: with TLS each returns only after the peer's handshake, which may never come.
+        # Connect them concurrently: with TLS each call returns only after the peer's handshake, which may never come.
         await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
         for connection in list(self._connections):
             if not _is_idle(connection):
@@ -224,7 +224,7 @@ class Server(uvicorn.Server):
         self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     async def _closed_by(self, end: float) -> bool:
-        """Like `_all_closed`, until `end`. Cut TLS connections whose bytes have arrived: an idle peer never sends its close."""
+        """Like `_all_closed`, until `end`. Cut closing TLS connections whose bytes have arrived: an idle peer sends no close."""
         if self.config.ssl is None:
             return await self._all_closed(max(0.0, end - asyncio.get_running_loop().time()))
         while (left_s := end - asyncio.get_running_loop().time()) > 0:

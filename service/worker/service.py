@@ -111,13 +111,13 @@ class Service:
         return self.readiness.reason
 
     async def start(self) -> None:
-        """Return before the layers are loaded, but after the API keys are read."""
+        """Start the tasks; return before the layers are loaded, but after the API keys are read."""
         self._channel.open(self._service_changed)
         if self.keys is not None:
             try:
                 await self.keys.open()
             except ServiceError as error:
-                # No caller is admitted meanwhile: there are no keys.
+                # Until the process ends no caller is admitted, because there are no keys.
                 self._leave(EXIT_REFUSED, error.message)
             self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
@@ -145,12 +145,12 @@ class Service:
         self._telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
-        """Turn readiness off at once; requests are still served until the listener closes."""
+        """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
         self._rollout.close()
         self.readiness.drain()
 
     def is_over(self) -> bool:
-        """Return whether no thread works any more."""
+        """Return whether the compute threads have ended and no thread reads a file."""
         return self._is_over and not self._registry.is_reading
 
     def stop_admitting(self) -> None:
@@ -163,7 +163,7 @@ class Service:
         self.layer_requests.settle()
 
     async def stop(self) -> None:
-        """End the tasks and the compute thread; refuse every request that still waits."""
+        """Finish admitted jobs within `shutdown_grace_s` and fail the rest; then end the tasks, the threads and the engine."""
         self.begin_drain()
         await self.batcher.drain(self._settings.shutdown_grace_s)
         for task in self._tasks:
@@ -203,7 +203,7 @@ class Service:
         )
 
     def example_layer(self) -> tuple[str, LayerSpec] | None:
-        """Return a served layer, which the examples of the API document fit."""
+        """Return name and spec of a served layer, so that the examples of the API document fit it; None without layers."""
         served = [] if self._registry.catalog is None else [*self._registry.catalog.layers.values()]
         return (served[0].name, served[0].spec) if served else None
 
@@ -260,7 +260,7 @@ class Service:
         self._heartbeat()
         await self._reconciler.load(strict=self._settings.strict_layers)
         self._start_task(self._reconciler.run(), "reconciler")
-        # The objects that exist now stay: a full collection over torch's would stop the loop for about 40 ms.
+        # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
         gc.collect()
         gc.freeze()
 
