@@ -62,7 +62,7 @@ def _as_array(tensor: torch.Tensor) -> Array:
 
 
 def _nested(array: Array) -> Iterator[bytes]:
-    """Yield the array as one piece if it fits; else runs of whole entries, or each entry in pieces."""
+    """Yield the array as one piece if it fits; else in runs of whole entries, or, for large entries, each in pieces."""
     entry_values = math.prod(array.shape[1:])
     if array.ndim == 0:
         yield _text(array.reshape(1))[1:-1]

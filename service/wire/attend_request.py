@@ -135,7 +135,7 @@ class RequestLimits:
     max_table_bytes: int
 
     def check(self, cost: Cost, tables: int) -> None:
-        """Raise CostLimit for the first need above its limit; `tables` are the bytes of the tables of one sequence."""
+        """Raise CostLimit for the first need above its limit; `tables` is the bytes of one sequence's tables."""
         for what, need, limit, setting, cheaper in (
             ("sequences", cost.sequences, self.max_sequences, "SEQUENCES", _SPLIT),
             ("query and key rows", cost.tokens, self.max_tokens, "REQUEST_TOKENS", _SPLIT),
@@ -186,7 +186,7 @@ class RequestMasks:
         ]
 
     def check_axes(self) -> None:
-        """Raise MaskAxesRequired for a mask of a batch with two readings, before any shape is checked: no size may choose one."""
+        """Raise MaskAxesRequired if a mask of a batch has two readings. Call it before shapes are checked: no size may choose."""
         for mask, param, values_param in self._masks:
             if isinstance(mask, TableMask):
                 mask.check_axes_of_batch(param, values_param)
@@ -324,7 +324,7 @@ def read_model(model: type[M], document: Mapping[str, object], parts: Mapping[st
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
-    """Raise UnknownField for a name that the model lacks; pydantic would describe each of a hundred thousand wrong fields."""
+    """Raise UnknownField for a name that the model lacks. Pydantic itself would describe each of a hundred thousand names."""
     if not value.keys() <= (known := _names(model)).keys():
         raise unknown_field(value, known, where)
 

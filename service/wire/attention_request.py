@@ -90,7 +90,7 @@ class AttentionRequest(StrictModel):
 def check_attention(
     document: Mapping[str, object], limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """Return the checked call. The caller must then call `counted()`, which counts masked rows.
+    """Return the checked call. The caller must then run the remaining check (`counted`).
 
     Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are the
     JSON pointers to the values of the first masks.
@@ -160,7 +160,7 @@ def _number(value: float | None, name: str, query: torch.dtype, least: float = -
 
 
 def _check_together(call: AttentionCall) -> None:
-    """Check that counts of sequences, heads, rows and features agree, and the dtypes of what becomes the present."""
+    """Check that counts of sequences, heads, rows and features agree, and, with a past or a present, that dtypes do."""
     (b, n, _, width), (_, g, rows, key_width) = call.query.shape, call.key.shape
     _expect("key", "sequences", call.key.shape[0], b, "query")
     _expect("value", "sequences", call.value.shape[0], b, "query")

@@ -4,8 +4,8 @@ A body is JSON, or JSON followed by the bytes of the inputs that announce them (
 `key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`, and for `sdpa` also `past_key`, `past_value`, `sinks`; the
 batch axis is always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
 Invariants: The converted request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to
-exactly one input. A waiting request keeps its JSON text in memory only if that is no larger than its tensors. Outputs, and the
-bytes of outputs, come in the requested order. Tensors' bytes are copied only to free a larger JSON text.
+exactly one input. Outputs, and the bytes of outputs, come in the requested order. The bytes of tensors are views of the body,
+which they keep in memory. If the JSON is larger than the tensors, they are copied, so that the body is freed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DATATYPES: dict[str, tuple[str, ...]] = {
 
 
 class Model(NamedTuple):
-    """One kind of model: the axes of each input that is no mask, the outputs, the JSON of a request and of its parameters."""
+    """One kind of model: the axes of each input that is no mask, the outputs, and the schemas of requests and parameters."""
 
     axes: dict[str, str]
     outputs: tuple[str, ...]
@@ -74,7 +74,7 @@ _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_mem
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """The id of the answer, its outputs in order, each with whether it comes as bytes, and its timeout."""
+    """The id of the answer, its outputs in order (true: as bytes), and its timeout."""
 
     id: str | None
     outputs: dict[str, bool]
@@ -134,7 +134,7 @@ def _json_bytes(announced: bytes | None, size: int) -> int:
 
 
 def _checked(document: dict[str, Any], model: Model) -> InferRequest:
-    """Validate the document; lengths and names first, because pydantic would describe each of a hundred thousand."""
+    """Validate the document, lengths and names first: pydantic would describe each of a hundred thousand wrong entries."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
@@ -217,7 +217,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
 
 
 def _wanted_outputs(wanted: list[InferOutput] | None, parameters: InferParameters, model: Model) -> dict[str, bool]:
-    """Return the outputs in the requested order, each with its flag, which overrides that of the request."""
+    """Return the outputs in the requested order, each with whether it comes as bytes; its own flag overrides the request's."""
     default = parameters.binary_data_output or False
     if not wanted:
         # The parameter that asks for present_key and present_value is `present`.
@@ -238,7 +238,7 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 
 
 def _check_json_form(inputs: list[InferInput], outputs: dict[str, bool]) -> None:
-    """Raise BadDtype if an output is JSON and its dtype, which is that of an input, has no JSON form."""
+    """Raise BadDtype if an output is requested as JSON and the dtype that it takes from its input has no JSON form."""
     sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
     for entry in inputs:
         if entry.name in sources and entry.datatype in _WITHOUT_JSON:

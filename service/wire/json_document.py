@@ -30,13 +30,13 @@ MAX_MEMBERS = 32_768
 MAX_CHARACTERS = 2**20
 """Characters in names, and in strings up to LONG_STRING."""
 LONG_STRING = 1024
-# A name of the caller's is repeated in an answer only in this form.
+# An answer repeats a name that the caller sent only if it has this form.
 ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # simdjson finds a member by linear search.
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
 _SHORT = 64
-# Seconds per byte, number (in Python's slower parser), list, member and object; measured on two cores, 2026.
+# Seconds per byte, and per mark of a number (in Python's slower parser), list, member and object; measured on two cores, 2026.
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
 _COUNTED_BYTES = 4 * 2**20
@@ -51,7 +51,7 @@ class _NotForSimdjsonError(Exception):
 
 
 class _Constant(str):
-    """NaN, Infinity or -Infinity from Python's parser: no numbers of JSON, kept until their place is known."""
+    """NaN, Infinity or -Infinity from Python's parser. JSON has no such numbers; it is kept until its place is known."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
 
 
 def parse_s(body: bytes | bytearray) -> float:
-    """Return about the most seconds that `parse` takes; infinite if counting would already take long."""
+    """Return an upper estimate of the seconds that `parse` takes; infinite for a body whose marks take long to count."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
     return len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
@@ -125,7 +125,7 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
 
 
 def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
-    """Return the document of Python's parser, and its first NaN or Infinity, in a list; the same object replaces later ones."""
+    """Return the document of Python's parser, and a list of its first NaN or Infinity, which also replaces any later ones."""
     constants: list[_Constant] = []
 
     def keep(name: str) -> _Constant:

@@ -1,7 +1,7 @@
 """JSON process: parses large JSON bodies for a worker (`python -m service.wire.json_process`).
 
 Standard input is a socket, which carries requests and answers one after another. Invariants: The process does not import torch.
-It runs the same `parse` as a worker. An answer is JSON and bytes, so that reading it can only give a document. When the worker
+It runs the same `parse` as a worker. An answer is JSON and bytes, not a pickle, so reading it runs no code. When the worker
 ends, however it ends, the socket closes and this process ends.
 """
 

@@ -155,7 +155,7 @@ class LengthsMask(ValuedMask):
         """Return the mask of int64 [B|1, L|1]."""
         (b, _, queries, keys), param = place.sizes, place.values_param
         if isinstance(self.values, int) and not isinstance(self.values, bool):
-            # Clamp the value so that it fits into int64; one out of range stays out of range for the check below.
+            # Clamp the value so that it fits into int64; a value out of range stays so, and the check below finds it.
             tensor = torch.tensor(max(-1, min(self.values, keys + 1)))
         else:
             tensor = decode_tensor(self.values, TensorField(param, self.VALUES)).to(torch.int64)
@@ -175,7 +175,7 @@ class _Aligned(MaskKind):
     offset: Offset | None = Field(default=None, description=_OFFSET_WORDS)
 
     def position(self, place: MaskPlace) -> int | list[int]:
-        """Return the position of query row 0 among the keys; raises CausalAlignRequired if it is not given and L is not S."""
+        """Return the position of query row 0 among the keys; raises CausalAlignRequired if L is not S and nothing gives it."""
         sizes = place.sizes
         if self.align is not None and self.offset is not None:
             raise BadMask(f"{words_of(place.param)} may have align or offset, not both", param=f"{place.param}/offset")

@@ -27,7 +27,7 @@ _NAMES: dict[type, str] = {type(None): "null", dict: "an object"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """The item at `index` is not a number of a regular list; `what` describes it in error messages."""
+    """The item at `index` is no number, or makes the list irregular; `what` describes it in error messages."""
 
     index: tuple[int, ...]
     what: str
@@ -76,7 +76,7 @@ def nested_numbers(nested: Sequence[object]) -> NumberList:
 
 def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList:
     kinds = set(map(type, items))
-    if list in kinds:  # all lists of this depth are empty, or some items are not lists
+    if list in kinds:  # some items are lists and others are not
         return _faulty(index_of(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
     first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None

@@ -69,12 +69,12 @@ def read_header(text: bytes, size: int) -> Header:
 
 
 def _label(name: str) -> str:
-    """Return a tensor's name if it is one of ours; never the caller's text."""
+    """Return a tensor's name for an error about the header if it is one of the contract's, else "a tensor"."""
     return f'"{name}"' if name in TENSORS or _MASK_VALUES.fullmatch(name) else "a tensor"
 
 
 _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
-# Headers are never modified, so one may be returned twice.
+# Parsed headers are never modified, so requests may share one.
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 
@@ -93,7 +93,7 @@ def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, obj
 
 
 def _check_no_values(document: dict[str, object]) -> None:
-    """Raise UnknownField for a tensor in the JSON, because the same field could then have two values."""
+    """Raise UnknownField for a field in the JSON that must be a tensor of the body: it could have two values otherwise."""
     for name in TENSORS:
         if name in document:
             raise UnknownField(f'"{name}" must be a tensor of the body, not a field of its JSON', param=f"/{name}")
@@ -132,7 +132,7 @@ class Place(NamedTuple):
 
 
 class RequestTemplate(NamedTuple):
-    """The fields of a checked request after its call, the fields of the call without tensors, and the place of each tensor.
+    """A CheckedRequest in parts: `rest` is all but its call, `call` has None for its tensors, `places` says where they are.
 
     `read` uses `_make`: `_replace` would take a microsecond longer for each of the two tuples.
     """
@@ -178,7 +178,7 @@ class RequestTemplates:
         """Return the request for layer `name`; the `digest` identifies its spec.
         Raises the errors of `parse_safetensors`, then those of `check_request`.
         """
-        # With the header's length in it, the key of a body whose length is wrong is that of no template.
+        # The key includes the header's announced length, so a body that announces a wrong one matches no template.
         length = int.from_bytes(body[:LENGTH_BYTES], "little")
         start = bytes(body[: LENGTH_BYTES + min(length, MAX_REMEMBERED_BYTES)])
         key = (name, digest, start, len(body))

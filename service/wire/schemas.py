@@ -80,8 +80,8 @@ def unknown_field(
 ) -> UnknownField:
     """Return the error for the first name in `value` that is not in `known`; it lists the known names and suggests one of them.
 
-    The name is echoed if it is an identifier of at most 32 characters; otherwise only its place is named. `is_key` says that
-    the name is a key of the object at `where`, so that it ends the pointer.
+    The name is echoed if it is an identifier of at most 32 characters; otherwise only its place is named. If `is_key`,
+    the name is a key of the object at `where`, so the pointer ends with it.
     """
     names = list(known)
     unknown = next(name for name in value if name not in names)

@@ -1,6 +1,6 @@
 """Tensor fields: the dtypes that a tensor may have, the kinds of values that a field takes, and the errors of a field.
 
-Invariants: Every other module of `wire` takes its dtype names from the table. An error names the field and the position of the
+Invariants: Every other module of `wire` takes its dtype names from `DTYPES`. An error names the field and the position of the
 value, never the value itself.
 """
 
@@ -22,7 +22,7 @@ class Dtype(NamedTuple):
     """A dtype with its names in the contract (those of torch), in safetensors and in Open Inference.
 
     `stored` is NumPy's dtype for its values; for bfloat16, which NumPy lacks, it is that of their bits. `infinity` is the bits
-    of +inf: all exponent bits and no other. Without their sign, the bits of a finite value are smaller.
+    of +inf: all exponent bits and no other. The bits of a finite value, without the sign, are smaller.
     """
 
     name: str
@@ -80,7 +80,7 @@ class TensorField(NamedTuple):
         return words_of(self.param)
 
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
-        """Return the error for a value that is `what`, and not of the field's kind."""
+        """Return the error for a value, described by `what`, that is not of the field's kind."""
         kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
         error = NonFinite if what == BEYOND_FLOAT64 else kind_error
         return error(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)

@@ -303,7 +303,7 @@ def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> V
 
 
 def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
-    """Round once, to nearest, ties to even: to float32 towards zero with a sticky last bit, then to 16 bits."""
+    """Return bfloat16 bits, rounded once, to nearest, ties to even: first truncate to float32 with a sticky last bit."""
     singles = values.astype(np.float32)
     back = singles.astype(np.float64)
     bits = singles.view(np.uint32)
@@ -321,7 +321,7 @@ def bytes_to_tensor(
 ) -> torch.Tensor:
     """Return the tensor of little-endian C-order bytes, whose count must match `shape`; raises the errors of `field`.
 
-    Numbers take the shape `as_shape` if it is given; errors name the index in `shape`.
+    A tensor of numbers has the shape `as_shape` if that is given; errors name the index in `shape`.
     The tensor shares the memory of `data` if that is aligned; booleans share it only with one byte per value.
     """
     if not data:
@@ -357,7 +357,7 @@ def _check_finite(bits: Bits, infinities: tuple[int, int], field: TensorField, s
 
 
 def _is_finite(bits: Bits, infinity: int, minus_infinity: int) -> bool:
-    """Return whether no value is infinite or NaN; `minus_infinity` + 1 allows -inf.
+    """Return whether no value is infinite or NaN; to allow -inf, pass one more than its bits as `minus_infinity`.
 
     As signed integers, the bits of positive values grow with the value. As unsigned integers, the bits of negative values grow
     with the magnitude and exceed all positive ones. So two maxima decide in every dtype, and no sum can overflow.
