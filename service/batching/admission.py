@@ -94,11 +94,13 @@ class Congestion:
 
     def dispatched(self, lane: Hashable, batch_flops: int, left_flops: int, rate: float, now: float) -> None:
         """Record that a batch of `lane` was taken and `left_flops` stay; `rate` is recent flops per second, 0 if unknown."""
+        if self._wait_s == 0:
+            return
         lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
         most = max(MAX_BATCHES * batch_flops, self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate)))
         before = self._long.get(lane)
         was_overloaded = before is not None and before.is_overloaded
-        if self._wait_s == 0 or left_flops <= (0 if was_overloaded else most):
+        if left_flops <= (0 if was_overloaded else most):
             self._long.pop(lane, None)
         elif before is None or (left_flops < before.left_flops and not was_overloaded):
             # The queue shrinks, as it does after a stall under a sustainable load: measure again from here.

@@ -295,7 +295,8 @@ class Cycle(RequestResponseCycle):
             self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
             self._take_pieces()
             self.message_event.set()
-        return not self._has_failed
+            return False
+        return True
 
     def _take_pieces(self) -> list[Piece]:
         self._release_ahead()

@@ -70,7 +70,7 @@ class Channel:
         if not line_end:
             return None
         self._received = rest
-        return _parse(whole[whole.rfind(b"\n") + 1 :])
+        return _parse(whole.rpartition(b"\n")[2])
 
     def _read(self) -> None:
         for _ in range(_MAX_READS):

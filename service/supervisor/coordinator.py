@@ -207,9 +207,10 @@ class Coordinator:
         assert self._rollout is not None, "no change is in progress. This is a bug."
         if self.desired.phase is not Phase.SETTLED:
             self.desired = self.desired.abort()
-        self._rollout.error, self._rollout.deadline = error, self._now() + ABORT_S
         if error is None:
             self._rollout = None
+        else:
+            self._rollout.error, self._rollout.deadline = error, self._now() + ABORT_S
 
     def _end(self, rollout: Rollout, error: ServiceError | None) -> None:
         self._rollout = None

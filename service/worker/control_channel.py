@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from service.supervisor.channel import MAX_SUPERVISOR_BYTES, PING_S, STACKS_SIGNAL, Channel
-from service.supervisor.coordinator import Coordinator
+from service.supervisor.coordinator import MAX_AGE_S, Coordinator
 from service.supervisor.status import ServiceStatus, WorkerStatus
 
-# The same number as for a process that does not report (MAX_AGE_S of `supervisor/coordinator.py`).
-MAX_UNANSWERED = 6
+# As many answers as a process may miss reports (`supervisor/coordinator.py`).
+MAX_UNANSWERED = int(MAX_AGE_S / PING_S)
 
 
 class ControlChannel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import random
 import select
 import socket
@@ -52,16 +51,12 @@ class Answer:
     how: str = ""
 
 
-def offered(load: Load, wire: bytes, cpus: set[int] | None = None) -> list[Answer]:
-    """All answers, in the order in which they came; `cpus` are the generator's own."""
+def offered(load: Load, wire: bytes) -> list[Answer]:
+    """All answers, in the order in which they came."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(wire)
         command = [sys.executable, "-m", "tests.torture.body_loop", json.dumps(dataclasses.asdict(load)), file.name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        if cpus:
-            os.sched_setaffinity(process.pid, cpus)
-        told = process.communicate()[0]
-    assert process.returncode == 0, f"the generator ended with {process.returncode}. This is a bug."
+        told = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     return [Answer(*fields) for fields in json.loads(told)]
 
 
