@@ -21,9 +21,11 @@ from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-# Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
-# that of a busy service without a queue (docs/reliability.md has the figures).
+# A longer queue is long: three callers, each of whose requests fills a batch, are no overload.
 MAX_BATCHES = 2
+# Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
+# that of a busy service without a queue (docs/reliability.md has the figures). With one, each dispatch would empty the lane.
+KEPT_BATCHES = 1.5
 # A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
 # would allow it ever fewer.
 LEAST_RATE = 0.5
@@ -39,7 +41,7 @@ SHARE = 4
 
 
 class _Long(NamedTuple):
-    """A lane that holds more than `most` flops: since when, how much it held then, and whether the overload is sustained."""
+    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts."""
 
     most: float
     since: float
@@ -97,10 +99,11 @@ class Congestion:
         if self._wait_s == 0:
             return
         lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
-        most = max(MAX_BATCHES * batch_flops, self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate)))
+        in_time = self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate))
+        most = max(KEPT_BATCHES * batch_flops, in_time)
         before = self._long.get(lane)
         was_overloaded = before is not None and before.is_overloaded
-        if left_flops <= (0 if was_overloaded else most):
+        if left_flops <= (0 if was_overloaded else max(MAX_BATCHES * batch_flops, in_time)):
             self._long.pop(lane, None)
         elif before is None or (left_flops < before.left_flops and not was_overloaded):
             # The queue shrinks, as it does after a stall under a sustainable load: measure again from here.
@@ -131,7 +134,7 @@ class Congestion:
     def overloaded_s(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""
         found = self._long.get(lane)
-        return now - found.since if found is not None and found.is_overloaded and queued_flops > found.most else None
+        return now - found.since if found is not None and found.is_overloaded and queued_flops >= found.most else None
 
 
 class Speed:

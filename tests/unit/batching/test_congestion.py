@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.admission import BURST_S, MAX_BATCHES, Congestion
+from service.batching.admission import BURST_S, KEPT_BATCHES, MAX_BATCHES, Congestion
 
 BATCH = 1000
 RATE = 10 * BATCH
 MOST = MAX_BATCHES * BATCH
+KEPT = KEPT_BATCHES * BATCH
 WAIT_S = 0.1
 
 
@@ -22,12 +23,14 @@ def after(*lefts: int, every_s: float = BURST_S, rate: float = RATE) -> Congesti
     return found
 
 
-def test_a_queue_that_stays_long_for_the_interval_is_limited_to_two_batches():
+def test_a_queue_of_more_than_two_batches_for_the_interval_is_limited_to_one_and_a_half():
     assert after(MOST + 1).overloaded_s("a", MOST + 1, 99.0) is None, "one look is none"
     assert after(MOST + 1, MOST + 1, every_s=BURST_S / 2).overloaded_s("a", MOST + 1, 99.0) is None
     found = after(MOST + 1, MOST + 1)
     assert found.overloaded_s("a", MOST + 1, BURST_S) == BURST_S
-    assert found.overloaded_s("a", MOST, BURST_S) is None
+    assert found.overloaded_s("a", KEPT, BURST_S) == BURST_S
+    assert found.overloaded_s("a", KEPT - 1, BURST_S) is None
+    assert after(MOST, MOST).overloaded_s("a", MOST, BURST_S) is None, "two batches are not long"
     assert found.overloaded_s("b", MOST + 1, BURST_S) is None, "another lane"
     assert found.num_overloaded == 1
     assert after(MOST + 1).num_overloaded == 0, "one look is none"
@@ -46,7 +49,7 @@ def test_a_queue_that_stays_long_for_the_interval_is_limited_to_two_batches():
 def test_short_batches_may_wait_for_the_allowed_time_at_the_rate_of_their_lane(every_ms, most):
     fast = 1000 * BATCH  # the engine computes a batch in a millisecond: two of them are no wait at all
     found = after(*[200 * BATCH] * 300, every_s=every_ms / 1000, rate=fast)
-    assert found.overloaded_s("a", round(0.99 * most) * BATCH, 1.0) is None
+    assert found.overloaded_s("a", round(0.97 * most) * BATCH, 1.0) is None
     assert found.overloaded_s("a", round(1.01 * most + 0.5) * BATCH, 1.0) is not None
 
 
