@@ -3,9 +3,9 @@
 Legend: N heads, G key/value heads, L query rows, S key rows, R rows of a block, H head width, V value head width.
 
 Invariants: Requesting weights or scores does not change the output (P2). Small sequences compute weights anyway; for others a
-second pass computes them. A block is always whole: its rows and its heads' products do not depend on the request. So any
-selection of heads and rows equals the same slice of the full answer, bit for bit. Memory grows with a few blocks, not with their
-number. Scores are float32, or float64 for float64.
+second pass computes them. The rows of a block never depend on the request, and each head is a product of its own. So any
+selection of heads and rows equals the same slice of the full answer, bit for bit. A few blocks are in memory at a time, however
+many there are. Scores are float32, or float64 for float64 heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.attention.preemption import preemption_point
 
 # Query rows whose scores are computed together. A row's bits depend on its block, so blocks are fixed.
 BLOCK_ROWS = 128
-# Scores computed together, in whole heads: 4 MiB of float32 unless one head is larger. Heads do not depend on each other.
+# Scores of a block computed together, in whole heads: 4 MiB of float32, or one head if that is larger. The limit changes no bit.
 MAX_CELLS = 2**20
 
 # A selection of rows, by index or as a slice.
@@ -55,7 +55,7 @@ def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wan
 class Scores(NamedTuple):
     """The scores of one sequence: q_NLH and k_GSH in the dtype of the scores; query head n uses key head n // (N / G).
 
-    `softcap` c turns a score s into c·tanh(s/c). `sinks` [N] are logits that only count in the softmax's denominator.
+    `softcap` c turns a score s into c·tanh(s/c). `sinks` [N] are logits that count only in the softmax's denominator.
     """
 
     q: torch.Tensor
@@ -72,7 +72,7 @@ class Scores(NamedTuple):
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
     def at(self, stage: Stage) -> Scores:
-        """Return the same scores, of which `rows` yields those at a stage."""
+        """Return a copy whose `rows` yields the scores at `stage`."""
         return self._replace(stage=stage, softcap=None if stage == "scaled" else self.softcap)
 
     def fit_at_once(self, num_heads: int) -> bool:
@@ -81,7 +81,7 @@ class Scores(NamedTuple):
         return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
 
     def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """Yield the weights w_NRS, or scores, of a block of rows, for a few chosen heads at a time."""
+        """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
         for some, scores in self._chunks(chosen, block):
             mask = self._block_mask(some, block)
             if self.stage is None:
@@ -90,7 +90,7 @@ class Scores(NamedTuple):
                 yield _masked(scores, mask) if self.stage == "masked" else scores
 
     def log_sums(self) -> torch.Tensor:
-        """Return the natural log-sum-exp of the masked scores, and of the sink, for every row: [N, L]."""
+        """Return [N, L]: the natural log-sum-exp of each row's masked scores and of its head's sink."""
         num_heads, queries, _ = self.shape
         found = self.q.new_empty(num_heads, queries)
         for block in blocks(queries):
@@ -147,7 +147,7 @@ class Scores(NamedTuple):
 
 
 def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Add the mask; -inf also replaces a score that overflowed, which would give NaN."""
+    """Return scores + mask, and -inf wherever the mask is -inf: adding it to a score that overflowed to inf would give NaN."""
     if mask is None:
         return scores
     scores += mask
@@ -241,7 +241,7 @@ def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def stacked(parts: Sequence[Weights]) -> Weights:
-    """Stack the weights of single sequences along a new B axis in front; those of one sequence are not copied."""
+    """Stack the weights of single sequences along a new B axis in front; a single tensor is not copied."""
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
         return parts[0].unsqueeze(0)
     return joined(parts, torch.stack)

@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
     @property
     def is_float64(self) -> bool:
-        """A float64 query computes in float64, any other in the layer's dtype."""
+        """Whether the query is float64: then the call is computed in float64, else in the service's dtype."""
         return self.query.dtype == torch.float64
 
     @property
@@ -74,7 +74,7 @@ class AttentionCall(NamedTuple):
     """Attention without a layer: query [B, N, L, H], key [B, G, S - P, H], value [B, G, S - P, V].
 
     Query head n uses key and value head n // (N / G). `past_key` [B, G, P, H] and `past_value` [B, G, P, V] stand before key and
-    value. `softcap` c turns a score s into c·tanh(s/c), before the masks. `sinks` [N] are logits that only count in the softmax's
+    value. `softcap` c turns a score s into c·tanh(s/c), before the masks. `sinks` [N] are logits that count only in the softmax's
     denominator. `mask` covers the S keys.
     """
 
@@ -96,21 +96,21 @@ class AttentionCall(NamedTuple):
 
     @property
     def is_float64(self) -> bool:
-        """A float64 query computes in float64, any other in float32."""
+        """Whether the query is float64: then the call is computed in float64, else in float32."""
         return self.query.dtype == torch.float64
 
     @property
     def is_explicit(self) -> bool:
         """Whether a sequence is computed by the definition, block by block.
 
-        torch's fused kernel knows neither softcap nor sinks, and at unequal head widths it copies each key for each query head.
+        torch's fused kernel has neither softcap nor sinks, and at unequal head widths it copies each key for each query head.
         """
         return self.softcap is not None or self.sinks is not None or self.query.shape[3] != self.value.shape[3]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TopK:
-    """The k largest weights of each row: values and int32 indices [B, N', L', k], and the mass not returned [B, N', L']."""
+    """The k largest weights of each row: values and int32 indices [B, N', L', k], and the sum of the others [B, N', L']."""
 
     values: torch.Tensor
     indices: torch.Tensor

@@ -2,9 +2,9 @@
 
 Legend: B sequences, N heads, L query rows, S key rows.
 
-Invariants: No tensor is touched, so that a call can be refused before anything is allocated. Sizes are Python integers. Work
-that moves memory instead of multiplying counts the flops that the products do in the same time. These figures, measured on
-one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
+Invariants: Only shapes are read, so that a call can be refused before its tables are allocated. Sizes are Python integers.
+Work that moves memory instead of multiplying counts the flops that the products do in the same time. These figures, measured
+on one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from service.attention.spec import LayerSpec
 # Per element of a sequence's mask table: for the table itself, and for each mask in it.
 TABLE_FLOPS = 100
 MASK_FLOPS = 15
-# Per product that is called for one head alone, whatever its size: about 5 µs.
+# Per product of a single head, whatever its size: about 5 µs.
 PRODUCT_FLOPS = 2**18
 # Per computed weight: scale, mask and softmax; then per returned weight.
 SOFTMAX_FLOPS = 100
 RETURNED_FLOPS = 300
-# Per weight that top_k reads; then what each adds times k / keys, up to a share of 1/2: beyond, all keys are sorted anyway.
+# Per weight that top_k reads: a fixed part, and a part times k / keys or, where that is more, 1/2: then all keys are sorted.
 TOP_K_FLOPS = 250
 TOP_K_SHARE_FLOPS = 8000
 # Tables of a block's size that exist at once: scores, weights, the requested rows, and the temporary that compares them.
@@ -59,7 +59,7 @@ def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
 
 
 def _num_products(call: AttentionCall, sizes: Sizes) -> int:
-    """Return the number of products of one sequence that are made one by one: of each head and block, or of each shared key."""
+    """Return how many products of one sequence are calls of their own: one per head and block, or four per shared key head."""
     groups, explicit = call.key.shape[1], call.is_explicit
     by_head = 2 * explicit + call.has_lse + (call.weights is not None) + (call.scores is not None)
     shared = groups if 1 < groups < sizes.heads and not explicit else 0

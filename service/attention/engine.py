@@ -1,6 +1,6 @@
 """Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
 
-Lives here: the engine, the layers that it has loaded (`LoadedLayer`), and what the bits of their answers depend on.
+Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
 long batch stops after each step (`preemption.py`); while it is stopped, the engine's second thread computes other batches.
@@ -90,7 +90,7 @@ def pick_device(name: str) -> torch.device:
 
 @dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedLayer:
-    """A layer with its stored tensors and a variant for each dtype requested so far; without a spec attention without a layer."""
+    """A layer, its stored tensors and a variant for each dtype requested so far; attention without a layer has no spec."""
 
     spec: LayerSpec | None
     tensors: Mapping[str, torch.Tensor]
@@ -152,9 +152,10 @@ class Engine:
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
         """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a stopped batch.
 
-        With `is_inline` the future may be done on return: waking the thread and the caller can take as long as a small batch.
-        While one batch is stopped, the caller must run others to their end. The future fails with CostLimit if memory runs out
-        and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
+        With `is_inline` the caller's thread may compute the batch before `run` returns: waking the engine's thread and then the
+        caller can take as long as a small batch. While one batch is stopped, others do not stop; the caller awaits them before it
+        resumes the stopped one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
+        Raises EngineDown if the engine is closed.
         """
         if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
             answers = self._run_inline(batch)
@@ -162,7 +163,6 @@ class Engine:
                 done: Future[Step] = Future()
                 done.set_result(answers)
                 return done
-        # While another batch is stopped, this one runs to its end.
         steps: Steps[Answers] = Steps(
             self._lock, math.inf if self._is_stopped else self.options.step_s, self._set_stopped
         )
@@ -211,10 +211,10 @@ class Engine:
             return work()
 
     def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
-        """Run the batch on the caller's thread; return None if it fails, and the compute thread retries and reports the error.
+        """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
 
-        An error raised here would hold its callers' frames, their jobs and so itself: the tensors would stay until a later
-        collection, just when memory is short. A BaseException would end the event loop instead of one batch.
+        An error raised here would hold the callers' frames and so their jobs, which hold the error: the tensors would stay
+        until the garbage collector runs, just when memory is short. A BaseException would end the event loop, not one batch.
         """
         try:
             return self._run(batch)
@@ -226,8 +226,8 @@ class Engine:
     def _can_run_inline(self, batch: Sequence[LayerCall]) -> bool:
         """Return whether the caller's thread may compute the batch.
 
-        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many for the
-        caller's thread. Not before the layer has a variant in the batch's dtype.
+        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
+        for the caller's. Not before the layer has a variant in the batch's dtype: building and checking one takes long.
         """
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
@@ -312,7 +312,7 @@ class Engine:
         return answers
 
     def _dtype(self, batch: Sequence[LayerCall]) -> torch.dtype:
-        """Return the dtype that computes the batch; without a layer the service's own dtype does not count."""
+        """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
         loaded, call = batch[0]
         if call.is_float64:
             return torch.float64

@@ -25,8 +25,8 @@ from service.attention.preemption import preemption_point
 # Not with a mask (10 % slower, with a bias per head 30 %), nor in 16 bits (10 % slower, because the scores are wider).
 MAX_SMALL_SCORES = 2**19
 _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
-# Work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A larger sequence takes several
-# calls, each for some heads or, if one head has more work, for some of its rows. A batch may stop between two calls.
+# Most work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A larger sequence takes
+# several calls, each for some heads or, if one head has more work, for some of its rows. A batch may stop between two calls.
 MAX_WORK = 2**28
 # The softmax of one score takes as long as this many multiplications; in float64 everything takes four times as long.
 SOFTMAX_WORK = 64
@@ -122,7 +122,7 @@ _scratches = threading.local()
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:
-    """Return the thread's buffer for scores of small sequences: fresh pages for every batch would cost more than they save."""
+    """Return this thread's buffer for scores of small sequences: fresh pages for each batch would cost more than they save."""
     found: torch.Tensor | None = getattr(_scratches, str(dtype), None)
     if found is None:
         with torch.inference_mode(mode=False):  # a tensor made in inference mode cannot be written outside it

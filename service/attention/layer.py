@@ -39,11 +39,11 @@ from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 SAME_LENGTH, SELF, CROSS = range(3)
-# Rows of one pass on a CPU. More rows gain nothing, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
+# Rows of one pass on a CPU. More rows are no faster, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
 # process takes at its peak.
 MAX_ROWS = 2**10
-# Query, key and value with at most this many weights are fused even if cross-attention then needs a second copy of them. Above,
-# the 20 µs that fusing saves a call no longer show.
+# Query, key and value with at most this many weights are fused even if cross-attention then needs a second copy of them. In a
+# larger layer the 20 µs that fusing saves a call do not show.
 MAX_FUSED_WEIGHTS = 2**20
 INPUTS = ("query", "key", "value")
 
@@ -223,7 +223,7 @@ class Layer:
         return stacked(found) if found else None
 
     def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
-        """Append the extra keys, and repeat shared key and value heads for each query head."""
+        """Return one sequence as kernels take it: with the extra keys appended, and shared key and value heads repeated."""
         if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
@@ -242,7 +242,7 @@ def _num_rows(call: Call) -> int:
 
 
 def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
-    """Split calls, in order, into the fewest equal passes of MAX_ROWS rows; a pass may have one call more."""
+    """Split calls, in order, into the fewest passes of similar size; a pass exceeds MAX_ROWS rows by at most one call."""
     total = sum(rows)
     num = -(-total // MAX_ROWS)
     if num <= 1:

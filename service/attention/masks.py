@@ -2,11 +2,11 @@
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So kinds of
-one meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
-differently. Fully masked rows are found from the masks, not from scores. Finding them costs time and memory by the masks' own
-shapes: a mask that is the same for all rows or all keys is read once. Only one that differs by row and key is read row by row,
-in steps, so that an event loop can run other tasks in between.
+Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So masks of
+equal meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
+differently. Fully masked rows are found from the masks, not from scores. Time and memory for this follow the masks' own
+shapes: a mask that is the same for all rows or all keys is read once. Only a mask that differs by row and key is read row by
+row, in steps, so that an event loop can run other tasks in between.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def lengths(values: torch.Tensor) -> Run:
 def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: int | None) -> Run:
     """Allow keys from i + offset − left to i + offset + right, both included; None = open (ONNX 25, xFormers).
 
-    `offset` is one for all sequences, or one for each.
+    i is the query row. `offset` is one number, or one for each sequence.
     """
     keys = sizes.keys
     rows = torch.arange(sizes.queries).unsqueeze(0)
@@ -119,7 +119,7 @@ def _held(shift: int) -> int:
 
 
 def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
-    """Allow keys up to i + offset: 0 = top_left (torch), S − L = bottom_right (FlashAttention), length of the past (ONNX)."""
+    """Allow keys up to i + offset: 0 (top_left, torch), S − L (bottom_right, FlashAttention) or the past's length (ONNX)."""
     return window(sizes, offset, None, 0)
 
 
@@ -147,7 +147,7 @@ class CombinedMask:
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if it has in any mask."""
+        """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if any mask has it so."""
         heads = max((mask.values.shape[1] for mask in self.masks if isinstance(mask, _Table)), default=1)
         rows = max(
             (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
@@ -155,7 +155,7 @@ class CombinedMask:
         return heads, rows, self.sizes.keys
 
     def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
-        """Return the allowed keys of each table mask of one sequence, unexpanded: bool [N|1, L|1, S|1]."""
+        """Return what each table of one sequence allows: bool [N|1, L|1, S|1], not expanded; a bias blocks where it is -inf."""
         return [
             values if isinstance(mask, Allowed) else values != -torch.inf
             for mask in self.masks
@@ -197,7 +197,7 @@ def lowered_on(
 ) -> torch.Tensor | None:
     """Return the kernels' mask of one sequence for the dtype and device of `like`, or None if it changes nothing.
 
-    So masks of one meaning give the same bits. Columns that a layer appends are never masked.
+    So masks that change nothing give the bits of no mask. Columns that a layer appends are never masked.
     """
     if mask is None:
         return None
@@ -206,7 +206,7 @@ def lowered_on(
         return None
     if like.device.type == "cpu":
         return table
-    # CUDA kernels take a bias in the query's dtype only. The cast must not turn a finite bias into -inf.
+    # CUDA kernels take a bias only in the query's dtype. The cast must not turn a finite bias into -inf.
     info = torch.finfo(like.dtype)
     for block in table.split(BLOCK_ROWS, dim=1):
         torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)

@@ -1,7 +1,7 @@
 """Reference implementation of a layer and of attention without one in float64 NumPy, written for clarity, not for speed.
 
 Legend: B sequences, L query rows, S key rows, N heads, G key/value heads, H and V head widths. Invariant: It shares no code with
-the fast path; `layers check`, `compare` and `golden` compare with it.
+the fast path. `layers import` and `check`, `compare` and `golden` compare with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def scaled_dot_product(
     """Attend from query [B, N, L, H] to key [B, G, S, H] and value [B, G, S, V]: output [B, N, L, V] and log-sum-exp [B, N, L].
 
     `added` broadcasts to [B, N, L, S] and joins the scores, -inf = may not attend. The softcap comes before it, or after it with
-    `is_capped_last`. `sinks` [N] only count in the denominator. A row that may attend to nothing gives zeros.
+    `is_capped_last`. `sinks` [N] count only in the denominator. A row that may attend to nothing gives zeros.
     """
     q, k, v = (x.astype(np.float64) for x in inputs)
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
@@ -60,7 +60,7 @@ def scaled_dot_product(
 
 
 def _softmax(scores: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights over the last axis, and the log-sum-exp; `sink` only counts in the denominator."""
+    """Return the weights over the last axis, and the log-sum-exp; `sink` counts only in the denominator."""
     top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
     top = np.where(np.isneginf(top), 0.0, top)
     exponentials = np.exp(scores - top)

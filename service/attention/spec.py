@@ -1,7 +1,7 @@
 """LayerSpec: the widths, head counts and options that define one attention layer, without its tensors.
 
 Invariants: The module does not import torch, so that a spec is cheap to read. A spec that exists is consistent.
-Only `tensor_shapes` says which tensors a layer has and how large they are. What every request asks for is computed once.
+Only `tensor_shapes` says which tensors a layer has and how large they are. What every request needs is computed once.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Largest(NamedTuple):
 
 
 def largest(rows: torch.Tensor, k: int) -> Largest:
-    """Return the k largest weights of each row of w_RS; they are zero in `rows` afterwards."""
+    """Return the k largest weights of each row of w_RS, and set them to zero in `rows`."""
     find = _sorted if k > MAX_CHOSEN_SHARE * rows.shape[-1] else _chosen
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
     step = max(1, STEP_CELLS // rows.shape[-1])
@@ -59,7 +59,7 @@ def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return the indices of rows with ties, given the right values: all above the least value, then its first equals."""
+    """Return the indices of `values`, ties in ascending order: all keys above the least value, then the first equal to it."""
     keys, least = rows.shape[-1], values[:, -1:]
     falling = torch.arange(keys, 0, -1, dtype=torch.int32, device=rows.device)
     # Distinct ranks: values above the least first, then its equals by ascending index.
