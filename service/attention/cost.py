@@ -29,7 +29,7 @@ RETURNED_FLOPS = 300
 # Per weight that top_k reads: a fixed part, and a part times k / keys or, where that is more, 1/2: then all keys are sorted.
 TOP_K_FLOPS = 250
 TOP_K_SHARE_FLOPS = 8000
-# Tables of a block's size that exist at once: scores, weights, the requested rows, and the temporary that compares them.
+# Tables of a block's size that exist at once: scores, weights, the requested rows, and the table in which `top_k` ranks them.
 WORKSPACE_TABLES = 4
 
 
@@ -50,12 +50,12 @@ def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: Weig
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     """Return the floating-point operations of attention without a layer; every query head visits each key row."""
     cells, width, value_width = math.prod(sizes), call.query.shape[3], call.value.shape[3]
-    of_a_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
+    per_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
     if call.scores is not None:
-        of_a_sequence += _weights_flops(width, sizes, call.scores.selected)
+        per_sequence += _weights_flops(width, sizes, call.scores.selected)
     passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(call.is_explicit) * SOFTMAX_FLOPS
-    of_a_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
-    return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * of_a_sequence
+    per_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
+    return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * per_sequence
 
 
 def _num_products(call: AttentionCall, sizes: Sizes) -> int:
@@ -112,12 +112,12 @@ def _weights_flops(head_width: int, sizes: Sizes, wanted: WeightsWanted | None) 
     if wanted is None:
         return 0
     heads, columns = _num_heads(sizes, wanted), sizes.keys
-    asked = heads * columns * (sizes.queries if wanted.queries is None else len(wanted.queries))
+    values = heads * columns * (sizes.queries if wanted.queries is None else len(wanted.queries))
     work = heads * columns * _num_block_rows(sizes, wanted) * (2 * head_width + SOFTMAX_FLOPS)
     if wanted.form == "heads":
-        return work + asked * RETURNED_FLOPS
+        return work + values * RETURNED_FLOPS
     if wanted.k is not None:
-        return work + asked * TOP_K_FLOPS + asked * TOP_K_SHARE_FLOPS * min(2 * wanted.k, columns) // (2 * columns)
+        return work + values * TOP_K_FLOPS + values * TOP_K_SHARE_FLOPS * min(2 * wanted.k, columns) // (2 * columns)
     return work
 
 

@@ -116,17 +116,17 @@ class Layer:
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Compute calls in their sort order (SAME_LENGTH, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
         may_share = functools.cache(self.may_share)  # checks each length once
-        places = [self._place(call, may_share) for call in calls]
-        order = sorted(range(len(calls)), key=places.__getitem__)
+        sort_keys = [self._sort_key(call, may_share) for call in calls]
+        order = sorted(range(len(calls)), key=sort_keys.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
         for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
             preemption_point()
-            found = self._run_pass([calls[i] for i in some], [places[i] for i in some])
+            found = self._run_pass([calls[i] for i in some], [sort_keys[i] for i in some])
             for i, answer in zip(some, found, strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _place(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
+    def _sort_key(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
         """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""
         if not (self._has_one_input_width and call.is_self_attention):
             return CROSS, 0
@@ -139,14 +139,14 @@ class Layer:
         shape = self.spec.num_heads, length, self.spec.head_width
         return self._has_one_input_width and self._has_plain_heads and kernels.may_share(shape, self._like)
 
-    def _run_pass(self, calls: Sequence[Call], places: Sequence[tuple[int, int]]) -> list[Answer]:
-        """Return the answers of one pass, whose calls are sorted by their places."""
+    def _run_pass(self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]]) -> list[Answer]:
+        """Return the answers of one pass, whose calls are in their sort order."""
         shapes = [call.query.shape[:2] for call in calls]
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
         context_RK = self._like.new_empty(self._rows_with_filler(tokens), padded_width(width))
         fill(context_RK, tokens, width)
-        weights = self._attend_all(calls, places, context_RK[:tokens, :width])
+        weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
         parts = zip(calls, split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
@@ -158,11 +158,11 @@ class Layer:
         return rows
 
     def _attend_all(
-        self, calls: Sequence[Call], places: Sequence[tuple[int, int]], context_TD: torch.Tensor
+        self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor
     ) -> list[Weights | None]:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
-        num_same_length = sum(kind == SAME_LENGTH for kind, _ in places)
-        num_self = sum(kind != CROSS for kind, _ in places)
+        num_same_length = sum(kind == SAME_LENGTH for kind, _ in sort_keys)
+        num_self = sum(kind != CROSS for kind, _ in sort_keys)
         groups = _groups(calls[:num_same_length])
         views: list[Heads] = []
         if num_self:

@@ -132,17 +132,17 @@ class CombinedMask:
 
     def of_sequence(self, sequence: int) -> CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
-        return CombinedMask(self.sizes._replace(sequences=1), tuple(_of_one(mask, sequence) for mask in self.masks))
+        return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
 
     def run(self, sequence: int) -> Bounds | None:
         """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        low, high = _of(runs[0].low, sequence), _of(runs[0].high, sequence)
+        low, high = _of_sequence(runs[0].low, sequence), _of_sequence(runs[0].high, sequence)
         for mask in runs[1:]:
-            low = torch.maximum(low, _of(mask.low, sequence))
-            high = torch.minimum(high, _of(mask.high, sequence))
+            low = torch.maximum(low, _of_sequence(mask.low, sequence))
+            high = torch.minimum(high, _of_sequence(mask.high, sequence))
         return low, high
 
     @property
@@ -160,7 +160,7 @@ class CombinedMask:
             values if isinstance(mask, Allowed) else values != -torch.inf
             for mask in self.masks
             if isinstance(mask, Allowed) or (isinstance(mask, Added) and with_biases)
-            for values in [_of(mask.values, sequence)]
+            for values in [_of_sequence(mask.values, sequence)]
         ]
 
     def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
@@ -175,7 +175,7 @@ class CombinedMask:
         table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
         if extra_keys:
             table[..., keys:].zero_()
-        biases = [_of(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
+        biases = [_of_sequence(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
         is_clamped = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
         allowed, run = self.allowed_values(sequence, with_biases=is_clamped), self.run(sequence)
@@ -245,13 +245,13 @@ def _largest(bias_values: torch.Tensor) -> float:
     return max(abs(float(low)), abs(float(high)))
 
 
-def _of_one(mask: Mask, sequence: int) -> Mask:
+def _mask_of(mask: Mask, sequence: int) -> Mask:
     if isinstance(mask, Run):
-        return Run(_of(mask.low, sequence).unsqueeze(0), _of(mask.high, sequence).unsqueeze(0))
-    return dataclasses.replace(mask, values=_of(mask.values, sequence).unsqueeze(0))
+        return Run(_of_sequence(mask.low, sequence).unsqueeze(0), _of_sequence(mask.high, sequence).unsqueeze(0))
+    return dataclasses.replace(mask, values=_of_sequence(mask.values, sequence).unsqueeze(0))
 
 
-def _of(values: torch.Tensor, sequence: int) -> torch.Tensor:
+def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:
     return values[0 if values.shape[0] == 1 else sequence]
 
 
@@ -275,10 +275,10 @@ def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
     if not mask.masks:
         return
     for sequence in range(mask.sizes.sequences):
-        yield from _of_sequence(mask, sequence)
+        yield from _masked_rows_of(mask, sequence)
 
 
-def _of_sequence(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
+def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
     """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
     every = mask.allowed_values(sequence)

@@ -40,10 +40,10 @@ def keeps_bits(layer: Variant) -> bool:
 
 def checks(layer: Variant) -> Iterator[bool]:
     """Run the check in steps of one forward pass each, so that batches can compute in between; yield whether bits agree."""
-    return _without_layer(layer) if isinstance(layer, ScaledDotProduct) else _of_layer(layer)
+    return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
 
 
-def _without_layer(layer: ScaledDotProduct) -> Iterator[bool]:
+def _attention_checks(layer: ScaledDotProduct) -> Iterator[bool]:
     """Compare the outputs of sample calls alone with those in a batch and with weights."""
     generator = torch.Generator().manual_seed(SEED)
     shapes = [(1, heads, length, width) for length in LENGTHS for heads, width in ((1, 1), (4, 32))]
@@ -58,7 +58,7 @@ def _without_layer(layer: ScaledDotProduct) -> Iterator[bool]:
         yield all(torch.equal(answer.output, output) for answer, output in zip(answers, alone, strict=True))
 
 
-def _of_layer(layer: Layer) -> Iterator[bool]:
+def _layer_checks(layer: Layer) -> Iterator[bool]:
     calls = sample_calls(layer)
     alone = []
     for call in calls:
@@ -70,17 +70,17 @@ def _of_layer(layer: Layer) -> Iterator[bool]:
     batches.append([i for _ in range(LARGE_BATCH) for i in range(len(calls))])
     for is_self in (True, False) if layer.is_fused else (False,):
         kind = [i for i, call in enumerate(calls) if call.is_self_attention is is_self]
-        batches += [_of_rows(calls, kind, size) for size in layer.product_sizes]
+        batches += [_repeated(calls, kind, size) for size in layer.product_sizes]
     for batch in batches:
         answers = layer.forward([calls[i] for i in batch])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(batch, answers, strict=True))
-    yield from _same_length(layer)
+    yield from _same_length_checks(layer)
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
 
 
-def _same_length(layer: Layer) -> Iterator[bool]:
+def _same_length_checks(layer: Layer) -> Iterator[bool]:
     """Compare a sequence alone with a batch of two copies of it, for each of SAME_LENGTHS that may share a call."""
     for length in filter(layer.may_share, SAME_LENGTHS):
         call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
@@ -89,7 +89,7 @@ def _same_length(layer: Layer) -> Iterator[bool]:
         yield all(torch.equal(answer.output, alone.output) for answer in layer.forward([call, call]))
 
 
-def _of_rows(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
+def _repeated(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
     """Repeat calls of one kind until a product has `rows` rows; each kind (self- or cross-attention) has its own matrices."""
     found: list[int] = []
     for i in sorted(kind, key=lambda i: -calls[i].query.shape[1]):
