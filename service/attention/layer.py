@@ -69,7 +69,7 @@ class Layer:
         )
         self._inputs, self._fused = self._input_projections(moved)
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
-        self._extra_keys, self._extra_values = _extra_columns(spec, moved)
+        self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
         used = (*self._inputs, self._fused, self._output)
         self._least_rows = max(projection.least_rows for projection in used if projection is not None)
@@ -227,9 +227,9 @@ class Layer:
         if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
-        if self._extra_keys is not None and self._extra_values is not None:
-            k = torch.cat([k, self._extra_keys], dim=1)
-            v = torch.cat([v, self._extra_values], dim=1)
+        if self._appended is not None:
+            extra_k, extra_v = self._appended
+            k, v = torch.cat([k, extra_k], dim=1), torch.cat([v, extra_v], dim=1)
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
@@ -272,19 +272,17 @@ def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list
     return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
 
 
-def _extra_columns(
-    spec: LayerSpec, tensors: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
     """Return the keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then zeros."""
     if not spec.extra_keys:
-        return None, None
+        return None
     columns = []
     for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
         parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
         if spec.add_zero_attn:
             parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
         columns.append(torch.cat(parts, dim=1))
-    return columns[0], columns[1]
+    return columns
 
 
 def _joined(answers: Sequence[Answer]) -> Answer:
