@@ -63,7 +63,7 @@ class ServedAttention:
 
 
 Served = ServedLayer | ServedAttention
-# An unknown name is compared with so many served ones: a comparison takes some 10 µs of the loop.
+# At most this many served names are compared with an unknown one: each comparison takes the event loop about 10 µs.
 MAX_COMPARED = 100
 
 
@@ -71,7 +71,7 @@ MAX_COMPARED = 100
 class Catalog:
     """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them.
 
-    `attention` is attention without a layer; it is no layer, but a model of the Open Inference Protocol.
+    `attention` is attention without a layer: it is not among the layers, but it is a model of the Open Inference Protocol.
     """
 
     layers: Mapping[str, ServedLayer]
@@ -90,6 +90,7 @@ class Catalog:
         return self.attention if self.attention is not None and name == SDPA else self.get(name)
 
     def get(self, name: str) -> ServedLayer:
+        """Return the layer of that name; raise NotReady for an awaited name, LayerNotFound for any other."""
         layer = self.layers.get(name)
         if layer is not None:
             return layer

@@ -38,7 +38,7 @@ class Family:
     optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
     equal: tuple[str, ...] = TOKENS
     transposed: bool = False
-    stacks_columns: bool = False  # the anchor has three times as many columns as rows, which tells the family
+    stacks_columns: bool = False  # the anchor has three times as many columns as rows, which identifies the family
     is_causal: bool = False  # its models mask the future; a stored layer has no mask, so a request sends it
     is_single_head: bool = False
     takes_zero_attn: bool = False
@@ -60,7 +60,7 @@ class Candidate:
     def number(self) -> int | None:
         """The last whole number in the prefix, by which the layer is usually named."""
         numbers = NUMBER.findall(self.prefix)
-        return int(numbers[-1][:18]) if numbers else None
+        return int(numbers[-1][:18]) if numbers else None  # cut, because int() refuses thousands of digits
 
 
 def linears(*modules: str) -> dict[str, tuple[str, ...]]:
@@ -184,7 +184,7 @@ FAMILIES = (
     ),
 )
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
-# Models that use a family's names and add something outside the attention module.
+# Models that use a family's names but change attention by something outside the attention module.
 REFUSED_MODELS = {
     **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
     "layoutlmv3": RELATIVE,
@@ -198,7 +198,7 @@ def find_candidates(
 ) -> list[Candidate]:
     """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins.
 
-    `shapes` are those of the keys; without them no family is told by the shape of its anchor.
+    `shapes` are those of the keys; without them the shape of an anchor is not checked.
     """
     every = set(keys)
     found: dict[str, Candidate] = {}

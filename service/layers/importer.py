@@ -2,7 +2,7 @@
 
 Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. No layer is taken
 because it comes first. A number means the number in the checkpoint's own names. Names and shapes decide which layer it is and
-whether its parts fit. Only then are tensors read, and only those of that layer. A key of the module that the family does not
+whether its parts fit. After that the tensors of that layer are read, and no others. A key of the module that the family does not
 know is refused, because a layer without that tensor would compute something else. What no checkpoint shows (heads,
 add_zero_attn) comes from its config or the caller and is never guessed. Every error names the keys, what was expected and what
 was found. Tensors keep the source's dtype and bits. The recorded source contains no directory.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import torch
 
-from service.attention.spec import PROJECTIONS, LayerSpec
+from service.attention.spec import MAX_HEADS, PROJECTIONS, LayerSpec
 from service.errors import LayerError
 from service.layers.families import (
     FAMILY_NAMES,
@@ -28,13 +28,12 @@ from service.layers.families import (
     Parts,
     find_candidates,
 )
-from service.layers.key_map import mapped, unknown
+from service.layers.key_map import mapped, unknown_family_text
 from service.layers.source import Source, open_source
 from service.layers.stored_layer import MAX_SOURCE, StoredLayer, check_name
 from service.layers.wording import about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
-MAX_HEADS = 65_536
 # Names of the number of heads in a config.json.
 HEADS_KEYS = ("num_attention_heads", "n_heads", "n_head")
 # Beginnings of the names of rotary options in a config.json; a falsy value turns the option off.
@@ -64,8 +63,7 @@ def import_layer(
         raise LayerError("--map names whole keys, so it goes without --layer, --prefix and --family")
     source = open_source(source_path)
     with about(f"source {quoted(source.label)}"):
-        named = mapped(key_map, source) if key_map else None
-        chosen = named or choose(source, family=family, prefix=prefix, layer=layer)
+        chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
         _check_model(source.config)
         present = present_parts(chosen, source)
         shapes = canonical_shapes(chosen, present, source)
@@ -86,7 +84,7 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
             raise LayerError(
                 f"no layer of the family {family} in its {len(keys)} keys; it has layers of {listed(sorted(others))}"
             )
-        raise LayerError(unknown(source))
+        raise LayerError(unknown_family_text(source))
     if prefix is not None:
         found = _below(found, prefix)
     if layer is not None:
@@ -151,7 +149,7 @@ def _check_model(config: Mapping[str, object] | None) -> None:
 
 
 def present_parts(chosen: Candidate, source: Source) -> Parts:
-    """Return the family's parts that this layer has; raise LayerError for missing keys, incomplete groups and unknown keys."""
+    """Return the family's parts that this layer has; raise LayerError for refused, missing and unknown keys, and half a group."""
     family, prefix = chosen.family, chosen.prefix
     keys = {key.removeprefix(prefix) for key in source.entries if key.startswith(prefix)}
     for beginning, why in family.refused.items():
@@ -162,8 +160,8 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
     wanted = (family.parts.keys() - optional) | begun
     if missing := sorted(prefix + key for key in wanted - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
-    unknown = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
-    if extra := sorted(prefix + key for key in unknown if not f"{key}.".startswith(family.ignored)):
+    in_module = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
+    if extra := sorted(prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)):
         raise LayerError(f"the module has keys unknown to the family {family.name}: {listed(extra)}")
     return {key: names for key, names in family.parts.items() if key in keys}
 
@@ -259,7 +257,7 @@ def _num_heads(family: Family, config: Mapping[str, object] | None, asked: int |
 
 
 def _scale(chosen: Candidate, config: Mapping[str, object] | None, head_width: int) -> float:
-    """Return 1/sqrt(head width), or what the two options of GPT-2's config.json make of it."""
+    """Return 1/sqrt(head width), changed as the `scale_attn_…` options of GPT-2's config.json say."""
     config = config or {}
     scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)
     if not config.get("scale_attn_by_inverse_layer_idx"):

@@ -2,8 +2,8 @@
 
 Invariants: A map names whole keys: query, key, value and output, or qkv and output. The bias of a key is the key with its last
 `weight` replaced by `bias`, if the source has it. A weight is [out, in]. A fused one holds all rows of query, then of key, then
-of value; if it is [d, 3d] instead, it and the output are [in, out]. Rotary layers are refused: by a rotary key in the module, and
-by names that only rotary models have if the source has no config.
+of value; if it is [d, 3d] instead, it and the output are [in, out]. A rotary layer is refused: its module has a rotary key, or
+the source has no config and the keys have names that only rotary models have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROTARY_NAMES = re.compile(
 
 
 def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, str] | None:
-    """Return the keys of `ROLE=KEY` pairs by role, None without pairs; raise LayerError that shows the whole form."""
+    """Return the keys of `ROLE=KEY` pairs by role, or None if nothing is given; raise LayerError that shows the whole form."""
     keys: dict[str, str] = {}
     for pair in pairs:
         role, _, key = pair.partition("=")
@@ -40,11 +40,12 @@ def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, s
     if not keys and fused is None:
         return None
     roles = ("qkv", "output") if fused or "qkv" in keys else PROJECTIONS
-    if fused not in {None, "qkv"} or keys.keys() != set(roles):
-        lacks = ", ".join(role for role in roles if role not in keys)
-        surplus = listed(sorted(keys.keys() - set(roles)))
-        found = f"--map lacks {lacks}" if lacks else f"--map takes no {surplus} here" if surplus else "--fused is qkv"
-        raise LayerError(f"{found}; the form is {HOW}")
+    if lacking := [role for role in roles if role not in keys]:
+        raise LayerError(f"--map lacks {', '.join(lacking)}; the form is {HOW}")
+    if surplus := sorted(keys.keys() - set(roles)):
+        raise LayerError(f"--map takes no {listed(surplus)} here; the form is {HOW}")
+    if fused not in {None, "qkv"}:
+        raise LayerError(f"--fused must be qkv; the form is {HOW}")
     return keys
 
 
@@ -65,15 +66,15 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
     rotary = [key for key in source.entries if key.startswith(prefix) and ROTARY_KEYS.search(key)]
     if rotary := rotary or [key for key in parts if ROTARY_NAMES.search(key) and source.config is None]:
         raise LayerError(f"{listed(rotary)}: names of a rotary model; {ROTARY}")
-    is_turned = any(has_stacked_columns(source.shape(key)) for key, names in parts.items() if names == QKV_WEIGHT)
+    is_transposed = any(has_stacked_columns(source.shape(key)) for key, names in parts.items() if names == QKV_WEIGHT)
     below = {key.removeprefix(prefix): names for key, names in parts.items()}
     return Candidate(
-        Family(name="mapped", parts=below, anchors=(), ignored=("",), equal=(), transposed=is_turned), prefix
+        Family(name="mapped", parts=below, anchors=(), ignored=("",), equal=(), transposed=is_transposed), prefix
     )
 
 
-def unknown(source: Source) -> str:
-    """Return the sentence for a source of no known family: how to name the keys, and some of those that it has."""
+def unknown_family_text(source: Source) -> str:
+    """Return the error text for a source of no known family: how to name the keys, and some of the keys that it has."""
     keys = source.keys()
     likely = [key for key in keys if "att" in key.lower()] or keys
     sample = likely[:: max(1, len(likely) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
@@ -85,7 +86,7 @@ def unknown(source: Source) -> str:
 
 
 def _looks_rotary(source: Source) -> bool:
-    """Whether keys are those of a rotary model, or a key projection is narrower than its query's."""
+    """Return whether keys are named as in rotary models, or a key projection is narrower than its query's."""
     pairs = [(key, key.replace("q_proj", "k_proj")) for key in source.entries]
     return any(
         ROTARY_NAMES.search(key) or (other in source.entries and source.shape(other)[:1] < source.shape(key)[:1])

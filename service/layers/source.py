@@ -31,7 +31,7 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 NESTED_UNDER = ("state_dict", "model_state_dict", "model")
 # What torch.compile puts into the names of a module's tensors.
 COMPILED = "_orig_mod."
-# Hugging Face's names of a whole model: the config.json beside such a file is its own.
+# Hugging Face's names of a whole model: the config.json beside such a file belongs to it.
 MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 ZIP_MAGIC = b"PK\x03\x04"
 
@@ -101,7 +101,7 @@ def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | Non
 
 
 def _directory_entries(directory: Path) -> dict[str, Entry]:
-    """Return entries in Hugging Face's order: the single file, the index and its shards, other shards, pytorch_model.bin."""
+    """Return the tensors of the first that exists: the single file, the index's shards, all *.safetensors, pytorch_model.bin."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return _safetensors_entries(single)
@@ -228,7 +228,7 @@ def _torch_entries(loaded: object) -> dict[str, Entry]:
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
-    """Return the tensors under a key of NESTED_UNDER, else at the top level, where nanoGPT keeps its best loss."""
+    """Return the tensors of the innermost NESTED_UNDER dict; tensors beside such a dict, as nanoGPT's best loss, do not count."""
     for _ in NESTED_UNDER:
         if not isinstance(loaded, dict):
             break

@@ -50,6 +50,7 @@ class Store:
         return sorted(stem for stem in stems if NAME.fullmatch(stem))
 
     def load(self, name: str) -> StoredLayer:
+        """Return the layer; raise LayerMissing without a file, LayerNotLoaded if reading fails, LayerError if it is invalid."""
         check_name(name)
         with about(f'layer "{name}"'):
             try:

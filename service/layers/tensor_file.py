@@ -1,8 +1,8 @@
 """Safetensors files: reads the header first, then only the requested tensors, by position.
 
-Invariants: Nothing is mapped, so that a file that shrinks meanwhile gives a short read and not a SIGBUS. What a header may
-contain is decided in `layers/safetensors_header.py`. All failures are LayerErrors.
-Only little-endian hosts are supported, like every machine torch ships wheels for.
+Invariants: Nothing is mapped, so that a file that shrinks meanwhile gives a short read and not a SIGBUS.
+`layers/safetensors_header.py` decides what a header may contain. All failures are LayerErrors.
+Only little-endian hosts are supported, like every machine that torch ships wheels for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Wording of layer errors: quotes and bounds text from files.
 
-Invariants: A hostile file can neither flood a message nor hide in it. Names from a file are shown quoted, in ASCII and cut.
-Lists are cut and say how many names are left out. No message is longer than `MAX_MESSAGE` characters. No path and no text of
-another library gets in.
+Invariants: Text of a hostile file cannot lengthen a message, change a terminal or look like our words. A name from a file is
+quoted, in ASCII and cut. A list is cut and says how many names are left out. A message has at most `MAX_MESSAGE` characters. It
+contains no path and no text of another library.
 """
 
 from __future__ import annotations

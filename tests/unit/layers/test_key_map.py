@@ -123,7 +123,7 @@ def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
         (["qkv=a"], None, "--map lacks output"),
         (["qkv=a", "output=b", "key=c"], None, "--map takes no 'key' here"),
         (["query=a", "key=b", "value=c", "output=d", "gate=e"], None, "--map takes no 'gate' here"),
-        (["qkv=a", "output=b"], "kvq", "--fused is qkv"),
+        (["qkv=a", "output=b"], "kvq", "--fused must be qkv"),
         (["query"], None, "--map 'query' is not ROLE=KEY"),
         (["query="], None, "--map 'query=' is not ROLE=KEY"),
         (["query=a", "query=b"], None, "--map 'query=b' repeats a role or a key"),
