@@ -1,4 +1,4 @@
-"""One torch thread, as the engine's default is, where a test does not ask for more: bits depend on the number."""
+"""Runs each test with one torch thread, the engine's default: bits depend on the number of threads."""
 
 from __future__ import annotations
 

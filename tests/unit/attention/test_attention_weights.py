@@ -1,4 +1,4 @@
-"""Attention weights: those of one sequence, whole or in part, and the output that they explain."""
+"""Attention weights of one sequence: any selection of them, their rows, and their agreement with the output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads)
 
 
 def sliced(full: torch.Tensor, wanted: WeightsWanted):
-    """What `wanted` is, worked out from all weights [N, L, S] by plain indexing."""
+    """Return what `wanted` selects, by plain indexing of all weights [N, L, S]."""
     chosen = list(range(len(full)) if wanted.heads is None else wanted.heads)
     rows = list(range(full.shape[1]) if wanted.queries is None else wanted.queries)
     if wanted.form == "heads":
@@ -82,7 +82,7 @@ def sliced(full: torch.Tensor, wanted: WeightsWanted):
 
 
 def rows_of(weights, wanted: WeightsWanted):
-    """The asked query rows of an answer for all of them, in the asked dtype."""
+    """Return the requested query rows, in the requested dtype, of an answer that has all rows."""
     rows = slice(None) if wanted.queries is None else list(wanted.queries)
     if isinstance(weights, TopK):
         return TopK(
@@ -94,7 +94,7 @@ def rows_of(weights, wanted: WeightsWanted):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_thread_count
 def test_output_and_weights_together_equal_each_alone(dtype, threads):
-    """Output and weights do not depend on being asked for together, on either side of where sequences count as small."""
+    """Both below and above the limit for small sequences."""
 
     @settings(max_examples=60, deadline=None)
     @given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds)
@@ -123,7 +123,7 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
     st.sampled_from(DTYPES),
 )
 def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype):
-    """And masked columns are exactly zero."""
+    """Masked columns are exactly zero."""
     drawn = data.draw(masks_for(sizes))
     combined = engine_mask(drawn, sizes)
     mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
@@ -145,7 +145,7 @@ def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype
     seeds,
 )
 def test_the_weights_reproduce_the_output(data, sizes, seed):
-    """The fast kernel and the second pass agree: weights times values is what `attend` answers."""
+    """The fast kernel and the second pass agree: weights times values is what `attend` returns."""
     combined = engine_mask(data.draw(masks_for(sizes)), sizes)
     mask = None if combined is None else combined.lowered(0, torch.float64)
     heads = random_heads(sizes, torch.float64, seed)
@@ -156,7 +156,7 @@ def test_the_weights_reproduce_the_output(data, sizes, seed):
 
 
 def test_top_k_breaks_ties_by_the_lower_index():
-    """All keys alike: the first k, in order; the rest is what they leave."""
+    """With equal keys it returns the first k, in order; the rest is the sum of the others."""
     heads = Heads(torch.ones(2, 3, 4), torch.ones(2, 8, 4), torch.ones(2, 8, 4))
     top = attention_weights(heads, None, 1.0, WeightsWanted("top_k", k=3))
     assert isinstance(top, TopK)
@@ -166,7 +166,7 @@ def test_top_k_breaks_ties_by_the_lower_index():
     assert (top.rest == 0.625).all()
 
 
-def test_top_k_of_duplicated_keys_and_a_mask_lists_the_allowed_ones_first():
+def test_top_k_with_equal_keys_and_a_mask_lists_allowed_keys_first():
     heads = Heads(
         torch.ones(1, 2, 4), torch.tensor([0.0, 1, 1, 0, 1, 1]).view(1, 6, 1).expand(1, 6, 4), torch.ones(1, 6, 4)
     )
@@ -192,7 +192,7 @@ def test_top_k_and_its_rest_sum_to_the_row(keys, data, seed):
     assert all(len(set(row)) == k for row in top.indices.flatten(0, 1).tolist())
 
 
-def test_a_mean_does_not_depend_on_the_order_in_which_heads_are_named():
+def test_a_mean_does_not_depend_on_the_order_of_the_requested_heads():
     heads = random_heads(Sizes(1, 5, 6, 7), torch.float32)
     means = [
         attention_weights(heads, None, 1.0, WeightsWanted("mean", heads=order))
@@ -211,7 +211,7 @@ def test_weights_in_float16_are_the_rounded_float32_ones():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_weights_are_computed_in_float32_whatever_the_layer_computes_in(dtype):
+def test_weights_of_a_16_bit_layer_are_computed_in_float32(dtype):
     heads = random_heads(Sizes(1, 2, 9, 30), dtype)
     wide = Heads(*(x.float() for x in heads))
     assert same_weights(
@@ -220,8 +220,8 @@ def test_weights_are_computed_in_float32_whatever_the_layer_computes_in(dtype):
     )
 
 
-def test_a_few_rows_of_a_long_sequence_need_a_block_and_not_the_whole_square():
-    """One head and two rows of 4,096 x 4,096: nothing as large as a mask's or a head's full square is ever allocated."""
+def test_a_few_rows_of_a_long_sequence_allocate_no_more_than_one_block():
+    """Two rows of one head of 4,096 x 4,096 scores, with a mask: no allocation has the size of a head's or mask's full table."""
     sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
     heads = random_heads(sizes, torch.float32, width=4)
     mask = torch.zeros(1, 1, 1).expand(8, 4096, 4096)
@@ -232,7 +232,7 @@ def test_a_few_rows_of_a_long_sequence_need_a_block_and_not_the_whole_square():
 
 @pytest.mark.parametrize("form", ["mean", "top_k"])
 def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
-    """64 heads of 128 x 512: never more at once than two of them, and no row is sorted."""
+    """64 heads of 128 x 512: no allocation exceeds two heads, and no whole row is sorted."""
     sizes = Sizes(1, 64, BLOCK_ROWS, 512)
     heads, wanted = random_heads(sizes, torch.float32, width=4), WeightsWanted(form, k=2 if form == "top_k" else None)
     with pytest.MonkeyPatch.context() as patch, Allocations() as made:
@@ -255,8 +255,8 @@ def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_he
         assert same_weights(attention_weights(heads, mask, 0.3, wanted), together)
 
 
-def test_weights_of_a_layer_with_appended_columns_show_them():
-    """bias_k and the zeros come after the caller's keys; a mask leaves them alone."""
+def test_weights_include_the_columns_that_a_layer_appends():
+    """bias_k and the zeros come after the caller's keys; a mask does not block them."""
     spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
     sizes = Sizes(1, 3, 4, 5)
     mask = engine_mask([reference.Attend(np.zeros((1, 1, 1, 5), bool))], sizes)

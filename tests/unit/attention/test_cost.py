@@ -1,4 +1,4 @@
-"""Cost: what a call is said to take is what its tables have, and every part of it costs something."""
+"""Cost: the estimated bytes are those of the tables, and every part of a call adds to its flops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_workspace_of_weights_is_one_block_of_rows():
     assert table_bytes(spec, few, None, WeightsWanted("mean"), 4) == 3 * 2 * 50 * WORKSPACE_TABLES * 4
 
 
-def test_without_masks_and_weights_the_products_count_two_for_each_multiply_and_add():
+def test_a_call_without_masks_and_weights_costs_two_flops_per_multiply_add():
     """By hand: a 24-wide layer with 3 heads of 8, 5 query rows, 7 key rows."""
     projections, pairs = 5 * 2 * 24 * 24 + 7 * 2 * 24 * 24, 35 * 3 * (8 + 8)
     sizes = Sizes(1, 3, 5, 7)
@@ -62,7 +62,7 @@ def test_flops_are_whole_numbers_of_any_size():
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), sizes_drawn)
-def test_masks_and_weights_cost_and_more_of_them_cost_more(data, sizes):
+def test_masks_and_weights_add_flops_and_more_of_them_add_more(data, sizes):
     spec = make_spec(12, sizes.heads)
     combined, wanted = engine_mask(data.draw(masks_for(sizes)), sizes), data.draw(weights_wanted(sizes))
     nothing, masked = flops(spec, sizes, None, None), flops(spec, sizes, combined, None)
@@ -135,7 +135,7 @@ def test_attention_without_a_layer_counts_the_products_of_every_query_head():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_each_extra_of_attention_without_a_layer_costs_flops_and_a_workspace(fields):
+def test_each_option_of_attention_without_a_layer_costs_flops_and_a_workspace(fields):
     sizes = Sizes(2, 3, 5, 7)
     plain, more = attention_call(3, 5, 7, 8, 8), attention_call(3, 5, 7, 8, 8, **fields)
     assert attention_flops(more, sizes) > attention_flops(plain, sizes)
@@ -143,7 +143,7 @@ def test_each_extra_of_attention_without_a_layer_costs_flops_and_a_workspace(fie
 
 
 def test_many_small_products_cost_their_calls():
-    """4,096 heads of one number each: their arithmetic is nothing, calling it 4,096 times takes 40 ms."""
+    """4,096 heads of one number each: their arithmetic takes no time, their 4,096 calls take 40 ms."""
     sizes = Sizes(2, 4096, 1, 1)
     one_call, many = attention_call(4096, 1, 1, 1, 1), attention_call(4096, 1, 1, 1, 1, softcap=1.0)
     assert attention_flops(one_call, sizes) < 10**6

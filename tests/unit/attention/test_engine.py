@@ -1,7 +1,8 @@
-"""The engine: one thread, layers that are loaded, checked and replaced, and failures that are answers."""
+"""The engine: its threads, loading and replacing layers, inline batches, failures, closing, and the fingerprint of its bits."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import traceback
@@ -13,13 +14,14 @@ import pytest
 import torch
 
 from service.attention.call import AttentionCall, Call, WeightsWanted
-from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLayer, pick_device
+from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLayer, fingerprint, pick_device
 from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import (
     CPU,
+    DTYPES,
     OneLayer,
     make_layer,
     make_spec,
@@ -57,8 +59,8 @@ def test_loading_reports_the_self_check_and_its_duration(engine):
     assert loaded.seconds > 0
 
 
-def test_each_version_of_a_layer_answers_its_holders_in_every_dtype(engine):
-    """And the count of filler rows never goes back."""
+def test_each_version_of_a_layer_answers_in_every_dtype(engine):
+    """The count of filler rows never falls."""
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     engine.run([double]).result()
     before = engine.engine.filler_rows
@@ -71,31 +73,31 @@ def test_each_version_of_a_layer_answers_its_holders_in_every_dtype(engine):
 
 
 def test_an_unreferenced_layer_frees_its_memory(engine):
-    single, seen = engine.engine.device_bytes, None
+    single = engine.engine.device_bytes
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.device_bytes == 2 * single
     engine.engine.run([LayerCall(newer, Call("layer", randn(1, 4, 24, dtype=torch.float64)))]).result()
     assert engine.engine.device_bytes == 2 * single + 4 * 24 * 24 * 8, "four matrices in float64 on top"
-    seen = weakref.ref(newer.variants[torch.float32])
+    variant = weakref.ref(newer.variants[torch.float32])
     del newer
-    engine.run([call()]).result()  # the compute thread lets go of a batch when the next one comes
-    assert seen() is None
+    engine.run([call()]).result()  # the compute thread holds a batch until the next one comes
+    assert variant() is None
     assert engine.engine.device_bytes == single
 
 
 def test_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
-    """Else everybody would wait for the self-check of a large layer."""
-    order, has_come = [], threading.Event()
+    """Otherwise every batch would wait for the self-check of a large layer."""
+    order, has_arrived = [], threading.Event()
     forward = Layer.forward
 
     def noted(self, calls):
-        assert has_come.wait(10)
+        assert has_arrived.wait(10)
         order.append("batch" if self is engine.loaded.variants[torch.float32] else "check")
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", noted)
     loading, batch = engine.engine.load(SPEC, make_tensors(SPEC)), engine.run([call()])
-    has_come.set()
+    has_arrived.set()
     batch.result()
     loading.result()
     assert order.index("batch") <= 2 < len(order)
@@ -154,15 +156,15 @@ def computing_threads(monkeypatch) -> list[str]:
 
 def test_an_inline_batch_is_computed_before_run_returns_with_the_same_bits(engine, computing_threads):
     calls = [call(rows, seed=rows, weights=WeightsWanted("mean")) for rows in (4, 1, 9)]
-    brief = engine.run(calls, is_inline=True)
-    assert brief.done()
+    inline = engine.run(calls, is_inline=True)
+    assert inline.done()
     assert computing_threads == [threading.current_thread().name]
     others = engine.run(calls).result()
     assert computing_threads[1:] == ["compute_0"]
-    assert all(same_answers(one, other) for one, other in zip(brief.result(), others, strict=True))
+    assert all(same_answers(one, other) for one, other in zip(inline.result(), others, strict=True))
 
 
-def test_an_inline_batch_goes_to_the_thread_while_that_computes(engine, monkeypatch, computing_threads):
+def test_an_inline_batch_goes_to_the_compute_thread_while_that_computes(engine, monkeypatch, computing_threads):
     """Two forward passes at once would share the layers' and torch's own state."""
     started, go_on, forward = threading.Event(), threading.Event(), Layer.forward
 
@@ -174,20 +176,20 @@ def test_an_inline_batch_goes_to_the_thread_while_that_computes(engine, monkeypa
     monkeypatch.setattr(Layer, "forward", held)
     running = engine.run([call()])
     assert started.wait(10)
-    brief = engine.run([call(seed=1)], is_inline=True)
-    assert not brief.done()
+    inline = engine.run([call(seed=1)], is_inline=True)
+    assert not inline.done()
     go_on.set()
-    assert len(running.result()) == len(brief.result()) == 1
+    assert len(running.result()) == len(inline.result()) == 1
     assert computing_threads == ["compute_0"] * 2
 
 
-def test_an_inline_batch_goes_to_the_thread_if_torch_has_several_threads_here(engine, computing_threads):
+def test_an_inline_batch_goes_to_the_compute_thread_if_the_callers_torch_has_several_threads(engine, computing_threads):
     with torch_threads(2):
         engine.run([call()], is_inline=True).result()
     assert computing_threads == ["compute_0"]
 
 
-def test_the_thread_converts_a_layer_and_later_inline_batches_use_it(engine, computing_threads):
+def test_the_compute_thread_builds_a_variant_that_later_inline_batches_use(engine, computing_threads):
     double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
     first = engine.run([double], is_inline=True).result()
     assert set(computing_threads) == {"compute_0"}
@@ -197,20 +199,20 @@ def test_the_thread_converts_a_layer_and_later_inline_batches_use_it(engine, com
 
 
 def frames_held_by(error: BaseException) -> set[FrameType]:
-    """Those of its traceback, and whoever called them: in Python 3.11 they hold their locals even when they have returned."""
+    """Return the frames of its traceback and their callers; in Python 3.11 a frame holds its locals even after it returned."""
     found: set[FrameType] = set()
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found |= {caller for caller, _ in traceback.walk_stack(frame)}
     return found
 
 
-def test_a_failed_inline_batch_is_reported_by_the_thread_so_its_error_keeps_no_frame_of_the_caller(engine):
+def test_the_error_of_a_failed_inline_batch_holds_no_frame_of_the_caller(engine):
     wrong = Call("layer", randn(1, 4, 10))
     error = engine.run([wrong], is_inline=True).exception(10)
     assert isinstance(error, RuntimeError)
     assert error.__context__ is None
     assert sys._getframe() not in frames_held_by(error)
-    assert engine.run([call()], is_inline=True).done(), "the next one has its turn"
+    assert engine.run([call()], is_inline=True).done(), "the next batch can compute"
     assert engine.run([call()]).result(10)
 
 
@@ -232,7 +234,7 @@ def test_any_exception_of_an_inline_batch_fails_only_that_batch(engine, monkeypa
     ids=["several threads", "a device"],
 )
 def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeypatch):
-    """On a device the loop would wait for what it need not wait for."""
+    """The event loop would wait for a device that computes without it."""
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
@@ -248,8 +250,8 @@ def test_a_closed_engine_computes_no_inline_batch(engine):
         engine.run([call()], is_inline=True)
 
 
-def torchs_own_words() -> RuntimeError:
-    """What this build of torch raises where the memory is not there."""
+def memory_error_of_torch() -> RuntimeError:
+    """Return the error that this build of torch raises for more memory than there is."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58, dtype=torch.uint8)
     return RuntimeError(str(caught.value))
@@ -258,7 +260,7 @@ def torchs_own_words() -> RuntimeError:
 @pytest.mark.parametrize(
     "failure",
     [
-        torchs_own_words(),
+        memory_error_of_torch(),
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
@@ -267,7 +269,7 @@ def torchs_own_words() -> RuntimeError:
     ids=lambda failure: type(failure).__name__,
 )
 def test_running_out_of_memory_fails_the_batch_and_not_the_engine(engine, monkeypatch, failure):
-    """CostLimit, without torch's words, and without a chain that would keep the batch's tensors alive."""
+    """It fails with CostLimit, without torch's message, and without a chained error that would keep the batch's tensors alive."""
 
     def fail(self, calls):
         raise failure
@@ -283,16 +285,16 @@ def test_running_out_of_memory_fails_the_batch_and_not_the_engine(engine, monkey
 
 
 def test_any_other_failure_is_raised_unchanged_and_the_next_batch_runs(engine):
-    """Two calls whose widths do not fit the layer never get past the wire; if they did, only their batch would fail."""
+    """The wire refuses a call of another width than the layer's; in the engine only its batch fails."""
     with pytest.raises(RuntimeError):
         engine.run([Call("layer", randn(1, 4, 10))]).result()
     assert engine.run([call()]).result()
 
 
-def test_a_call_full_of_nan_never_reaches_the_other_calls(engine):
-    sick = Call("layer", torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
-    first, ill, last = engine.run([call(seed=1), sick, call(1, seed=2)]).result()
-    assert torch.isnan(ill.output).any()
+def test_a_call_full_of_nan_does_not_change_other_calls(engine):
+    poisoned = Call("layer", torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
+    first, spoilt, last = engine.run([call(seed=1), poisoned, call(1, seed=2)]).result()
+    assert torch.isnan(spoilt.output).any()
     assert same_answers(first, engine.run([call(seed=1)]).result()[0])
     assert same_answers(last, engine.run([call(1, seed=2)]).result()[0])
 
@@ -305,9 +307,9 @@ def test_busy_seconds_and_filler_rows_grow_with_the_work(engine):
 
 
 def test_device_bytes_are_those_of_the_loaded_layers(engine):
-    """24 wide, float32: three projections, the three as one, the output: 7 x 24 x 24 numbers; float64, 4, when asked for."""
+    """24 wide: 7 matrices in float32 (three projections, their fused one, the output), 4 in float64 after a float64 call."""
     if not has_packed_product():
-        pytest.skip("the three projections are slices of the one where nothing is packed")
+        pytest.skip("without packing, the three projections are slices of the fused one")
     matrix = 24 * 24 * 4
     assert engine.engine.device_bytes == 7 * matrix
     engine.run([Call("layer", randn(1, 4, 24, dtype=torch.float64))]).result()
@@ -397,7 +399,7 @@ def test_a_device_is_selected_by_name(monkeypatch):
     assert pick_device("cpu") == CPU
 
 
-def test_attention_without_a_layer_computes_in_float32_or_float64_whatever_the_service_computes_in():
+def test_attention_without_a_layer_computes_in_float32_or_float64_also_in_a_bfloat16_service():
     engine = Engine(EngineOptions(CPU, torch.bfloat16))
     loaded = engine.load(None, {}).result()
     for dtype, computed in (
@@ -413,3 +415,21 @@ def test_attention_without_a_layer_computes_in_float32_or_float64_whatever_the_s
     engine.close()
     assert not loaded.is_sequential
     assert set(loaded.variants) == {torch.float32, torch.float64}
+
+
+def test_a_fingerprint_names_instruction_set_torch_threads_and_dtype():
+    found = fingerprint(EngineOptions(CPU, torch.float32, 2))
+    assert found.isa == torch.backends.cpu.get_cpu_capability()
+    assert found.torch == torch.__version__
+    assert (found.threads, found.dtype, found.device) == (2, "float32", "cpu")
+
+
+def test_fingerprints_differ_where_bits_may():
+    found = {fingerprint(EngineOptions(CPU, dtype, threads)) for dtype in DTYPES for threads in (1, 2)}
+    assert len(found) == 8
+
+
+def test_a_fingerprint_is_plain_words_and_numbers():
+    assert all(
+        type(value) in (str, int) for value in dataclasses.astuple(fingerprint(EngineOptions(CPU, torch.bfloat16, 1)))
+    )

@@ -1,4 +1,4 @@
-"""P1 on a GPU: the same bits in exact mode, a tolerance otherwise; and what masks promise holds there too."""
+"""P1 on a GPU: the same bits in exact mode, a tolerance otherwise. P2 and the meaning of masks hold there too."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_requesting_weights_never_changes_a_bit_on_a_gpu(engine):
 
 @every_dtype
 def test_masked_rows_are_zero_and_finite_biases_stay_finite_on_a_gpu(engine, dtype):
-    """A row without a key becomes the output bias; -1e38 is a bias and no mask."""
+    """A row without a key becomes the output bias; -1e38 is a bias, not a mask."""
     sizes, query = Sizes(1, 4, 5, 5), randn(1, 5, 128)
     allowed = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     allowed[:, :, 2] = False

@@ -1,4 +1,4 @@
-"""What was freed goes back, and a trim is made only where it can help."""
+"""Heap: freed memory returns to the system, and a trim runs only if much has been freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 class Process:
-    """Its memory in use, and what was freed and is kept."""
+    """A process with `used` bytes in use and `kept` bytes that were freed but not returned."""
 
     def __init__(self) -> None:
         self.used, self.kept, self.num_trims = 300 * MIB, 0, 0
@@ -41,7 +41,7 @@ def test_freed_memory_is_returned_once_and_memory_in_use_is_the_new_baseline():
     assert process.num_trims == 3
     process.kept = GROWTH_BYTES
     process.memory.give_back()
-    assert process.num_trims == 3, "too little to look for"
+    assert process.num_trims == 3, "too little for a trim"
 
 
 def test_while_busy_only_large_amounts_are_returned():
@@ -93,8 +93,8 @@ def test_freed_memory_is_not_mapped_again():
             del block, blocks
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
     """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(told.stdout) < 2 * 6144 + 4096
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 2 * 6144 + 4096
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -107,7 +107,7 @@ def test_this_process_is_measured_and_trimmed():
     assert resident_bytes() < before + 48 * MIB
 
 
-def test_memory_is_measured_while_no_descriptor_is_free():
+def test_memory_is_measured_without_a_free_descriptor():
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
     try:

@@ -1,4 +1,4 @@
-"""Kernels: which sequences are computed how, and that company does not change their bits."""
+"""Kernels: how a sequence is computed, and that other sequences of its call do not change its bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.strategies import seeds
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
-    """Up to the blocks in which the kernel cuts queries and keys, and beyond them."""
+    """Below, at and above the lengths of the kernel's blocks of queries and keys."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256, 257]))
 
     @settings(max_examples=150, deadline=None)
@@ -48,7 +48,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @every_thread_count
 def test_a_small_sequence_keeps_its_bits_without_a_copy(dtype, threads):
-    """Amid the rows of others, and beside its own keys and values, as projections leave it."""
+    """It lies among the rows of others and beside its own keys and values, as projections leave it."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256]))
 
     @settings(max_examples=100, deadline=None)
@@ -58,15 +58,15 @@ def test_a_small_sequence_keeps_its_bits_without_a_copy(dtype, threads):
         q, k, v = (by_heads(x, num_heads) for x in rows[before:].chunk(3, dim=1))
         views = Heads(q[:, :queries], k[:, :keys], v[:, :keys])
         assert kernels.ready(views, None) is views
-        there, copied = (kernels.attend(heads, None, 0.3) for heads in (views, Heads(*kernels.copied(views))))
-        assert same_bits(there, copied)
+        in_place, copied = (kernels.attend(heads, None, 0.3) for heads in (views, Heads(*kernels.copied(views))))
+        assert same_bits(in_place, copied)
 
     with torch_threads(threads):
         check()
 
 
 def test_other_sequences_are_copied():
-    """Large ones, those with a mask, in 16 bits, and of heads whose rows do not begin at 64 bytes."""
+    """Large, masked and 16-bit sequences, and heads whose rows do not begin at multiples of 64 bytes."""
 
     def view(length: int = 8, width: int = 16, dtype: torch.dtype = torch.float32) -> Heads:
         rows = randn(length, 3 * 8 * width, seed=0).to(dtype)
@@ -83,7 +83,7 @@ def test_other_sequences_are_copied():
         assert all(x.data_ptr() != at.data_ptr() for x, at in zip(ready, views, strict=True))
 
 
-def test_small_sequences_are_those_whose_scores_fit_unmasked_in_32_bits_or_64():
+def test_a_small_sequence_is_unmasked_in_float32_or_float64_and_has_few_scores():
     """8 heads of 256 x 256 are 2^19 scores."""
     most, mask = Sizes(1, 8, 256, 256), torch.zeros(1, 1, 256)
     assert kernels.is_small(random_heads(most, torch.float32), None, 8)
@@ -91,12 +91,12 @@ def test_small_sequences_are_those_whose_scores_fit_unmasked_in_32_bits_or_64():
     assert not kernels.is_small(random_heads(most._replace(keys=257), torch.float32), None, 8)
     assert not kernels.is_small(random_heads(most, torch.float32), mask, 8)
     assert not kernels.is_small(random_heads(most, torch.bfloat16), None, 8)
-    # Of two sequences of four heads each counts for itself.
+    # Two sequences of four heads: each is small by itself.
     assert kernels.is_small(random_heads(Sizes(1, 8, 300, 300), torch.float32), None, 4)
 
 
-def test_sequences_that_share_a_call_share_no_axis_with_their_heads(monkeypatch):
-    """CUDA's kernels take at most 65,535 heads, and torch cuts the axis of sequences alone."""
+def test_a_shared_call_has_an_axis_of_sequences_and_an_axis_of_heads(monkeypatch):
+    """CUDA's kernels take at most 65,535 on the axis of heads; torch splits only the axis of sequences."""
     shapes = []
 
     def attention(q, k, v, **kwargs):
@@ -110,14 +110,14 @@ def test_sequences_that_share_a_call_share_no_axis_with_their_heads(monkeypatch)
 
 
 def test_heads_of_width_one_share_no_call():
-    """Alone it is a product with a vector, which rounds otherwise than one with a matrix."""
+    """A single such head is multiplied as a vector, which rounds differently from a matrix."""
     with torch_threads(1):
         assert not kernels.may_share((1, 32, 1), torch.zeros(1))
         assert kernels.may_share((1, 32, 2), torch.zeros(1))
 
 
-def test_sequences_share_a_call_only_in_one_thread_and_where_each_begins_aligned():
-    """16 floats are 64 bytes: eight of them, twice, are; eight of them three times are not."""
+def test_sequences_share_a_call_only_in_one_thread_and_if_each_begins_aligned():
+    """A sequence of 2 x 1 x 8 floats takes 64 bytes, so the next one begins aligned; one of 3 x 1 x 8 does not."""
     like = torch.zeros(1)
     with torch_threads(1):
         assert kernels.may_share((2, 1, 8), like)

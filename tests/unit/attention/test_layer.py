@@ -1,4 +1,4 @@
-"""Layer: against the NumPy reference, its dtypes and defaults, its masked rows, and what a call's neighbours cannot do."""
+"""Layer: agreement with the NumPy reference, dtypes, defaults, masked rows, and independence of the calls of a batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
         values, _, rest = reference.top_k(part, wanted.k)
         assert_near(answer.weights.values, values, 1e-12)
         assert_near(answer.weights.rest, rest, 1e-12)
-        # Where weights tie within rounding the order may differ; each index still points at its value.
+        # Weights that differ only by rounding may come in another order; each index still points at its value.
         at = np.take_along_axis(part, answer.weights.indices.numpy().astype(np.int64), axis=-1)
         assert_near(answer.weights.values, at, 1e-12)
     else:
@@ -108,7 +108,7 @@ def test_a_sequential_layer_gives_the_same_answers(threads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("biases", [True, False])
 def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
-    """After it the row is what zeros give: the output bias, exactly; and its weights are zero."""
+    """The projection makes it the output bias, exactly. Its weights are zero."""
     spec = make_spec(24, 3, biases=biases)
     call = Call("layer", randn(2, 5, 24), weights=WeightsWanted("heads"))
     allowed = torch.ones(2, 1, 5, 1, dtype=torch.bool)
@@ -141,28 +141,28 @@ def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_non_finite_values_of_one_call_never_reach_another(dtype, poison):
-    """Nor another sequence of the same call."""
+def test_non_finite_values_of_one_sequence_change_no_other(dtype, poison):
+    """Neither of another call nor of the same call."""
     spec = make_spec(22, 2)
     query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    healthy = [Call("layer", randn(1, rows, 22, seed=rows, dtype=query_dtype)) for rows in (1, 3, 14)]
-    sick = randn(2, 4, 22, seed=9, dtype=query_dtype)
-    cured = Call("layer", sick.clone())
-    sick[1, 2] = poison
-    ill = Call("layer", sick, weights=WeightsWanted("heads"))
+    others = [Call("layer", randn(1, rows, 22, seed=rows, dtype=query_dtype)) for rows in (1, 3, 14)]
+    query = randn(2, 4, 22, seed=9, dtype=query_dtype)
+    clean = Call("layer", query.clone())
+    query[1, 2] = poison
+    poisoned = Call("layer", query, weights=WeightsWanted("heads"))
     layer = make_layer(spec, dtype)
-    batch = [healthy[0], ill, healthy[1], Call("layer", sick, key=sick), healthy[2]]
+    batch = [others[0], poisoned, others[1], Call("layer", query, key=query), others[2]]
     answers = layer.forward(batch)
-    for i, call in ((0, healthy[0]), (2, healthy[1]), (4, healthy[2])):
+    for i, call in ((0, others[0]), (2, others[1]), (4, others[2])):
         assert same_answers(answers[i], layer.forward([call])[0])
         assert torch.isfinite(answers[i].output).all()
-    assert same_bits(answers[1].output[0], layer.forward([cured])[0].output[0])
+    assert same_bits(answers[1].output[0], layer.forward([clean])[0].output[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("query_dtype", DTYPES, ids=str)
 def test_an_answer_comes_in_the_dtype_of_its_query(dtype, query_dtype):
-    """Calls of several dtypes share a batch; key and value may have others again."""
+    """Calls of several dtypes share a batch; key and value may have yet other dtypes."""
     calls = [
         Call("layer", randn(1, 3, 12, dtype=query_dtype)),
         Call("layer", randn(1, 3, 12), randn(1, 2, 12, dtype=query_dtype), randn(1, 2, 12, dtype=torch.bfloat16)),
@@ -229,7 +229,7 @@ def test_the_smallest_shapes_work(dtype, width, queries, keys):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_mask_of_every_kind_fits_a_layer_with_appended_columns(dtype):
-    """The layer's own columns may always be attended to; a mask that blocks every key leaves them."""
+    """The layer's own columns may always be attended to; a mask that blocks every key does not block them."""
     spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
     wide = torch.promote_types(dtype, torch.float32)
     query, key, sizes = randn(2, 3, 12, dtype=wide), randn(2, 4, 12, seed=1, dtype=wide), Sizes(2, 3, 3, 4)

@@ -1,4 +1,4 @@
-"""Masks: every kind says what it means, and kinds that mean the same give the same bits."""
+"""Masks: every kind allows what it means, and masks of equal meaning give the same bits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes
 @settings(max_examples=200, deadline=None)
 @given(st.data(), small_sizes, st.integers(1, 40))
 def test_masked_rows_have_no_allowed_key_in_some_head(data, sizes, step_cells):
-    """In whatever steps they are looked at; each step is a run of rows, and together they are all B x L of them."""
+    """For any size of a step; each step is a run of rows, and all steps together are the B x L rows."""
     drawn = data.draw(masks_for(sizes))
     combined = engine_mask(drawn, sizes) or CombinedMask(sizes, ())
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +89,7 @@ def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_equal(data, sizes, seed)
 @settings(max_examples=80, deadline=None)
 @given(st.data(), small_sizes, seeds)
 def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, sizes, seed):
-    """Per sequence and per row; written broadcast, expanded, in one mask or in two that have to be and-ed."""
+    """Per sequence and per row; broadcast or expanded; as one mask or as two that are and-ed."""
     layer, call = _layer_and_call(data, sizes, seed)
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, sizes.keys + 1, (sizes.sequences, data.draw(st.sampled_from([1, sizes.queries]))))
@@ -114,7 +114,7 @@ def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, size
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), small_sizes, seeds)
-def test_causal_and_window_give_the_bits_of_the_same_mask_written_out(data, sizes, seed):
+def test_causal_and_window_give_the_bits_of_the_same_mask_as_a_table(data, sizes, seed):
     layer, call = _layer_and_call(data, sizes, seed)
     offset = data.draw(st.integers(-sizes.queries - 2, sizes.keys + 2))
     left = data.draw(st.one_of(st.none(), st.integers(0, sizes.keys + 2)))
@@ -136,7 +136,7 @@ def test_causal_and_window_give_the_bits_of_the_same_mask_written_out(data, size
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [65, 130, 513])
 def test_equivalent_masks_give_the_same_bits_for_long_sequences(size, dtype, threads):
-    """Beyond the blocks that kernels work in."""
+    """Longer than the blocks of the kernels."""
     sizes = Sizes(1, 2, size, size)
     true = torch.tril(torch.ones(size, size, dtype=torch.bool))[None, None]
     layer = make_layer(make_spec(16, 2), dtype)
@@ -166,7 +166,7 @@ def test_every_combination_of_size_one_axes_means_its_expansion(shape):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_extreme_biases_stay_finite(dtype):
-    """A bias masks only where it is -inf: the largest numbers, twice, leave a row that sums to 1 and no NaN."""
+    """A bias masks only where it is -inf: with sums of the largest numbers a row still sums to 1 and has no NaN."""
     sizes = Sizes(1, 2, 3, 4)
     call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
     single = torch.finfo(torch.float32).max
@@ -181,12 +181,12 @@ def test_extreme_biases_stay_finite(dtype):
             assert torch.allclose(weights.sum(-1), torch.ones(1)), values
             assert not any(step.any() for step in masked_rows(combined))
         if len(set(np.sign(values))) == 1:
-            # All keys alike shift nothing that a softmax sees; one key far below or above gets nothing or everything.
+            # The same bias on all keys changes no softmax; one key far below or above the others gets nothing or everything.
             assert weights[..., 3].unique().tolist() == [float(values[0] > 0)]
 
 
 def test_a_huge_bias_takes_all_the_weight_and_equal_ones_share_it():
-    """+1e38 on two keys of four: each has half a share of what the scores say between them, the others nothing."""
+    """+1e38 on two keys of four leaves no digit of their scores: each gets half, the others nothing."""
     sizes = Sizes(1, 1, 1, 4)
     mask = masks.bias(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
     call = Call("layer", randn(1, 1, 8), randn(1, 4, 8), mask=_combined(sizes, mask), weights=WeightsWanted("heads"))
@@ -196,7 +196,7 @@ def test_a_huge_bias_takes_all_the_weight_and_equal_ones_share_it():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [-1e9, -1e38, -3.4e38])
 def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
-    """One key with a bias of -1e38 beside keys that are blocked: it has all of the weight, and they have none."""
+    """One key with a bias of -1e38 beside blocked keys: it gets all of the weight, the others none."""
     sizes, low = Sizes(1, 2, 3, 4), torch.tensor([0, value, 0, 0], dtype=torch.float32).view(1, 1, 1, 4)
     only = torch.tensor([False, True, False, False]).view(1, 1, 1, 4)
     call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
@@ -212,7 +212,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
 @settings(max_examples=150, deadline=None)
 @given(st.data(), small_sizes, st.integers(1, 60), st.sampled_from([torch.float32, torch.float64]))
 def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells, dtype):
-    """With biases so large that their sums are held within the dtype's range, too, and with appended columns."""
+    """Also with biases whose sums are clamped to the range of the dtype, and with appended columns."""
     drawn = engine_mask(data.draw(masks_for(sizes)), sizes)
     huge = masks.bias(torch.tensor(data.draw(st.sampled_from([0.0, 1e38, -1e308]))).double().view(1, 1, 1, 1))
     combined = CombinedMask(sizes, (*(drawn.masks if drawn else ()), huge, huge))
@@ -229,7 +229,7 @@ def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells,
 
 
 def test_broadcast_biases_take_one_table_and_masked_rows_none():
-    """Sixteen biases [H, L, 1] and [S], a causal mask: one table of 4 x 600 x 600, else small steps; 12 MB where it was 200."""
+    """Sixteen biases [N, L, 1] and [S] and a causal mask: one table of 4 x 600 x 600; all else is as small as a step."""
     sizes, step = Sizes(1, 4, 600, 600), masks.STEP_CELLS
     biases = [masks.bias(torch.zeros(1, 4, 600, 1) if i % 2 else torch.zeros(1, 1, 1, 600)) for i in range(16)]
     for huge in (0.0, 3e38):
@@ -241,11 +241,11 @@ def test_broadcast_biases_take_one_table_and_masked_rows_none():
         assert max(others) <= step
         with Allocations() as made:
             assert not torch.cat(list(masked_rows(combined))).any()
-        assert max(made.sizes) <= 4 * 601, "no mask tells rows and keys apart"
+        assert max(made.sizes) <= 4 * 601, "no mask differs by row and by key"
 
 
 def test_integers_beyond_int64_keep_their_meaning():
-    """Offsets, lefts and rights are Python integers: together they may cancel."""
+    """Offset, left and right are Python integers; two huge ones may cancel."""
     sizes, far = Sizes(1, 1, 4, 6), 10**30
     for mask, expected in (
         (masks.causal(sizes, far), [(0, 6)] * 4),
@@ -259,7 +259,7 @@ def test_integers_beyond_int64_keep_their_meaning():
         assert list(zip(mask.low[0].tolist(), mask.high[0].tolist(), strict=True)) == expected
 
 
-def test_the_two_boolean_polarities_are_each_others_inverse():
+def test_the_two_boolean_polarities_are_inverse():
     values = torch.rand(2, 1, 3, 4) > 0.5
     assert torch.equal(masks.attend(values).values, masks.ignore(~values).values)
 

@@ -1,4 +1,4 @@
-"""P3: no work is done for positions that do not exist. Counted at torch's own functions."""
+"""P3: no work is done for positions that do not exist, counted at torch's own functions."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted,
     layer.forward([Call("layer", randn(1, length, 64)) for length in LENGTHS])
     tokens = sum(LENGTHS)
     assert tokens == 711
-    # Query, key and value in one product where that rounds alike, then the output.
+    # Query, key and value in one product where that gives the same bits, then the output.
     assert rows == [712] * (4 if dtype == torch.float64 else 2)
     assert layer.filler_rows == len(rows)
 
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
-    """With one thread those of one length share a call; none is stretched to the length of another."""
+    """With one thread, sequences of one length share a call. None is padded to the length of another."""
     _, shapes = counted
     calls = [Call("layer", randn(1, length, 64)) for length in LENGTHS]
     calls.append(Call("layer", randn(3, 5, 64), randn(3, 11, 64)))
@@ -83,15 +83,15 @@ def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
     calls.append(Call("layer", randn(1, 9, 64), mask=CombinedMask(sizes, (causal(sizes, 0),))))
     with torch_threads(threads):
         make_layer(make_spec(64, 4)).forward(calls)
-    alike = (
+    same_length = (
         [(1, 1), (1, 3), (2, 7), (1, 64), (1, 129), (1, 500)] if threads == 1 else [(1, length) for length in LENGTHS]
     )
-    groups = [(count, length, length) for count, length in alike] + [(1, 9, 9)] + [(1, 5, 11)] * 3
+    groups = [(count, length, length) for count, length in same_length] + [(1, 9, 9)] + [(1, 5, 11)] * 3
     assert sorted(shapes) == sorted((4 * count, queries, keys) for count, queries, keys in groups)
 
 
 def test_cross_attention_packs_queries_and_keys_separately(counted):
-    """Four queries over 100 keys and 40 over 3: neither side is stretched to the other."""
+    """Four queries over 100 keys and 40 over 3: neither side is padded to the other."""
     rows, _ = counted
     calls = [Call("layer", randn(1, a, 8), randn(1, b, 8)) for a, b in ((4, 100), (40, 3))]
     make_layer(make_spec(8, 2)).forward(calls)

@@ -1,4 +1,4 @@
-"""A long batch stops between two pieces and goes on; that changes no bit of it, and what it computes in pieces no answer."""
+"""Preemption: a long batch stops between two pieces and resumes without a changed bit; pieces cover a sequence exactly once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import itertools
 import math
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from service.attention import kernels
+from service.attention import engine as engine_module
+from service.attention import kernels, preemption
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.kernels import MAX_WORK, Heads, attend, may_share
@@ -47,7 +49,7 @@ def pieces(number: int) -> list[int]:
 
 
 def to_the_end(future: Future[Any]) -> tuple[Any, int]:
-    """What a batch comes to, and how often it stopped."""
+    """Resume a batch until it ends; return its result and how often it stopped."""
     for stops in itertools.count():
         result = future.result(10)
         if not isinstance(result, Steps):
@@ -64,11 +66,11 @@ def test_a_point_outside_a_batch_in_steps_does_nothing():
 
 
 def test_a_batch_stops_at_each_due_point_and_continues_when_resumed():
-    heard: list[bool] = []
-    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, heard.append)
+    notified: list[bool] = []
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, notified.append)
     thread = in_thread(steps, lambda: pieces(3))
     assert to_the_end(steps.first) == ([0, 1, 2], 3)
-    assert heard == [True, False] * 3
+    assert notified == [True, False] * 3
     thread.join()
 
 
@@ -79,25 +81,25 @@ def test_a_batch_that_ends_in_its_first_step_never_stops():
 
 
 def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
-    turn, was_taken = threading.Lock(), []
+    lock, was_locked = threading.Lock(), []
 
     def work() -> None:
-        was_taken.append(turn.locked())
+        was_locked.append(lock.locked())
         preemption_point()
-        was_taken.append(turn.locked())
+        was_locked.append(lock.locked())
 
-    steps: Steps[None] = Steps(turn, 0.0, lambda _: None)
+    steps: Steps[None] = Steps(lock, 0.0, lambda _: None)
     thread = in_thread(steps, work)
     assert isinstance(steps.first.result(10), Steps)
-    assert turn.acquire(timeout=10)
-    turn.release()
+    assert lock.acquire(timeout=10)
+    lock.release()
     to_the_end(steps.resume())
     thread.join()
-    assert was_taken == [True, True]
-    assert not turn.locked()
+    assert was_locked == [True, True]
+    assert not lock.locked()
 
 
-def test_a_dropped_batch_ends_at_its_pause():
+def test_a_dropped_batch_ends_where_it_stopped():
     done = []
     steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
 
@@ -132,7 +134,7 @@ def test_a_batch_cancelled_before_its_start_does_nothing():
     assert done == []
 
 
-def test_a_batch_asked_to_finish_stops_no_more():
+def test_a_batch_that_must_finish_stops_no_more():
     steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
     thread = in_thread(steps, lambda: pieces(5))
     assert steps.first.result(10) is steps
@@ -182,7 +184,7 @@ def test_an_answer_has_the_same_bits_whether_its_batch_stopped_or_not(monkeypatc
         often.close()
 
 
-def test_a_batch_that_arrives_during_a_pause_runs_without_stopping():
+def test_a_batch_that_arrives_while_another_is_stopped_runs_without_stopping():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     try:
         small = Call("", randn(1, 4, 24, seed=3))
@@ -203,20 +205,24 @@ def test_an_engine_with_a_stopped_batch_closes():
     assert engine.engine.close(10)
 
 
-def test_the_busy_time_of_the_engine_excludes_pauses():
+def test_the_busy_time_of_the_engine_excludes_the_time_of_stops(monkeypatch):
+    """A clock that advances by 1 ms with each reading, and by 100 s during one stop."""
+    readings, offset_s = itertools.count(), 0.0
+    clock = SimpleNamespace(perf_counter=lambda: next(readings) / 1000 + offset_s)
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    monkeypatch.setattr(preemption, "time", clock)
+    monkeypatch.setattr(engine_module, "time", clock)
     try:
-        before, seconds = engine.engine.busy_seconds, 0.0
+        before = engine.engine.busy_seconds
         stopped = engine.run([large_calls()["many sequences"]]).result(10)
+        offset_s = 100.0
         to_the_end(stopped.resume())
-        seconds = stopped.stopped_s
-        assert seconds > 0
-        assert engine.engine.busy_seconds > before
+        assert stopped.stopped_s > 100 > engine.engine.busy_seconds - before > 0
     finally:
         engine.close()
 
 
-# The cut
+# Pieces
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -244,7 +250,7 @@ def test_the_pieces_hold_each_row_of_each_head_once_and_give_the_same_answer(mon
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_pieces_do_not_depend_on_other_heads_zero_masks_or_weights(monkeypatch, dtype):
+def test_a_zero_mask_and_the_order_of_heads_change_no_bit_of_the_pieces(monkeypatch, dtype):
     monkeypatch.setattr(kernels, "MAX_WORK", 10**6)
     monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
     heads = random_heads(Sizes(1, 3, 600, 50), dtype)
@@ -258,7 +264,7 @@ def test_the_pieces_do_not_depend_on_other_heads_zero_masks_or_weights(monkeypat
 def test_sequences_computed_in_pieces_share_no_call(dtype):
     like = torch.zeros(1, dtype=dtype)
     assert not may_share((1, 512, 512), like)
-    assert 2**18 * (1024 + kernels.SOFTMAX_WORK) > MAX_WORK, "which this is"
+    assert 2**18 * (1024 + kernels.SOFTMAX_WORK) > MAX_WORK, "this sequence is computed in pieces"
     layer = make_layer(make_spec(512, 1, biases=False), dtype)
     calls = [Call("", randn(1, 512, 512, seed=seed)) for seed in range(2)]
     together = layer.forward(calls)

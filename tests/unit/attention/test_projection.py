@@ -1,4 +1,4 @@
-"""Projections: both products, against float64 and against themselves with other rows around."""
+"""Projections: both products against float64 and among other rows, packing and splitting, and row counts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from hypothesis import strategies as st
 
 from service.attention import projection
 from service.attention.call import Call
-from service.attention.projection import SIZES, Packed, Plain, in_sizes, packed, side_by_side
+from service.attention.projection import (
+    SIZES,
+    Packed,
+    Plain,
+    in_sizes,
+    pack,
+    packed,
+    padded_rows,
+    padded_width,
+    side_by_side,
+    split,
+)
 from service.attention.self_check import keeps_bits
-from tests.engine_room import every_thread_count, make_layer, make_spec, randn, same_bits, torch_threads
+from tests.engine_room import DTYPES, every_thread_count, make_layer, make_spec, randn, same_bits, torch_threads
 from tests.strategies import seeds
 
 needs_packed = pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
 widths = st.integers(1, 160).map(lambda quarter: 4 * quarter)
+shapes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=6)
 
 
 def made(width: int, out: int, dtype: torch.dtype = torch.float32, *, bias: bool = True, seed: int = 0) -> Plain:
@@ -40,7 +52,7 @@ def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_thread_count
 def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
-    """Among 1,200 and in any slice of them of a multiple of four rows."""
+    """Among 1,200 rows, and in any slice of them with a multiple of four rows."""
 
     @settings(max_examples=60, deadline=None)
     @given(widths, st.integers(1, 700), st.booleans(), st.integers(0, 299), st.integers(1, 300), seeds)
@@ -67,7 +79,7 @@ def test_both_products_are_within_rounding_of_float64(width, rows):
 
 
 @needs_packed
-def test_only_float32_is_packed():
+def test_float32_is_packed_and_float64_is_not():
     assert isinstance(packed(made(8, 8)), Packed)
     plain = made(8, 8, torch.float64)
     assert packed(plain) is plain
@@ -88,11 +100,11 @@ def test_a_layer_keeps_its_bits_with_either_product(monkeypatch, dtype):
     assert keeps_bits(other)
     close = 1e-5 if dtype == torch.float32 else 0.05
     assert torch.allclose(one.forward([call])[0].output, other.forward([call])[0].output, rtol=0, atol=close)
-    assert other.num_bytes == 4 * 64 * 64 * dtype.itemsize, "query, key and value are slices of the three together"
+    assert other.num_bytes == 4 * 64 * 64 * dtype.itemsize, "query, key and value are slices of the fused weight"
 
 
 @needs_packed
-def test_a_wide_layer_keeps_no_second_copy_of_its_inputs():
+def test_a_wide_layer_keeps_no_second_copy_of_its_input_weights():
     assert make_layer(make_spec(640, 4)).num_bytes == 4 * 640 * 640 * 4
 
 
@@ -121,3 +133,63 @@ def test_a_missing_bias_beside_a_present_one_is_zero():
     assert same_bits(both.bias, torch.cat([tensors["a.bias"], torch.zeros(2)]))
     assert side_by_side(tensors, ["b"]).bias is None
     assert same_bits(both.rows(3, 5).weight[:, :5], tensors["b.weight"])
+
+
+@given(shapes, st.integers(1, 19), st.integers(0, 15), st.sampled_from(DTYPES), seeds)
+@settings(max_examples=150, deadline=None)
+def test_split_undoes_pack_exactly(shapes, width, filler, dtype, seed):
+    parts = [randn(*shape, width, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes)]
+    rows = sum(b * length for b, length in shapes)
+    x_RK = pack(parts, rows + filler, like=torch.empty(0, dtype=dtype))
+    back = split(x_RK[:, :width], shapes)
+    assert x_RK.shape == (rows + filler, padded_width(width))
+    assert all(same_bits(one, other) for one, other in zip(parts, back, strict=True))
+    assert not x_RK[rows:].any()
+    assert not x_RK[:, width:].any()
+
+
+@given(shapes, st.integers(1, 19), st.sampled_from(DTYPES))
+@settings(max_examples=60, deadline=None)
+def test_filler_rows_never_hold_old_memory(shapes, width, dtype):
+    """A matrix that is packed in memory full of NaN contains none."""
+    rows = sum(b * length for b, length in shapes) + 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", lambda self, *size: self.new_full(size, torch.nan))
+        x_RK = pack([randn(*shape, width, dtype=dtype) for shape in shapes], rows, like=torch.empty(0, dtype=dtype))
+    assert torch.isfinite(x_RK).all()
+
+
+def test_a_layer_gives_the_same_results_in_memory_full_of_nan():
+    """Nothing of the filler rows or the padded width reaches an answer."""
+    layer, call = make_layer(make_spec(10, 2, head_width=3, value_head_width=3)), Call("layer", randn(1, 5, 10))
+    clean = layer.forward([call])[0].output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", lambda self, *size: self.new_full(size, torch.nan))
+        assert same_bits(layer.forward([call])[0].output, clean)
+
+
+def test_pack_accepts_non_contiguous_input_and_converts_the_dtype():
+    wide = randn(2, 6, 8)
+    parts = [wide[:, ::2, ::2], wide.transpose(1, 2)[:1, :, :4], wide[:, :1, :4].expand(2, 3, 4).double()]
+    x_RK = pack(parts, 24, like=torch.empty(0, dtype=torch.float64))
+    for part, back in zip(parts, split(x_RK, [part.shape[:2] for part in parts]), strict=True):
+        assert same_bits(back, part.double())
+
+
+def test_parts_do_not_share_memory_with_the_packed_matrix():
+    part = randn(1, 12, 4)
+    pack([part], 12, like=part).zero_()
+    assert part.any()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "least", "expected"),
+    [(1, 4, 4), (5, 4, 8), (8, 4, 8), (1, 12, 12), (13, 12, 16), (1, 17, 20), (1, 4097, 4100), (4096, 12, 4096)],
+)
+def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_the_minimum(tokens, least, expected):
+    assert padded_rows(tokens, least) == expected
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 4), (3, 4), (4, 4), (5, 8), (384, 384), (511, 512)])
+def test_an_inner_width_is_rounded_up_to_a_multiple_of_four(width, expected):
+    assert padded_width(width) == expected

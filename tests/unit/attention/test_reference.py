@@ -1,4 +1,4 @@
-"""The service's own reference and the tests' one, written apart, agree about every make of layer, and without a layer."""
+"""The service's reference and that of the tests, written independently, agree for every kind of layer and without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention without a layer: against the float64 reference, alone and in company, with and without extras."""
+"""Attention without a layer: against the float64 reference, alone and in a batch, with and without extra results."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def with_everything(call: AttentionCall) -> AttentionCall:
 def same(one: AttentionAnswer, other: AttentionAnswer) -> bool:
     fields = [field.name for field in dataclasses.fields(AttentionAnswer) if field.name != "weights"]
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
-    alike = all(a is b if a is None or b is None else same_bits(a, b) for a, b in pairs)
-    return alike and same_weights(one.weights, other.weights)
+    have_same_bits = all(a is b if a is None or b is None else same_bits(a, b) for a, b in pairs)
+    return have_same_bits and same_weights(one.weights, other.weights)
 
 
 def close(found: torch.Tensor, expected: np.ndarray, dtype: torch.dtype) -> bool:
@@ -143,7 +143,7 @@ def test_every_part_of_an_answer_has_the_same_bits_alone_and_in_a_batch(dtype, t
 
 @settings(max_examples=30, deadline=None)
 @given(drawn_calls())
-def test_a_sequence_has_the_same_bits_alone_and_in_a_batch_axis(drawn):
+def test_a_sequence_has_the_same_bits_alone_and_along_the_batch_axis(drawn):
     whole = answer(with_everything(drawn.call))
     for i in range(drawn.call.query.shape[0]):
         part = slice(i, i + 1)
@@ -157,7 +157,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch_axis(drawn):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), drawn_calls())
-def test_no_extra_changes_the_output(data, drawn):
+def test_no_extra_result_changes_the_output(data, drawn):
     plain = answer(drawn.call)
     sizes = Sizes(*drawn.expected().masked.shape)
     extras = {
@@ -196,7 +196,7 @@ def test_the_layout_in_memory_changes_no_bit(drawn):
     assert same_bits(answer(call).output, answer(call._replace(**strided, rows_first=not call.rows_first)).output)
 
 
-def test_the_output_lies_in_memory_as_the_request_wants_it():
+def test_the_output_lies_in_memory_as_the_call_requests():
     x = torch.ones(2, 3, 4, 5)
     assert answer(AttentionCall(x, x, x, 1.0)).output.is_contiguous()
     assert answer(AttentionCall(x, x, x, 1.0, rows_first=True)).output.transpose(1, 2).is_contiguous()

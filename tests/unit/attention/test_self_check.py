@@ -1,4 +1,4 @@
-"""The self-check finds a layer whose bits depend on its company, and then that layer runs one sequence at a time."""
+"""The self-check detects a layer whose bits depend on the batch; such a layer runs one sequence at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.engine_room import (
 
 
 class ManyRowsRoundDifferently(Layer):
-    """Adds one unit in the last place for each sequence in company, as a BLAS that picks its kernel by the rows does."""
+    """Adds one unit in the last place if several sequences share a product, as a BLAS does that picks its kernel by the rows."""
 
     def _project(self, projections, parts):
         found = super()._project(projections, parts)
@@ -50,7 +50,7 @@ class OddPlacesRoundDifferently(Layer):
 
 
 class WeightsChangeTheOutput(Layer):
-    """As torch.nn.MultiheadAttention does, whose two paths are two kernels."""
+    """As in torch.nn.MultiheadAttention, which has another kernel with weights."""
 
     def _forward(self, calls):
         answers = super()._forward(calls)
@@ -89,7 +89,7 @@ def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypa
 
 @every_thread_count
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_ordinary_layers_share_their_forward_passes_here(dtype, threads):
+def test_ordinary_layers_pass_the_self_check_on_this_machine(dtype, threads):
     """Where the BLAS has the measured property, the rounding rules are enough for layers of any width."""
     if not blas_keeps_rows():
         pytest.skip("this machine's matrix products depend on the number of rows: layers run one sequence at a time")
@@ -108,7 +108,7 @@ def test_ordinary_layers_share_their_forward_passes_here(dtype, threads):
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
 @pytest.mark.parametrize("key_width", [24, 10])
 def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
-    """Each is code of its own: of query, key and value in one product and apart, and of the output."""
+    """Each size is code of its own, for each product: query, key and value fused, each of them, and the output."""
     met: dict[int, set[int]] = {}
     product = projection.Packed._product
 
@@ -125,7 +125,7 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
 
 @pytest.mark.parametrize("length", SAME_LENGTHS)
 def test_same_length_sequences_that_round_differently_together_are_detected(monkeypatch, length):
-    """Together they are copied, alone they lie where they are."""
+    """Several are copied; a single one is read in place."""
     copied = kernels.copied
 
     def rounding(views):

@@ -1,4 +1,4 @@
-"""LayerSpec: a spec that exists is consistent, survives JSON, and knows its tensors and its cost."""
+"""LayerSpec: a spec that exists is consistent, survives JSON, and names its tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_spec_survives_a_round_trip_through_json(spec):
     ],
 )
 def test_a_contradictory_spec_is_refused(field, value):
-    """Three heads cannot share two; a layer without output projection has no output bias and its heads' width."""
+    """Three heads cannot share two key/value heads; a layer without an output projection has no output bias."""
     with pytest.raises(LayerError):
         LayerSpec.from_json({**SPEC.to_json(), field: value})
 

@@ -1,4 +1,4 @@
-"""Top k: the list of a stable descending sort, whatever ties there are and however many are asked for."""
+"""Top k: equal to a stable descending sort for any ties and any k."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine_room import THREADS, randn, same_bits, torch_threads
 from tests.strategies import seeds
 
 TINY = float(np.finfo(np.float32).smallest_subnormal)
-# What rows are drawn from: few numbers make many ties, at zero, among denormals and at the top alike.
+# Values of the rows: a few numbers give many ties, at zero, among denormals and at the top.
 GRIDS = ([0.0], [0.0, 1.0], [0.0, 0.25, 0.5], [0.0, TINY, 2 * TINY, 3 * TINY], [TINY, 1e-30, 1.0], None)
 wide_dtypes = st.sampled_from([torch.float32, torch.float64])
 
@@ -40,7 +40,7 @@ def test_the_list_equals_that_of_a_stable_sort(data, num_rows, keys, seed, grid,
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(4, 60), seeds, st.sampled_from(GRIDS))
 def test_choosing_sorting_and_the_reference_agree(data, num_rows, keys, seed, grid):
-    """For every k, beyond the share from which on rows are sorted too."""
+    """For every k, with MAX_CHOSEN_SHARE so low that every row is sorted and so high that none is."""
     rows = rows_of(num_rows, keys, seed, grid, torch.float64)
     k = data.draw(st.integers(1, keys - 1))
     values, indices, rest = reference.top_k(rows.numpy(), k)

@@ -1,4 +1,4 @@
-"""The oracle: torch.nn.MultiheadAttention with the same tensors, over everything that it can do."""
+"""The oracle: torch.nn.MultiheadAttention with the same tensors, with every option and mask that it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, HEADS, B, L = 24, 3, 2, 5
 def both(
     dtype: torch.dtype, *, width: int = WIDTH, heads: int = HEADS, **options
 ) -> tuple[torch.nn.MultiheadAttention, Layer]:
-    """torch's module and the layer made of its tensors."""
+    """Return torch's module and the layer made of its tensors."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         module = torch.nn.MultiheadAttention(width, heads, batch_first=True, **options).to(torch.float64).eval()
@@ -61,7 +61,7 @@ def both(
 
 
 def compare(module, layer: Layer, inputs, masks: list[Mask], **torch_masks) -> None:
-    """Outputs and weights, with and without weights asked of torch; rows that torch gives NaN for are ours to define."""
+    """Compare output and weights with torch's, and the output with that of torch's other path, which returns no weights."""
     dtype, (query, key, value) = layer.dtype, inputs
     sizes = Sizes(query.shape[0], layer.spec.num_heads, query.shape[1], key.shape[1])
     mask = CombinedMask(sizes, tuple(masks)) if masks else None
@@ -96,7 +96,7 @@ def test_every_layer_variant_matches_torch(dtype, widths, bias_on, add_bias_kv, 
 
 
 def blocked(*shape: int) -> torch.Tensor:
-    """Random pairs, with the first key always left over."""
+    """Return random blocked pairs; the first key is always allowed."""
     found = torch.rand(shape, generator=torch.Generator().manual_seed(8)) < 0.5
     found[..., 0] = False
     return found
@@ -123,7 +123,7 @@ def test_every_mask_matches_torch(dtype, extras, attn, padding):
         given["attn_mask"] = additive(where, dtype)
         masks.append(bias(given["attn_mask"].view(-1, HEADS if "head" in attn else 1, L, L)))
     elif attn == "is_causal":
-        # With appended columns torch's hint hides them where no weights are asked for, so there the mask speaks alone.
+        # With appended columns and no weights, torch's is_causal also masks those columns: there only the mask is passed.
         given |= {"attn_mask": torch.triu(torch.ones(L, L, dtype=torch.bool), 1), "is_causal": not extras}
         masks.append(causal(Sizes(B, HEADS, L, L), 0))
     keys = blocked(B, L)
@@ -135,7 +135,7 @@ def test_every_mask_matches_torch(dtype, extras, attn, padding):
         masks.append(bias(given["key_padding_mask"].view(B, 1, 1, L)))
     kinds = {given[name].dtype for name in ("attn_mask", "key_padding_mask") if name in given}
     if len(kinds) > 1:
-        # torch wants both of one kind: a boolean becomes the float that means the same.
+        # torch takes both masks in one dtype: a boolean becomes the float that means the same.
         for name in ("attn_mask", "key_padding_mask"):
             if given[name].dtype == torch.bool:
                 given[name] = torch.zeros_like(given[name], dtype=dtype).masked_fill(given[name], -torch.inf)
@@ -152,7 +152,7 @@ def test_every_width_matches_torch(dtype, width, heads):
 
 
 def test_only_a_fully_masked_row_differs_from_torch():
-    """torch answers NaN or not depending on whether weights were asked for (its issues 160064, 152028); ours is zero."""
+    """torch answers NaN or not depending on whether weights were requested (its issues 160064, 152028); ours is zero."""
     module, layer = both(torch.float32)
     where = torch.zeros(L, L, dtype=torch.bool)
     where[2] = True

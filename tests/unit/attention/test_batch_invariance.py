@@ -1,11 +1,11 @@
-"""P1 and P2: alone or in company the same bits, asked for weights or not, in four dtypes at one and two threads.
+"""P1 and P2: the same bits alone and in any batch, with and without weights, in four dtypes, at one and two threads.
 
-Where this machine's matrix products lack the property that the rounding rules rest on (`may_run_apart`), the self-check must
-notice, and the promise is kept one sequence at a time: then the tests hold the engine to that.
+Where this machine's matrix products break the rule that a row's bits do not depend on the row count (`may_run_apart`), the
+self-check must detect it. The layer then runs one sequence at a time, and the tests check that instead.
 
-The needle test has a long form of 10,000 draws a dtype (T19), which runs only where it is asked for by its marker:
+The needle test has a long form of 10,000 draws a dtype (T19), which runs only with its marker:
 
-    pytest -m slow tests/unit/attention/test_alone_in_company.py
+    pytest -m slow tests/unit/attention/test_batch_invariance.py
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.strategies import calls, seeds, specs, weights_wanted
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-# How many times a test's few draws are drawn: in seconds in `make test`, more and at each thread count in `make test-long`.
+# Factors of a test's few draws: 1 in `make test`, which takes seconds; more, and each thread count, in `make test-long`.
 few_and_many_draws = pytest.mark.parametrize(
     ("threads", "times"),
     [(THREADS[0], 1), *(pytest.param(n, 4 if n == THREADS[0] else 2, marks=pytest.mark.long) for n in THREADS)],
@@ -49,7 +49,7 @@ few_and_many_draws = pytest.mark.parametrize(
 
 
 def differing(layer: Layer, batch: Sequence[Call]) -> list[int]:
-    """Which calls of this batch answer otherwise than alone."""
+    """Return the indices of the calls whose answers in this batch differ from those alone."""
     together = layer.forward(batch)
     return [i for i, call in enumerate(batch) if not same_answers(together[i], layer.forward([call])[0])]
 
@@ -57,16 +57,16 @@ def differing(layer: Layer, batch: Sequence[Call]) -> list[int]:
 def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
     found = differing(layer, batch)
     if found and may_run_apart(layer):
-        assert not keeps_bits(layer), "calls differ in company, and the self-check had not noticed"
+        assert not keeps_bits(layer), "calls differ in a batch, and the self-check did not detect it"
         layer.is_sequential = True
         found = differing(layer, batch)
-    assert not found, f"calls {found} of {len(batch)} answer otherwise than alone"
+    assert not found, f"calls {found} of {len(batch)} have other bits in the batch than alone"
 
 
 @every_dtype
 @few_and_many_draws
 def test_an_answer_has_the_same_bits_alone_and_in_any_batch(dtype, threads, times):
-    """Random layers of any widths, self- and cross-attention, any masks and weights wanted among the mates."""
+    """Layers of any widths, self- and cross-attention, any masks and requested weights in one batch."""
 
     @settings(max_examples=30 * times, deadline=None)
     @given(st.data())
@@ -82,8 +82,8 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(dtype, threads, time
 
 @every_dtype
 @few_and_many_draws
-def test_an_answer_has_the_same_bits_in_real_widths(dtype, threads, times):
-    """The widths that models have, where a product is cut over the threads."""
+def test_an_answer_has_the_same_bits_at_the_widths_of_published_models(dtype, threads, times):
+    """At these widths a product is split among the threads."""
 
     @settings(max_examples=4 * times, deadline=None)
     @given(st.data())
@@ -118,7 +118,7 @@ def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, 
 
 @every_dtype
 @every_thread_count
-def test_an_answer_has_the_same_bits_beside_more_rows_than_one_pass_takes(dtype, threads):
+def test_an_answer_has_the_same_bits_in_a_batch_of_more_rows_than_one_pass_takes(dtype, threads):
     lengths_in_rows = (7, 1300, 16, 300, 16, 900, 1, 64)
     batch = [Call("layer", randn(1, rows, 64, seed=rows)) for rows in lengths_in_rows]
     with torch_threads(threads):
@@ -137,18 +137,18 @@ def test_passes_keep_the_order_and_are_few_and_of_similar_size(rows):
 @every_dtype
 @few_and_many_draws
 def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
-    """P2, for every form and selection, alone and beside mates."""
+    """P2, for every form and selection, in a batch with another call."""
 
     @settings(max_examples=15 * times, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
         query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        call, mate = (data.draw(calls(spec, dtype=query_dtype)).call for _ in range(2))
+        call, other = (data.draw(calls(spec, dtype=query_dtype)).call for _ in range(2))
         sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], call.source.shape[1])
         layer = make_layer(spec, dtype, seed=data.draw(seeds))
-        plain = layer.forward([call._replace(weights=None), mate])[0]
-        asked = layer.forward([call._replace(weights=data.draw(weights_wanted(sizes))), mate])[0]
+        plain = layer.forward([call._replace(weights=None), other])[0]
+        asked = layer.forward([call._replace(weights=data.draw(weights_wanted(sizes))), other])[0]
         assert plain.weights is None
         assert asked.weights is not None
         assert same_bits(plain.output, asked.output)
@@ -160,7 +160,7 @@ def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, ti
 @every_dtype
 @few_and_many_draws
 def test_a_batch_gives_the_results_of_its_sequences_one_by_one(dtype, threads, times):
-    """[B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
+    """A call [B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
 
     @settings(max_examples=15 * times, deadline=None)
     @given(st.data())
@@ -185,7 +185,7 @@ def test_a_batch_gives_the_results_of_its_sequences_one_by_one(dtype, threads, t
 @every_thread_count
 @pytest.mark.parametrize("columns", [8, 16, 24, 32, 44])
 def test_narrow_projections_of_wide_inputs_keep_their_bits(columns, dtype, threads):
-    """A single key/value head, or a narrow output: the products that a BLAS likes to cut along their inner width."""
+    """A single narrow head, or a narrow output: products that a BLAS may split along their inner width."""
     with torch_threads(threads):
         for spec in (
             make_spec(384, 1, head_width=columns, value_head_width=columns),
@@ -203,8 +203,8 @@ NEEDLE_SPECS = {
 }
 
 
-def find_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
-    """Draws batches of one to sixteen sequences with a known one at a random place; which of them came back changed."""
+def changed_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
+    """Return the random batches, of 1 to 16 sequences, in which one sequence at a random place has other bits than alone."""
     rng = random.Random()
     seed = rng.randrange(2**31)
     rng.seed(seed)
@@ -215,7 +215,7 @@ def find_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
     for draw in range(draws):
         name = rng.choice(list(layers))
         layer, width = layers[name], NEEDLE_SPECS[name].query_width
-        length = rng.randint(1, 48)  # of several, so that some share an attention call
+        length = rng.randint(1, 48)  # several calls get this length, so that some share an attention call
         batch = [_random_call(rng, NEEDLE_SPECS[name], layer.dtype, length) for _ in range(rng.randint(0, 15))]
         needle = _random_call(rng, NEEDLE_SPECS[name], layer.dtype, length)
         place = rng.randint(0, len(batch))
@@ -244,18 +244,18 @@ def _random_call(rng: random.Random, spec, dtype: torch.dtype, length: int) -> C
 
 @every_dtype
 @few_and_many_draws
-def test_a_needle_comes_back_unchanged_from_any_batch(dtype, threads, times):
-    """T19 in little: a known sequence at a random place among random mates."""
+def test_a_needle_keeps_its_bits_at_any_place_of_any_batch(dtype, threads, times):
+    """T19, with few draws: one sequence at a random place among random ones."""
     with torch_threads(threads):
-        assert find_needles(dtype, threads, draws=80 * times) == []
+        assert changed_needles(dtype, threads, draws=80 * times) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @every_dtype
-def test_a_needle_comes_back_unchanged_ten_thousand_times(dtype, request):
+def test_a_needle_keeps_its_bits_ten_thousand_times(dtype, request):
     if "slow" not in request.config.option.markexpr:
         pytest.skip("10,000 draws a dtype take minutes: pytest -m slow tests/unit/attention")
     for threads in THREADS:
         with torch_threads(threads):
-            assert find_needles(dtype, threads, draws=5000) == []
+            assert changed_needles(dtype, threads, draws=5000) == []
