@@ -65,7 +65,7 @@ def bert(layers: int = 3, prefix: str = "bert.", width: int = 8) -> dict[str, to
 
 
 def mha(**options) -> dict[str, torch.Tensor]:
-    """The state dict of a torch.nn.MultiheadAttention, with biases that are not zero."""
+    """Return the state dict of a torch.nn.MultiheadAttention, with biases that are not zero."""
     torch.manual_seed(3)
     module = torch.nn.MultiheadAttention(8, 2, **options)
     return {key: value + 0.01 * random(*value.shape) for key, value in module.state_dict().items()}
@@ -90,7 +90,7 @@ def save_npz(path: Path, **arrays: np.ndarray) -> Path:
 
 
 def raw_file(header: bytes | Mapping[str, object], data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file as somebody might forge it."""
+    """Return a safetensors file with any header, also a wrong one; `length` is the length that it announces."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 

@@ -23,7 +23,7 @@ def store(tmp_path) -> Store:
 
 
 def catalog_of(found: Found) -> Catalog:
-    """As if the engine had taken them."""
+    """Return the catalog that serves these layers once the engine has loaded them."""
     loaded_layers = {name: LoadedLayer(stored.spec, stored.tensors) for name, stored in found.layers.items()}
     return Catalog({name: ServedLayer(stored, loaded_layers[name]) for name, stored in found.layers.items()})
 
@@ -38,7 +38,7 @@ def test_layers_are_served_in_name_order_and_found_by_name(store, tmp_path):
 
 
 def test_one_bad_layer_does_not_stop_the_others(store):
-    """F13, lenient: it is kept as a failure that says why."""
+    """F13, lenient: the bad layer is kept as a failure that says why."""
     found = load_all(store, strict=False)
     assert list(found.layers) == ["a", "c"]
     assert list(found.failures) == ["b"]
@@ -63,7 +63,7 @@ def test_an_empty_directory_gives_no_layers(tmp_path):
 
 @pytest.mark.parametrize("name", ["b", "A", "../a", "", "a\n", "\ud800", "x" * 10_000], ids=range(7))
 def test_an_unknown_name_is_not_found_and_not_echoed(store, name):
-    """A layer that failed to load is as unknown as any other."""
+    """A layer that failed to load is unknown, too."""
     with pytest.raises(LayerNotFound) as caught:
         catalog_of(load_all(store, strict=False)).get(name)
     said, _, hint = caught.value.message.partition("; did you mean ")

@@ -1,3 +1,5 @@
+"""Checkpoint families: the table is consistent, and keys and shapes identify a family."""
+
 from __future__ import annotations
 
 import pytest
@@ -52,7 +54,7 @@ def test_the_table_has_the_families_of_the_articles_and_of_the_field():
         ("transformer.h.0.attn.c_attn.weight", "gpt2", "transformer.h.0.attn."),
     ],
 )
-def test_a_key_tells_the_family_and_the_prefix(key, family, prefix):
+def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
     """Among other keys, by one query, key or value weight."""
     found = find_candidates([key, "embeddings.weight", "lm_head.bias"])
     assert [(candidate.family.name, candidate.prefix) for candidate in found] == [(family, prefix)]
@@ -92,14 +94,14 @@ def test_w_o_distinguishes_several_heads_from_one():
     ("shape", "family"), [((8, 24), "gpt2"), ((24, 8), "nanogpt"), ((64, 192), "gpt2"), ((192, 64), "nanogpt")]
 )
 def test_the_shape_of_c_attn_distinguishes_conv1d_from_linear(shape, family):
-    """A shape of neither is left to the checks of nanogpt, which name it."""
+    """Any other shape counts as nanogpt's, whose checks refuse it by name."""
     found = find_candidates(["a.c_attn.weight"], shapes={"a.c_attn.weight": shape})
     assert [candidate.family.name for candidate in found] == [family]
     for odd in ((8, 8), (24,), (24, 24)):
         assert find_candidates(["c_attn.weight"], shapes={"c_attn.weight": odd})[0].family.name == "nanogpt"
 
 
-def test_candidates_come_in_the_order_people_count():
+def test_candidates_come_in_the_order_of_their_numbers():
     """2 before 10; a prefix is one candidate however many of its keys are seen."""
     keys = [f"l.layer.{i}.attention.self.{name}.weight" for i in (10, 2, 0) for name in PROJECTIONS[:3]]
     assert [found.number for found in find_candidates(keys)] == [0, 2, 10]
@@ -117,5 +119,5 @@ def test_candidates_come_in_the_order_people_count():
         (f"{'9' * 5000}.", 10**18 - 1),
     ],
 )
-def test_the_number_is_the_last_separate_one(prefix, number):
+def test_the_number_of_a_layer_is_the_last_separate_number_of_its_prefix(prefix, number):
     assert Candidate(BERT, prefix).number == number

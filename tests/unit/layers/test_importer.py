@@ -1,3 +1,5 @@
+"""Importer: Hugging Face and torch checkpoints, configs, refusals, and what a stored layer records of its source."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ def refused(path: Path, **options) -> str:
 
 
 def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
-    """Self- and cross-attention of a decoder layer both bear its number."""
+    """Self- and cross-attention of a decoder layer have one number, so it takes a prefix to choose between them."""
     model = torch.nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
     path = save_safetensors(tmp_path / "x.safetensors", model.state_dict())
     layer = import_layer(path, name="x", heads=2, prefix="decoder.layers.1.multihead_attn")
@@ -63,7 +65,7 @@ HUGGING_FACE = {
 
 @pytest.mark.parametrize("family", HUGGING_FACE)
 def test_a_hugging_face_directory_gives_each_of_its_layers(tmp_path, family):
-    """Each projection under its own name, of the layer asked for, heads from the config."""
+    """Each projection has its own name and comes from the chosen layer; heads come from the config."""
     prefix, *modules = HUGGING_FACE[family]
     depth = 1 if family == "albert" else 3
     tensors: dict[str, torch.Tensor] = {"embeddings.weight": random(9, 8)}
@@ -103,7 +105,7 @@ def test_the_sources_dtype_and_bits_are_kept(tmp_path, dtype):
 
 
 def test_impossible_weights_are_refused_by_name(tmp_path):
-    """NaN, mixed and integer dtypes in the layer asked for; what its neighbours hold is their business."""
+    """NaN, mixed and integer dtypes in the chosen layer; those of another layer do not count."""
     tensors = bert(2)
     key = "bert.encoder.layer.1.attention.self.key."
     path = tmp_path / "x.safetensors"

@@ -1,3 +1,5 @@
+"""Importer: layers of torch's module and of the articles give the output of their own forward."""
+
 from __future__ import annotations
 
 import math
@@ -20,7 +22,7 @@ from tests.unit.layers.checkpoints import (
 
 
 def attend(layer: StoredLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What the canonical tensors mean, in plain words: project, split into heads, attend, join, project."""
+    """Return what the canonical tensors mean: project, split into heads, attend, join, project."""
     spec, tensors = layer.spec, layer.tensors
 
     def project(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,3 +1,5 @@
+"""Importer: which layer of a checkpoint a family, a prefix and a number choose."""
+
 from __future__ import annotations
 
 import pytest
@@ -53,7 +55,7 @@ def test_a_single_layer_needs_no_selection():
 
 
 def test_several_layers_are_listed_with_the_options_that_select():
-    """Bounded, and nothing is taken because it comes first."""
+    """The list is bounded, and no layer is taken because it comes first."""
     message = refused()
     assert message.startswith(
         "it has 6 attention layers; choose one with --layer N or --prefix P: 'head', 'decoder.0.att"
@@ -65,7 +67,7 @@ def test_several_layers_are_listed_with_the_options_that_select():
 
 
 def test_a_prefix_means_whole_names():
-    """encoder.1 is not encoder.10, and half a name is none."""
+    """encoder.1 is not encoder.10, and a part of a name matches nothing."""
     both = ["encoder.1.", "encoder.10."]
     assert chosen(both, prefix="encoder.1") == "encoder.1."
     assert "no attention layer has the prefix 'encode'" in refused(both, prefix="encode")
@@ -93,7 +95,7 @@ def test_the_shared_layer_of_albert_is_every_layer(config, depth):
 
 
 def test_an_unknown_checkpoint_shows_some_of_its_keys():
-    """From all over the list, cut and counted."""
+    """A few, spread over all of them, each cut, and how many there are."""
     keys = [f"model.layers.{i}.self_attn.{name}_proj.weight" for i in range(40) for name in "qkvo"]
     message = refused(made=source(*keys, name=""))
     assert "no known family of attention layers in its 160 keys; name the four weights with --map query=KEY" in message

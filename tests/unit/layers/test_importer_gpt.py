@@ -1,4 +1,4 @@
-"""GPT-2 and nanoGPT: their own attention, written out, is the oracle of the layers that are imported."""
+"""Importer: layers of GPT-2 and nanoGPT give the output of their own attention, which is written out here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def named(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def served(layer: StoredLayer, x: torch.Tensor) -> torch.Tensor:
-    """What the service computes with a causal mask."""
+    """Return what the service computes with a causal mask."""
     sizes = Sizes(1, layer.spec.num_heads, len(x), len(x))
     call = Call("x", x[None], mask=CombinedMask(sizes, (causal(sizes, 0),)))
     with torch.inference_mode():
@@ -81,8 +81,8 @@ def refused(path: Path, **options) -> str:
 
 @pytest.mark.parametrize("prefix", ["", "h.1.attn.", "transformer.h.1.attn."])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_gpt2_answers_as_its_own_attention_does(tmp_path, width, heads, prefix):
-    """Conv1D weights are turned; the causal triangles are no part of the layer; heads come from n_head."""
+def test_gpt2_gives_the_output_of_its_own_attention(tmp_path, width, heads, prefix):
+    """Conv1D weights are transposed; the buffers of the causal mask are ignored; heads come from n_head."""
     module = CausalAttention(width, heads, has_conv=True)
     tensors = {**named(module, prefix), **({} if not prefix else {"ln_f.weight": random(width)})}
     layer = import_layer(save_directory(tmp_path / "d", tensors, {"n_head": heads}), name="x")
@@ -93,7 +93,7 @@ def test_gpt2_answers_as_its_own_attention_does(tmp_path, width, heads, prefix):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_a_checkpoint_of_nanogpt_answers_as_its_own_attention_does(tmp_path, width, heads, bias):
+def test_a_checkpoint_of_nanogpt_gives_the_output_of_its_own_attention(tmp_path, width, heads, bias):
     """The file that train.py writes: compiled names, `model_args`, and a tensor beside the state dict."""
     modules = [CausalAttention(width, heads, has_conv=False, bias=bias) for _ in range(2)]
     tensors = {
@@ -112,8 +112,8 @@ def test_a_checkpoint_of_nanogpt_answers_as_its_own_attention_does(tmp_path, wid
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_the_heads_of_a_bare_file_are_asked_for(tmp_path, width, heads):
-    """config.json counts beside a file with Hugging Face's own name, and beside no other."""
+def test_a_file_without_a_config_needs_the_number_of_heads(tmp_path, width, heads):
+    """A config.json is read only beside a file with Hugging Face's own name."""
     tensors = named(CausalAttention(width, heads, has_conv=True), "h.0.attn.")
     path = save_safetensors(tmp_path / "gpt.safetensors", tensors)
     (tmp_path / "config.json").write_text(json.dumps({"n_head": heads}))

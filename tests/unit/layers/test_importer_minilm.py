@@ -1,3 +1,5 @@
+"""Importer: the six layers of MiniLM, a real checkpoint."""
+
 from __future__ import annotations
 
 import importlib.util

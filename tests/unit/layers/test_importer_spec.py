@@ -1,3 +1,5 @@
+"""Importer: the spec that keys, shapes, config and caller imply, and what does not fit; no tensor is read."""
+
 from __future__ import annotations
 
 import math
@@ -12,8 +14,8 @@ from service.layers.source import Entry, Source
 from tests.unit.layers.checkpoints import bert, linears, mha, random
 
 
-def layout(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = None, **options) -> LayerSpec:
-    """Through every step, without a tensor being read."""
+def imported_spec(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = None, **options) -> LayerSpec:
+    """Return the spec after every step of an import that reads no tensor."""
 
     def unread() -> torch.Tensor:
         raise AssertionError("a tensor was read")
@@ -29,7 +31,7 @@ def layout(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = 
 
 def refused(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = None, **options) -> str:
     with pytest.raises(LayerError) as caught:
-        layout(tensors, config, **options)
+        imported_spec(tensors, config, **options)
     assert len(caught.value.message) <= 500
     return caught.value.message
 
@@ -39,7 +41,7 @@ BELOW = "bert.encoder.layer.0.attention."
 
 
 def test_bert_is_known_by_its_keys_and_its_config():
-    spec = layout(BERT, {"num_attention_heads": 4})
+    spec = imported_spec(BERT, {"num_attention_heads": 4})
     assert spec == LayerSpec(8, 8, 8, 8, 4, 4, 2, 2, 1 / math.sqrt(2), ("query", "key", "value", "output"))
 
 
@@ -70,16 +72,16 @@ def test_an_embedding_of_512_in_a_layer_of_768_is_refused_with_both_numbers():
     "extra", ["self.rel.weight", "output.dense.scale", "gate.weight", "query.weight", "self.query.weight_g"]
 )
 def test_an_unknown_key_inside_the_module_is_refused(extra):
-    """F4: leaving it out would compute something else; outside the module anything may stand."""
+    """F4: without it the layer would compute something else. Keys outside the module do not matter."""
     assert refused({**BERT, BELOW + extra: random(3)}, heads=2).endswith(
         f"unknown to the family bert: {BELOW + extra!r}"
     )
-    assert layout({**BERT, "bert.encoder.layer.0.intermediate.dense.weight": random(3)}, heads=2)
+    assert imported_spec({**BERT, "bert.encoder.layer.0.intermediate.dense.weight": random(3)}, heads=2)
 
 
 def test_layer_norms_are_known_and_left_out():
     legacy = {f"{BELOW}output.LayerNorm.gamma": random(8), f"{BELOW}output.LayerNorm.beta": random(8)}
-    assert layout({**BERT, **legacy}, heads=2) == layout(BERT, heads=2)
+    assert imported_spec({**BERT, **legacy}, heads=2) == imported_spec(BERT, heads=2)
 
 
 def test_relative_positions_and_rotary_embeddings_are_refused_with_a_reason():
@@ -90,9 +92,9 @@ def test_relative_positions_and_rotary_embeddings_are_refused_with_a_reason():
 
 
 def test_heads_come_from_the_config_or_the_caller_and_must_agree():
-    assert layout(BERT, {"n_heads": 2}).num_heads == 2
-    assert layout(BERT, {"hidden_size": 8}, heads=4).num_heads == 4
-    assert layout(BERT, {"num_attention_heads": 4}, heads=4).num_heads == 4
+    assert imported_spec(BERT, {"n_heads": 2}).num_heads == 2
+    assert imported_spec(BERT, {"hidden_size": 8}, heads=4).num_heads == 4
+    assert imported_spec(BERT, {"num_attention_heads": 4}, heads=4).num_heads == 4
     assert refused(BERT, {"num_attention_heads": 4}, heads=2).endswith("4 by num_attention_heads, 2 by the caller")
     assert refused(BERT, {"num_attention_heads": 4, "n_heads": 2}).endswith("4 by num_attention_heads, 2 by n_heads")
     assert "give it with --heads H" in refused(BERT)
@@ -104,27 +106,29 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_numbers(heads):
     assert refused(BERT, heads=heads) == f"{heads} heads do not divide the 8 out features of query"
 
 
-@pytest.mark.parametrize("heads", [0, -2, 10**30, 2.0, True, "2", None, [2]])
+@pytest.mark.parametrize("heads", [0, -2, 4097, 10**30, 2.0, True, "2", None, [2]])
 def test_an_invalid_number_of_heads_is_refused(heads):
-    """From a config as from the caller."""
-    assert "given by num_attention_heads must be a whole number from 1" in refused(BERT, {"num_attention_heads": heads})
+    """From the config and from the caller."""
+    assert "given by num_attention_heads must be a whole number from 1 to 4096" in refused(
+        BERT, {"num_attention_heads": heads}
+    )
     if heads is not None:
-        assert "given by the caller must be a whole number from 1" in refused(BERT, heads=heads)
+        assert "given by the caller must be a whole number from 1 to 4096" in refused(BERT, heads=heads)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_must_be_a_finite_number_above_zero(scale):
     assert "scale" in refused(BERT, heads=2, scale=scale)
-    assert layout(BERT, heads=2, scale=2).scale == 2.0
+    assert imported_spec(BERT, heads=2, scale=2).scale == 2.0
 
 
 def test_add_zero_attn_belongs_to_torch():
-    assert layout(mha(), heads=2, add_zero_attn=True).add_zero_attn
+    assert imported_spec(mha(), heads=2, add_zero_attn=True).add_zero_attn
     assert "is for the family torch-mha; this layer has the family bert" in refused(BERT, heads=2, add_zero_attn=True)
 
 
 def test_half_of_a_pair_is_refused_with_the_name_of_the_other():
-    """torch makes all biases or none, bias_k with bias_v."""
+    """torch's module has all biases or none, and bias_k with bias_v."""
     whole = mha(add_bias_kv=True)
     for lacking, missing in (
         ("bias_k", "bias_k"),
@@ -164,17 +168,17 @@ def test_both_forms_of_torchs_projection_at_once_are_refused():
 
 def test_the_annotated_layer_keeps_its_width_throughout():
     tensors = linears("", "linears.0", "linears.1", "linears.2", "linears.3")
-    assert layout(tensors, heads=4).head_width == 2
+    assert imported_spec(tensors, heads=4).head_width == 2
     wrong = {**tensors, "linears.1.weight": random(4, 8), "linears.1.bias": random(4)}
     assert "key.weight (from 'linears.1.weight') has the shape [4, 8], expected [8, 8]" in refused(wrong, heads=4)
 
 
 def test_a_single_head_layer_has_one_head_for_any_option():
-    """A numpy layer that lost its W_o is not taken for one with many heads."""
+    """A numpy layer without its W_o does not count as one with many heads."""
     tensors = {name: random(8, 8) for name in ("W_q", "W_k", "W_v")}
-    spec = layout(tensors)
+    spec = imported_spec(tensors)
     assert (spec.num_heads, spec.has_output, spec.scale) == (1, False, 1 / math.sqrt(8))
-    assert layout(tensors, heads=1) == spec
+    assert imported_spec(tensors, heads=1) == spec
     assert "1 by the family single-head, 8 by the caller" in refused(tensors, heads=8)
 
 
@@ -186,9 +190,9 @@ def test_a_numpy_weight_is_checked_along_the_axis_it_is_applied_on():
 
 
 def test_torchs_separate_projections_are_as_wide_as_the_query():
-    """kdim and vdim set what keys and values bring in, never how wide the heads are."""
+    """kdim and vdim are input widths of key and value; the heads are as wide as without them."""
     whole = mha(kdim=5, vdim=6, bias=False)
-    assert layout(whole, heads=2).key_width == 5
+    assert imported_spec(whole, heads=2).key_width == 5
     narrow = {"q_proj_weight": random(4, 8), "k_proj_weight": random(4, 5), "v_proj_weight": random(4, 6)}
     message = refused({**narrow, "out_proj.weight": random(8, 4)}, heads=2)
     assert message == "query.weight (from 'q_proj_weight') has the shape [4, 8], expected [8, 8]"

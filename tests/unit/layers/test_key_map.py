@@ -1,4 +1,4 @@
-"""Layers of no known family: keys that the caller names, and what a source without them is told."""
+"""Key map: layers whose keys the caller names, and the error for a source of no known family."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unparsed(*pairs: str, fused: str | None = None) -> str:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_four_named_keys_are_a_layer_with_their_biases(tmp_path, width, heads, bias):
-    """A bias is the key with its last `weight` replaced; other keys of the module do not disturb."""
+    """A bias is the key with its last `weight` replaced; other keys of the module are ignored."""
     tensors = separate(width, bias=bias)
     layer = import_layer(save_safetensors(tmp_path / "x.safetensors", tensors), name="x", heads=heads, key_map=SEPARATE)
     assert (layer.family, layer.spec.num_heads) == ("mapped", heads)
@@ -55,13 +55,13 @@ def test_four_named_keys_are_a_layer_with_their_biases(tmp_path, width, heads, b
             assert torch.equal(layer.tensors[f"{role}.bias"], tensors[key.replace("weight", "bias")])
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_a_fused_key_holds_query_key_and_value_in_this_order(tmp_path, width, heads, is_turned):
+def test_a_fused_key_holds_query_key_and_value_in_this_order(tmp_path, width, heads, is_transposed):
     """[3d, d] is a Linear; [d, 3d] is applied from the right, and the output with it."""
     tensors = {**linear("enc.0.mix.in", 3 * width, width), **linear("enc.0.mix.out", width, width, seed=9)}
-    turned = {key: value.T.contiguous() if is_turned and value.ndim == 2 else value for key, value in tensors.items()}
-    path = save_safetensors(tmp_path / "x.safetensors", turned)
+    stored = {key: x.T.contiguous() if is_transposed and x.ndim == 2 else x for key, x in tensors.items()}
+    path = save_safetensors(tmp_path / "x.safetensors", stored)
     layer = import_layer(path, name="x", heads=heads, key_map=FUSED)
     x = random(5, width)
     projected = functional.linear(x, tensors[FUSED["qkv"]], tensors["enc.0.mix.in.bias"]).split(width, dim=1)
@@ -78,7 +78,7 @@ def test_compiled_names_may_be_given_as_the_file_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_a_key_that_is_not_there_is_told_the_nearest(tmp_path, width, heads):
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path, width, heads):
     path = save_safetensors(tmp_path / "x.safetensors", separate(width))
     for wrong in ("enc.0.mix.c", "enc.0.mix.c.wieght", "enc.0.mix.c.weights"):
         assert refused(path, heads=heads, key_map={**SEPARATE, "value": wrong}) == (
@@ -88,7 +88,7 @@ def test_a_key_that_is_not_there_is_told_the_nearest(tmp_path, width, heads):
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_shapes_that_do_not_fit_are_shown(tmp_path, width, heads):
-    """Keys and values of fewer heads, a vector, and a fused weight that is none."""
+    """A key weight with half the rows, a vector, and a fused weight whose rows do not divide by three."""
     path = tmp_path / "x.safetensors"
     tensors = separate(width, bias=False)
     half = random(width // 2, width)
@@ -130,7 +130,7 @@ def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
         (["query=a", "key=a"], None, "--map 'key=a' repeats a role or a key"),
     ],
 )
-def test_an_incomplete_map_is_told_the_whole_form(pairs, fused, why):
+def test_the_error_of_a_wrong_map_shows_the_whole_form(pairs, fused, why):
     assert unparsed(*pairs, fused=fused) == f"{why}; the form is {HOW}"
 
 
@@ -157,13 +157,13 @@ ROTARY_NAMES = {
 
 
 @pytest.mark.parametrize("tensors", ROTARY_NAMES.values(), ids=ROTARY_NAMES)
-def test_a_rotary_model_is_told_that_it_is_not_served_yet(tmp_path, tensors):
+def test_a_rotary_model_is_refused_as_not_served_yet(tmp_path, tensors):
     message = refused(save_safetensors(tmp_path / "x.safetensors", tensors), heads=3)
     assert "rotary layers are not served yet, and its names look like one; found keys like" in message
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_an_unknown_source_is_told_which_keys_and_how_to_name_them(tmp_path, width, heads):
+def test_the_error_for_an_unknown_source_shows_its_keys_and_how_to_name_them(tmp_path, width, heads):
     """The advice comes before the keys, so that long keys cannot cut it."""
     message = refused(save_safetensors(tmp_path / "x.safetensors", separate(width)), heads=heads)
     assert message.startswith(
@@ -182,7 +182,7 @@ def test_the_keys_that_are_shown_are_those_of_attention(tmp_path):
 
 
 def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
-    """By its names; a config without rotary options clears a model that only shares them."""
+    """Its names identify it; a config without rotary options admits a model that only shares the names."""
     tensors = llama(12, 12)
     named = {
         role: f"model.layers.0.self_attn.{letter}_proj.weight"
@@ -192,7 +192,7 @@ def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
     assert refused(path, heads=3, key_map=named).endswith("names of a rotary model; rotary layers are not served yet")
     plain = save_directory(tmp_path / "plain", tensors, {"model_type": "xglm", "num_attention_heads": 3})
     assert import_layer(plain, name="x", key_map=named).family == "mapped"
-    turning = save_directory(tmp_path / "turning", tensors, {"rope_theta": 1e4, "num_attention_heads": 3})
-    assert "config.json has 'rope_theta'" in refused(turning, key_map=named)
+    rotary = save_directory(tmp_path / "rotary", tensors, {"rope_theta": 1e4, "num_attention_heads": 3})
+    assert "config.json has 'rope_theta'" in refused(rotary, key_map=named)
     save_safetensors(path, ROTARY_NAMES["frequencies"])
     assert "'enc.0.mix.rotary_emb.inv_freq'" in refused(path, heads=3, key_map=SEPARATE)

@@ -1,5 +1,6 @@
-"""Headers: what the library of the format writes is read, and what it would not is refused, for any reader."""
+"""Safetensors headers: what the safetensors library writes is read, what it refuses is refused; and JSON objects, strictly."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-from service.errors import BadBinary
-from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader
+from service.errors import BadBinary, LayerError
+from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, parse_object
 
 READER = HeaderReader("the body", BadBinary, 10_000, repr)
 FILE = save({"a": np.zeros((2, 3), np.float32), "b": np.ones(5, np.uint8)}, {"k": "v"})
@@ -30,9 +31,9 @@ def test_every_file_of_the_library_is_read_unchanged(shapes, has_metadata):
     header = read(body)
     assert header.metadata == ({"a": "b"} if has_metadata else {})
     assert set(header.tensors) == set(tensors)
-    for name, told in header.tensors.items():
-        assert told.shape == tensors[name].shape
-        assert body[told.begin : told.end] == tensors[name].tobytes()
+    for name, entry in header.tensors.items():
+        assert entry.shape == tensors[name].shape
+        assert body[entry.begin : entry.end] == tensors[name].tobytes()
 
 
 def is_read(body: bytes) -> bool:
@@ -44,7 +45,7 @@ def is_read(body: bytes) -> bool:
 
 
 def test_every_damaged_file_that_the_library_refuses_is_refused():
-    """Every cut and every flipped bit; where both read it, they read the same places."""
+    """Every cut and every flipped bit; if both read a file, they read the same bytes of it."""
     for body in damaged(FILE):
         try:
             theirs = dict(deserialize(body))
@@ -52,8 +53,8 @@ def test_every_damaged_file_that_the_library_refuses_is_refused():
             assert not is_read(body)
             continue
         if is_read(body):
-            found = {name: body[told.begin : told.end] for name, told in read(body).tensors.items()}
-            assert found == {name: bytes(told["data"]) for name, told in theirs.items()}
+            found = {name: body[entry.begin : entry.end] for name, entry in read(body).tensors.items()}
+            assert found == {name: bytes(tensor["data"]) for name, tensor in theirs.items()}
 
 
 def damaged(body: bytes):
@@ -74,3 +75,54 @@ def test_the_product_of_thousands_of_sizes_is_never_computed(rank):
     entry = {"dtype": "U8", "shape": [1] * rank, "data_offsets": [0, 1]}
     text = json.dumps({"a": entry}).encode()
     assert is_read(len(text).to_bytes(8, "little") + text + b"x") == (rank <= 256)
+
+
+def test_a_valid_object_is_parsed_as_in_json():
+    assert parse_object(b' {"a": [1, 2.5, "\xc3\xa9", null, true]} ', "it", LayerError) == {
+        "a": [1, 2.5, "é", None, True]
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b'{"a": 1, "a": 2}', "duplicate key"),
+        (b'{"b": {"a": 1, "\\u0061": 2}}', "duplicate key"),
+        (b'{"a": NaN}', "not finite"),
+        (b'{"a": -Infinity}', "not finite"),
+        (b'{"a": 1e999}', "not finite"),
+        (b'{"a": "\\ud800", "b": 1e-999, "c": -1e999}', "not finite"),
+        (b'{"a": 18446744073709551616}', "integer that is too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer that is too large"),
+        (b'{"a": ' * 100_000, "too deeply"),
+        (b"[" * 100_000 + b"]" * 100_000, "too deeply"),
+        (b"[1]", "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b"", "not valid JSON"),
+        (b'{"a": 1} x', "not valid JSON"),
+        (b'{"a": 1,}', "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b'{"a": "\xff"}', "not valid JSON"),
+        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
+        ('{"a": 1}'.encode("utf-16"), "not valid JSON"),
+        (b'{"a": "\x01"}', "not valid JSON"),
+    ],
+    ids=range(20),
+)
+def test_ambiguous_json_is_refused(raw, why):
+    """One LayerError that says what was parsed and repeats nothing of it."""
+    with pytest.raises(LayerError, match=why) as caught:
+        parse_object(raw, "the header", LayerError)
+    assert caught.value.message.startswith("the header ")
+    assert len(caught.value.message) < 100
+
+
+@pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":'])
+@pytest.mark.parametrize("depth", [1, 2, 127, 128, 253, 254, 255, 256, 300, 500, 700, 1000, 1024, 1025, 2000, 5000])
+def test_any_depth_is_an_object_or_one_clean_refusal(opening, depth):
+    closing = opening.translate(str.maketrans("[{", "]}", '"a:'))[::-1]
+    text = b'{"a":' + (opening * depth + "1" + closing * depth).encode() + b"}"
+    if depth <= 100:
+        assert parse_object(text, "the header", LayerError) == json.loads(text)
+    with contextlib.suppress(LayerError):
+        assert parse_object(text, "the header", LayerError) == json.loads(text)

@@ -1,3 +1,5 @@
+"""Source: every supported file type gives the same tensors, and only the requested bytes are read."""
+
 from __future__ import annotations
 
 import json
@@ -60,7 +62,7 @@ def test_every_kind_of_file_gives_the_same_names_shapes_and_bits(tmp_path, name)
 
 
 def test_an_npz_gives_its_arrays(tmp_path):
-    """Every float dtype, Fortran order and foreign byte order; integers and other things beside them do not disturb."""
+    """Every float dtype, Fortran order and foreign byte order; integers beside them are an error only when they are read."""
     plain = np.arange(6, dtype=np.float64).reshape(2, 3)
     path = save_npz(
         tmp_path / "x.npz",
@@ -138,8 +140,8 @@ def test_a_wrong_index_is_refused(tmp_path):
         assert "model.safetensors.index.json" in refused(tmp_path / "c")
 
 
-def test_a_directory_with_only_a_torch_file_is_converted(tmp_path):
-    """The import command takes it; the server has no such path. safetensors beside it wins."""
+def test_a_directory_with_only_a_torch_file_is_read(tmp_path):
+    """A safetensors file beside it wins."""
     (tmp_path / "d").mkdir()
     torch.save({"only.in.bin": random(2)}, tmp_path / "d" / "pytorch_model.bin")
     assert open_source(tmp_path / "d").keys() == ["only.in.bin"]
@@ -156,7 +158,7 @@ def test_a_huggingface_cache_of_links_is_followed(tmp_path):
 
 
 def test_only_the_bytes_of_the_requested_tensors_are_read(tmp_path):
-    """A checkpoint of 64 GiB (a hole, on disk a few KiB): opening and reading one layer costs nothing of the rest."""
+    """A checkpoint of 64 GiB (a sparse file of a few KiB): reading one tensor reads nothing of the rest."""
     value = random(2, 2)
     huge = 1 << 36
     header = {"embeddings": entry("U8", [huge], 0, huge), "w": entry("F32", [2, 2], huge, huge + 16)}
@@ -171,13 +173,13 @@ def test_only_the_bytes_of_the_requested_tensors_are_read(tmp_path):
 
 
 def read_bytes() -> int:
-    """What this process has read through system calls so far."""
+    """Return how many bytes this process has read through system calls so far."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 
 
 def test_a_torch_file_is_mapped_not_read(tmp_path):
-    """Of 64 MiB only what one tensor needs is touched; the copy does not hang on to the file."""
+    """Of 64 MiB less than 8 are read for one small tensor; its copy keeps no mapping of the file."""
     path = tmp_path / "x.pt"
     torch.save({"embeddings": torch.zeros(16 << 20), "w": random(2, 2)}, path)
     before = read_bytes()

@@ -1,3 +1,5 @@
+"""Source: hostile, broken and unsupported checkpoints are refused, and nothing in them is executed."""
+
 from __future__ import annotations
 
 import os
@@ -27,7 +29,7 @@ def refused(path: str | Path) -> str:
 
 
 def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
-    """Missing, unreadable, or of the wrong kind; no path and no library's text."""
+    """Missing, unreadable, or of the wrong kind; the message has no path and no text of a library."""
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe.npz")
@@ -71,7 +73,7 @@ def test_rubbish_under_any_suffix_is_refused(tmp_path, name, content):
 
 
 def test_every_truncation_of_every_kind_is_refused(tmp_path):
-    """Cut anywhere, a file opens as LayerError, or opens and refuses the tensor that was cut."""
+    """A file cut anywhere raises LayerError when it is opened or when the cut tensor is read."""
     save_npz(tmp_path / "x.npz", a=np.ones((2, 2)))
     torch.save({"a": torch.ones(2, 2)}, tmp_path / "x.pt")
     torch.save({"a": torch.ones(2, 2)}, tmp_path / "x.pth", _use_new_zipfile_serialization=False)
@@ -85,7 +87,7 @@ def test_every_truncation_of_every_kind_is_refused(tmp_path):
 
 
 def test_pickled_code_is_refused_and_never_run(tmp_path):
-    """weights_only for torch files, allow_pickle=False for npz; were it run, this process would be gone."""
+    """weights_only for torch files, allow_pickle=False for npz; unpickling it would end this process."""
     torch.save({"a": torch.ones(1), "b": Bomb()}, tmp_path / "x.pt")
     torch.save({"a": Bomb()}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     np.savez(tmp_path / "x.npz", a=np.array([Bomb()], dtype=object))

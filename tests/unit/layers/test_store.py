@@ -1,3 +1,5 @@
+"""Store: saving and loading, names and links, and failures of the file system."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -56,7 +58,7 @@ def test_a_saved_layer_is_loaded_unchanged(store, dtype, changes):
 
 
 def test_the_file_is_plain_safetensors_with_a_spec(store):
-    """Anyone's tools read it: canonical names, one metadata key, JSON in it."""
+    """Other tools can read it: canonical names, and one metadata key with JSON."""
     layer = stored()
     store.save(layer)
     with safetensors.safe_open(store.directory / "tiny.safetensors", "pt") as file:
@@ -86,8 +88,8 @@ def test_saving_is_repeatable_to_the_byte(store):
 def test_names_are_sorted_and_foreign_files_left_out(store):
     for name in ("b", "a", "a.b"):
         store.save(stored(name))
-    for stranger in ("README.md", "Upper.safetensors", ".a.tmp", ".hidden.safetensors", "x.safetensors.bak"):
-        (store.directory / stranger).write_bytes(b"")
+    for foreign in ("README.md", "Upper.safetensors", ".a.tmp", ".hidden.safetensors", "x.safetensors.bak"):
+        (store.directory / foreign).write_bytes(b"")
     assert store.names() == ["a", "a.b", "b"]
 
 
@@ -116,7 +118,7 @@ def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch)
     assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
 
 
-def test_a_directory_that_cannot_be_created_is_a_refusal(tmp_path):
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LayerError, match="cannot be written"):
         Store(tmp_path / "file" / "below").save(stored())
@@ -143,7 +145,7 @@ def test_the_content_is_synced_before_the_rename(store, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../tiny", "/etc/passwd", "a/b", "..", "", "tiny\0", "TINY", "tiny\n", "x" * 5000])
 def test_f8_a_name_that_is_a_path_reaches_no_file(store, name):
-    """F8: refused by the rule, before the file system is asked."""
+    """F8: the rule for names refuses it before the file system is asked."""
     store.save(stored())
     Store(store.directory.parent).save(stored())
     with pytest.raises(LayerError, match=r"^a layer's name is"):
@@ -201,7 +203,7 @@ def test_a_pipe_or_a_directory_under_a_layers_name_is_refused(store):
 
 
 def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
-    """Sparse: a terabyte that takes no room, and would take all the memory there is."""
+    """A sparse file of a terabyte, which would not fit into memory."""
     path = store.save(stored())
     size = path.stat().st_size
     assert Store(store.directory, size).load("tiny").digest == stored().digest
@@ -215,7 +217,7 @@ def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
     "error", [MemoryError(), RuntimeError("can't allocate memory"), OSError(24, "too many")], ids=repr
 )
 def test_every_error_of_a_library_becomes_a_layer_error(store, monkeypatch, error):
-    """It ends no process: with memory or descriptors that are short each of them has words of its own."""
+    """When memory or descriptors are short, libraries raise many types; none may end the process."""
     store.save(stored())
 
     def fail(*_: object) -> None:
@@ -228,7 +230,7 @@ def test_every_error_of_a_library_becomes_a_layer_error(store, monkeypatch, erro
 
 
 def test_loading_keeps_no_reference_to_the_file(store):
-    """F: the file may shrink or vanish while the layer serves; a live mapping would be a SIGBUS."""
+    """The file may shrink or vanish while the layer serves; a live mapping would be a SIGBUS."""
     path = store.save(stored())
     layer = store.load("tiny")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))

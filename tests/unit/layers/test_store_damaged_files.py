@@ -1,3 +1,5 @@
+"""Store: damaged, forged and foreign files are refused."""
+
 from __future__ import annotations
 
 import json
@@ -31,7 +33,7 @@ def refused(store: Store, name: str = "tiny") -> str:
 
 
 def test_f7_pickle_with_our_suffix_is_refused_and_never_run(store):
-    """F7: no fallback to torch.load; were it run, this process would be gone."""
+    """F7: no fallback to torch.load; unpickling it would end this process."""
     store.save(stored("other"))
     path = store.directory / "tiny.safetensors"
     path.write_bytes(pickle.dumps(Bomb()))
@@ -43,7 +45,7 @@ def test_f7_pickle_with_our_suffix_is_refused_and_never_run(store):
 
 
 def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
-    """The refusal of a well-formed file with other tensors, metadata or fields (None removes one)."""
+    """Return the refusal of a well-formed file with other tensors, metadata or fields (None removes one)."""
     layer = stored()
     text = {
         **layer.spec.to_json(),
@@ -101,7 +103,7 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
     ids=range(31),
 )
 def test_a_spec_that_does_not_match_the_tensors_is_refused(store, fields, why):
-    """F4, F15: with the keys at fault, and bounded however long they are."""
+    """F4, F15: the message names the keys at fault and is bounded however long they are."""
     assert re.search(why, rewritten(store, **fields))
 
 
@@ -142,20 +144,20 @@ def test_f6_non_finite_weights_are_refused(store, value):
     ids=range(9),
 )
 def test_f15_malformed_metadata_is_refused(store, metadata, why):
-    """F15: duplicate keys, junk and endless depth inside the text too."""
+    """F15: also duplicate keys, junk and endless depth inside the JSON of the spec."""
     assert why in rewritten(store, metadata=metadata)
 
 
 def test_a_surrogate_in_the_spec_is_refused(store):
-    """JSON can write what UTF-8 cannot."""
+    """A JSON escape can name a character that UTF-8 cannot encode."""
     store.directory.mkdir()
     header = b'{"__metadata__":{"spec":"\\ud800"}}'
     (store.directory / "tiny.safetensors").write_bytes(raw_file(header))
     assert "not valid JSON in UTF-8" in refused(store)
 
 
-def test_a_changed_weight_is_noticed_by_the_digest(store):
-    """One bit that leaves the value finite."""
+def test_a_changed_weight_is_detected_by_the_digest(store):
+    """One bit changes, and the value stays finite."""
     path = store.save(stored())
     content = bytearray(path.read_bytes())
     content[-4] ^= 1
@@ -171,7 +173,7 @@ def test_f3_bytes_after_the_tensors_are_refused(store):
 
 
 def test_the_file_name_is_the_name_of_the_layer(store):
-    """The name is the file's; the digest tells that it is the same layer."""
+    """A renamed file is a layer of the new name, with the same digest."""
     path = store.save(stored())
     path.rename(store.directory / "renamed.safetensors")
     layer = store.load("renamed")
@@ -179,20 +181,20 @@ def test_the_file_name_is_the_name_of_the_layer(store):
 
 
 def mutated(content: bytes, generator: stdlib_random.Random) -> bytes:
-    """One act of damage: flipped bits, changed, lost, doubled or foreign bytes, in header or data."""
+    """Return the content with one damage in header or data: a flipped bit, or changed, lost, doubled or foreign bytes."""
     changed = bytearray(content)
     header_end = 8 + int.from_bytes(content[:8], "little")
     at = generator.randrange(generator.choice([8, header_end, len(content)]))
-    act = generator.randrange(6)
-    if act == 0:
+    damage = generator.randrange(6)
+    if damage == 0:
         changed[at] ^= 1 << generator.randrange(8)
-    elif act == 1:
+    elif damage == 1:
         changed[at] = generator.choice(b'{}[]",:0123456789.eE-+aFnt\\ \x00\xff')
-    elif act == 2:
+    elif damage == 2:
         del changed[at : at + generator.randrange(1, 40)]
-    elif act == 3:
+    elif damage == 3:
         changed[at:at] = generator.randbytes(generator.randrange(1, 40))
-    elif act == 4:
+    elif damage == 4:
         del changed[at:]
     else:
         start = generator.randrange(header_end)
@@ -201,7 +203,7 @@ def mutated(content: bytes, generator: stdlib_random.Random) -> bytes:
 
 
 def test_any_damaged_file_is_a_layer_error_or_the_same_layer(store):
-    """4,000 damaged files: LayerError, or (a blank, the source's text) still the same layer; never anything else."""
+    """4,000 damaged files: each raises LayerError or, if only a blank or the source's text changed, is still the same layer."""
     generator = stdlib_random.Random(11)
     layer = stored(num_heads=1, num_kv_heads=1, has_output=False, out_width=3, biases=("query",))
     path = store.save(layer)

@@ -1,3 +1,5 @@
+"""StoredLayer: names, tensors and values are checked, and the digest follows its definition."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -58,7 +60,7 @@ def test_a_layer_has_exactly_the_tensors_of_its_spec():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_one_non_finite_value_refuses_the_layer(value, dtype):
+def test_a_layer_with_one_non_finite_value_is_refused(value, dtype):
     """F6: the tensor is named."""
     tensors = stored(dtype=dtype).tensors
     tensors["value.bias"][-1] = value

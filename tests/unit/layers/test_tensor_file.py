@@ -1,3 +1,5 @@
+"""Safetensors files: what is read, bit by bit, and forged, malformed or shrinking files."""
+
 from __future__ import annotations
 
 import os
@@ -37,7 +39,7 @@ def test_files_of_the_library_are_read_bit_by_bit(tmp_path, dtype):
 
 
 def test_a_data_section_at_an_odd_offset_reads_the_same(tmp_path):
-    """The format does not promise alignment; the tensor's own memory is aligned all the same."""
+    """The format does not promise alignment; the tensor's own memory is aligned anyway."""
     value = random(4, 4)
     path = tmp_path / "odd.safetensors"
     text = b'{"a":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}'
@@ -125,7 +127,7 @@ def test_f15_a_malformed_header_is_refused(tmp_path, header):
 
 
 def test_a_shape_of_a_size_that_no_layer_has_is_refused_when_read(tmp_path):
-    """Empty tensors, 65 dimensions and integers pass as neighbours but are never a layer's tensor."""
+    """A file may also contain empty tensors, scalars, 65 dimensions and integers, but a layer may not have them."""
     header = {
         "empty": entry("F32", [0, 2**60], 0, 0),
         "many": entry("F32", [1] * 65, 0, 4),
@@ -139,7 +141,7 @@ def test_a_shape_of_a_size_that_no_layer_has_is_refused_when_read(tmp_path):
             read_tensor(file, name, found.tensors[name])
 
 
-def test_a_file_that_shrinks_after_its_header_was_read_is_a_refusal(tmp_path):
+def test_a_file_that_shrinks_after_its_header_was_read_is_refused(tmp_path):
     """Not a SIGBUS, not a tensor of zeros."""
     path = tmp_path / "x"
     found = header_of(path, raw_file(GOOD, bytes(20)))
@@ -176,7 +178,7 @@ def test_every_dtype_of_a_layer_has_its_true_size():
 
 
 def test_every_file_that_the_library_refuses_is_refused(tmp_path):
-    """The library as second opinion over 3,000 mutated headers: ours may be stricter, never laxer, and only LayerError."""
+    """3,000 mutated headers: ours may be stricter than the safetensors library, never laxer, and raises only LayerError."""
     generator = stdlib_random.Random(5)
     tensors = {"a": random(2, 3), "bb": random(4), "c": random(2, 2, dtype=torch.bfloat16)}
     good = safetensors.torch.save(tensors, metadata={"k": "v"})

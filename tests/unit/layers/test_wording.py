@@ -1,3 +1,5 @@
+"""Wording: text from files in errors is quoted, cut and bounded."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,7 +12,7 @@ NASTY = ["x" * 10_000, "\u202egnp.exe", "\x00", "\x1b[31mred", "\ud800", "\U0001
 
 @pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
 def test_a_name_from_a_file_is_short_printable_ascii(name):
-    """Whatever a file calls its tensors, a terminal and a log line survive it."""
+    """So no name of a tensor can harm a terminal or a log line."""
     shown = quoted(name)
     assert len(shown) <= MAX_NAME
     assert shown.isascii()
