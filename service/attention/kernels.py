@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from service.attention.preemption import preemption_point
 
 # Up to this many scores, 2 MiB of float32, the definition takes as long as torch's fused kernel and gives the weights as well.
-# Not with a mask (10 % slower, with a bias per head 30 %), nor in 16 bits (10 % slower, because the scores are wider).
+# With a mask it is 10 % slower (with a bias per head 30 %), and in 16 bits 10 %, because its scores are wider: never used there.
 MAX_SMALL_SCORES = 2**19
 _SMALL_DTYPES = frozenset({torch.float32, torch.float64})
 # Most work of one call of torch's fused kernel on a CPU, in multiplications of float32: about 5 ms. A larger sequence takes
@@ -137,8 +137,8 @@ ALIGNMENT = 64
 def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     """Return whether sequences of `shape` N, L, H in the dtype and device of `like` may share one call and keep their bits.
 
-    With several threads the kernel splits all sequences' rows among them, not where it splits one sequence alone. A sequence
-    that is not 64-byte aligned is read by other instructions. With a head width of 1 a single head is multiplied as a
+    Several threads split the rows of all sequences of a call, and one sequence alone at other rows. A sequence that is
+    not 64-byte aligned is read by other instructions. With a head width of 1 a single head is multiplied as a
     vector, several as matrices (docs/performance.md). A GPU promises only a tolerance.
     """
     if like.device.type != "cpu":

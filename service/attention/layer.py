@@ -39,7 +39,7 @@ from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 SAME_LENGTH, SELF, CROSS = range(3)
-# Rows of one pass on a CPU. More rows are no faster, and the memory of a pass, 14 KiB a row at a width of 512, is most of what a
+# Rows of one pass on a CPU. More rows are no faster. The memory of a pass, 14 KiB a row at a width of 512, is most of what a
 # process takes at its peak.
 MAX_ROWS = 2**10
 # Query, key and value with at most this many weights are fused even if cross-attention then needs a second copy of them. In a

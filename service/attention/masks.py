@@ -5,8 +5,8 @@ Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` br
 Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So masks of
 equal meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
 differently. Fully masked rows are found from the masks, not from scores. Time and memory for this follow the masks' own
-shapes: a mask that is the same for all rows or all keys is read once. Only a mask that differs by row and key is read row by
-row, in steps, so that an event loop can run other tasks in between.
+shapes: a mask that is the same for all rows or all keys is read once. A mask that differs by row and key is read in steps of
+a few rows, so that an event loop can run other tasks in between.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Lives here: the points at which a forward pass may stop, and the batch that stops there. Independent of what is computed.
 Invariants: A batch computes the same pieces whether it stops or not; only the time between two pieces differs. A stopped
-batch keeps its thread and its tensors, but holds nothing of the engine. A dropped batch ends at the point where it stopped.
+batch keeps its thread and its tensors, but not the engine's lock. A dropped batch ends at the point where it stopped.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Legend: B sequences, L rows of one sequence, T rows of all together, R = T plus 
 
 Invariants: `split` undoes `pack` exactly. No row represents a position that does not exist (P3). Filler rows only round the
 matrix up: from `least_rows` on, in multiples of ROW_MULTIPLE, a row's bits depend on the row alone (P1; measured,
-docs/performance.md, and checked for each layer, `self_check.py`). oneDNN compiles and keeps a product for each row count that
-it gets, half a megabyte and more each, so it gets only the few row counts of SIZES.
+docs/performance.md, and checked for each layer, `self_check.py`). For each row count that oneDNN gets it compiles code and keeps
+it, half a megabyte and more. So it gets only the row counts of SIZES.
 """
 
 from __future__ import annotations

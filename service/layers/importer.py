@@ -3,8 +3,8 @@
 Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. No layer is taken
 because it comes first. A number means the number in the checkpoint's own names. Names and shapes decide which layer it is and
 whether its parts fit. After that the tensors of that layer are read, and no others. A key of the module that the family does not
-know is refused, because a layer without that tensor would compute something else. What no checkpoint shows (heads,
-add_zero_attn) comes from its config or the caller and is never guessed. Every error names the keys, what was expected and what
+know is refused, because a layer without that tensor would compute something else. Heads and add_zero_attn, which no tensor
+shows, come from the config or the caller and are never guessed. Every error names the keys, what was expected and what
 was found. Tensors keep the source's dtype and bits. The recorded source contains no directory.
 """
 
@@ -239,20 +239,20 @@ def _sizes(family: Family, shapes: Shapes) -> dict[str, int]:
     return sizes | dict.fromkeys(family.equal, sizes["query_width"])
 
 
-def _num_heads(family: Family, config: Mapping[str, object] | None, asked: int | None) -> int:
+def _num_heads(family: Family, config: Mapping[str, object] | None, given: int | None) -> int:
     named = {key: config[key] for key in HEADS_KEYS if config is not None and key in config}
     if family.is_single_head:
         named = {f"the family {family.name}": 1}
-    if asked is not None:
-        named["the caller"] = asked
+    if given is not None:
+        named["the caller"] = given
     if not named:
         raise LayerError("this checkpoint does not record its number of heads; give it with --heads H")
     for origin, number in named.items():
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_HEADS:
             raise LayerError(f"the number of heads given by {origin} must be a whole number from 1 to {MAX_HEADS}")
     if len(set(named.values())) > 1:
-        given = ", ".join(f"{number} by {origin}" for origin, number in named.items())
-        raise LayerError(f"the number of heads is contradictory: {given}")
+        numbers = ", ".join(f"{number} by {origin}" for origin, number in named.items())
+        raise LayerError(f"the number of heads is contradictory: {numbers}")
     return next(number for number in named.values() if isinstance(number, int))
 
 

@@ -52,8 +52,8 @@ def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, s
 def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
     """Return the layer of the named keys and their biases, below the module that they share."""
     parts: dict[str, tuple[str, ...]] = {}
-    for role, asked in key_map.items():
-        key = asked.replace(COMPILED, "")
+    for role, given in key_map.items():
+        key = given.replace(COMPILED, "")
         if key not in source.entries:
             weights = (known for known in source.keys() if len(source.shape(known)) == 2)  # noqa: PLR2004, SIM118
             near = difflib.get_close_matches(key[:500], itertools.islice(weights, 10_000), n=1, cutoff=0)

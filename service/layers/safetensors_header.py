@@ -2,8 +2,8 @@
 
 The format: eight bytes with the header's length (little-endian), the header (a JSON object, blanks at its end), the
 tensors' bytes (little-endian, C order). `layers/` reads it in files and `wire/` in request bodies.
-Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly (no hole, no overlap, no
-byte after them), as the safetensors library requires. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
+Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly, as in the safetensors
+library: no hole, no overlap, no byte after them. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
 endless depth are refused, because two parsers would disagree on them. No unchecked number sizes an allocation. Sizes are Python
 integers. Messages repeat nothing of the text; they show names only through `label`.
 """

@@ -37,7 +37,7 @@ def engine(dtype, request):
     found.close()
 
 
-def mates() -> list[Call]:
+def calls_of_several_lengths() -> list[Call]:
     found = []
     for i, length in enumerate(LENGTHS):
         sizes = Sizes(1, 4, length, length)
@@ -49,7 +49,7 @@ def mates() -> list[Call]:
 @every_dtype
 @pytest.mark.parametrize("engine", [True], indirect=True)
 def test_exact_mode_gives_the_same_bits_alone_and_in_a_batch(engine):
-    calls = mates()
+    calls = calls_of_several_lengths()
     together = engine.run(calls).result()
     for call, answer in zip(calls, together, strict=True):
         assert same_answers(engine.run([call]).result()[0], answer)
@@ -57,7 +57,7 @@ def test_exact_mode_gives_the_same_bits_alone_and_in_a_batch(engine):
 
 @every_dtype
 def test_by_default_a_shared_batch_changes_an_answer_within_the_tolerance(engine, dtype):
-    calls = mates()
+    calls = calls_of_several_lengths()
     together = engine.run(calls).result()
     for call, answer in zip(calls, together, strict=True):
         alone = engine.run([call]).result()[0]
@@ -66,7 +66,9 @@ def test_by_default_a_shared_batch_changes_an_answer_within_the_tolerance(engine
 
 @every_dtype
 def test_the_gpu_matches_the_cpu(engine, dtype):
-    calls = [Call("layer", call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in mates()]
+    calls = [
+        Call("layer", call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in calls_of_several_lengths()
+    ]
     expected = make_layer(SPEC, torch.float64).forward(calls)
     for one, other in zip(engine.run(calls).result(), expected, strict=True):
         torch.testing.assert_close(one.output, other.output, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -75,7 +77,7 @@ def test_the_gpu_matches_the_cpu(engine, dtype):
 
 @every_dtype
 def test_requesting_weights_never_changes_a_bit_on_a_gpu(engine):
-    for call in mates():
+    for call in calls_of_several_lengths():
         asked = Call("layer", call.query, mask=call.mask, weights=WeightsWanted("top_k", k=1))
         assert same_bits(engine.run([call]).result()[0].output, engine.run([asked]).result()[0].output)
 

@@ -42,7 +42,7 @@ def test_a_spec_survives_a_round_trip_through_json(spec):
         ("scale", 1),
         ("scale", "1"),
         ("biases", ["query", "query"]),
-        ("biases", ["nobody"]),
+        ("biases", ["other"]),
         ("biases", "query"),
         ("biases", [1]),
         ("has_output", 1),
