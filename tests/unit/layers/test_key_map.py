@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn import functional
@@ -12,6 +10,7 @@ from service.errors import LayerError
 from service.layers.importer import import_layer
 from service.layers.key_map import HOW, parse_key_map
 from tests.unit.layers.checkpoints import linear, linears, random, save_directory, save_safetensors
+from tests.unit.layers.refusals import refused_import
 
 # Widths with numbers of heads.
 SIZES = [(12, 3), (64, 4)]
@@ -24,13 +23,6 @@ FUSED = {"qkv": "enc.0.mix.in.weight", "output": "enc.0.mix.out.weight"}
 def separate(width: int, *, bias: bool = True) -> dict[str, torch.Tensor]:
     others = {"enc.0.mlp.weight": random(width, width), "enc.0.mix.norm.weight": random(width)}
     return {**linears("enc.0.mix.", *"abcd", width=width, bias=bias), **others}
-
-
-def refused(path: Path, **options) -> str:
-    with pytest.raises(LayerError) as caught:
-        import_layer(path, **{"name": "x", **options})
-    assert len(caught.value.message) <= 500
-    return caught.value.message
 
 
 def unparsed(*pairs: str, fused: str | None = None) -> str:
@@ -81,7 +73,7 @@ def test_compiled_names_may_be_given_as_the_file_has_them(tmp_path):
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path, width, heads):
     path = save_safetensors(tmp_path / "x.safetensors", separate(width))
     for wrong in ("enc.0.mix.c", "enc.0.mix.c.wieght", "enc.0.mix.c.weights"):
-        assert refused(path, heads=heads, key_map={**SEPARATE, "value": wrong}) == (
+        assert refused_import(path, heads=heads, key_map={**SEPARATE, "value": wrong}) == (
             f"source 'x.safetensors': it has no key '{wrong}' (--map value); the nearest is 'enc.0.mix.c.weight'"
         )
 
@@ -93,13 +85,13 @@ def test_shapes_that_do_not_fit_are_shown(tmp_path, width, heads):
     tensors = separate(width, bias=False)
     half = random(width // 2, width)
     save_safetensors(path, {**tensors, SEPARATE["key"]: half})
-    assert refused(path, heads=heads, key_map=SEPARATE).endswith(
+    assert refused_import(path, heads=heads, key_map=SEPARATE).endswith(
         f"key.weight (from '{SEPARATE['key']}') has the shape [{width // 2}, {width}], expected [{width}, {width}]"
     )
     save_safetensors(path, {**tensors, SEPARATE["query"]: random(width)})
-    assert refused(path, heads=heads, key_map=SEPARATE).endswith(f"has the shape [{width}], expected two widths")
+    assert refused_import(path, heads=heads, key_map=SEPARATE).endswith(f"has the shape [{width}], expected two widths")
     save_safetensors(path, {FUSED["qkv"]: random(3 * width + 1, width), FUSED["output"]: random(width, width)})
-    assert f"has the shape [{3 * width + 1}, {width}]; {3 * width + 1} rows do not divide into 3" in refused(
+    assert f"has the shape [{3 * width + 1}, {width}]; {3 * width + 1} rows do not divide into 3" in refused_import(
         path, heads=heads, key_map=FUSED
     )
 
@@ -108,7 +100,7 @@ def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
     path = save_safetensors(tmp_path / "x.safetensors", separate(12))
     choices: list[dict[str, object]] = [{"layer": 0}, {"prefix": "enc.0"}, {"family": "bert"}]
     for choice in choices:
-        assert refused(path, heads=3, key_map=SEPARATE, **choice) == (
+        assert refused_import(path, heads=3, key_map=SEPARATE, **choice) == (
             "--map names whole keys, so it goes without --layer, --prefix and --family"
         )
 
@@ -158,26 +150,28 @@ ROTARY_NAMES = {
 
 @pytest.mark.parametrize("tensors", ROTARY_NAMES.values(), ids=ROTARY_NAMES)
 def test_a_rotary_model_is_refused_as_not_served_yet(tmp_path, tensors):
-    message = refused(save_safetensors(tmp_path / "x.safetensors", tensors), heads=3)
+    message = refused_import(save_safetensors(tmp_path / "x.safetensors", tensors), heads=3)
     assert "rotary layers are not served yet, and its names look like one; found keys like" in message
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_the_error_for_an_unknown_source_shows_its_keys_and_how_to_name_them(tmp_path, width, heads):
     """The advice comes before the keys, so that long keys cannot cut it."""
-    message = refused(save_safetensors(tmp_path / "x.safetensors", separate(width)), heads=heads)
+    message = refused_import(save_safetensors(tmp_path / "x.safetensors", separate(width)), heads=heads)
     assert message.startswith(
         "source 'x.safetensors': no known family of attention layers in its 10 keys; name the four weights with "
         "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY, and --heads H; "
         "rotary layers are not served yet; found keys like 'enc.0.mix"
     )
     long = {f"{'x' * 300}.{key}": value for key, value in separate(width).items()}
-    assert "rotary layers are not served yet; found" in refused(save_safetensors(tmp_path / "x.safetensors", long))
+    assert "rotary layers are not served yet; found" in refused_import(
+        save_safetensors(tmp_path / "x.safetensors", long)
+    )
 
 
 def test_the_keys_that_are_shown_are_those_of_attention(tmp_path):
     tensors = {f"block.{i}.mlp.weight": random(2, 2) for i in range(50)} | {"block.7.self_attention.q": random(2, 2)}
-    message = refused(save_safetensors(tmp_path / "x.safetensors", tensors))
+    message = refused_import(save_safetensors(tmp_path / "x.safetensors", tensors))
     assert message.endswith("found keys like 'block.7.self_attention.q'")
 
 
@@ -189,10 +183,12 @@ def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
         for role, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
     }
     path = save_safetensors(tmp_path / "x.safetensors", tensors)
-    assert refused(path, heads=3, key_map=named).endswith("names of a rotary model; rotary layers are not served yet")
+    assert refused_import(path, heads=3, key_map=named).endswith(
+        "names of a rotary model; rotary layers are not served yet"
+    )
     plain = save_directory(tmp_path / "plain", tensors, {"model_type": "xglm", "num_attention_heads": 3})
     assert import_layer(plain, name="x", key_map=named).family == "mapped"
     rotary = save_directory(tmp_path / "rotary", tensors, {"rope_theta": 1e4, "num_attention_heads": 3})
-    assert "config.json has 'rope_theta'" in refused(rotary, key_map=named)
+    assert "config.json has 'rope_theta'" in refused_import(rotary, key_map=named)
     save_safetensors(path, ROTARY_NAMES["frequencies"])
-    assert "'enc.0.mix.rotary_emb.inv_freq'" in refused(path, heads=3, key_map=SEPARATE)
+    assert "'enc.0.mix.rotary_emb.inv_freq'" in refused_import(path, heads=3, key_map=SEPARATE)

@@ -13,18 +13,9 @@ import torch
 from service.errors import LayerError
 from service.layers.source import open_source
 from tests.unit.layers.checkpoints import entry, random, raw_file, save_directory, save_npz, save_safetensors
+from tests.unit.layers.refusals import refused_source
 
 TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtype=torch.bfloat16)}
-
-
-def refused(path: str | Path) -> str:
-    with pytest.raises(LayerError) as caught:
-        open_source(path)
-    message = caught.value.message
-    assert message.startswith("source '")
-    assert len(message) <= 500
-    assert not isinstance(path, Path) or str(path.parent) not in message
-    return message
 
 
 def torch_files(tmp_path: Path) -> dict[str, Path]:
@@ -114,7 +105,7 @@ def test_shards_are_one_source(tmp_path):
         assert all(torch.equal(source.tensor(key), value) for key, value in TENSORS.items())
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
     save_safetensors(path / "again.safetensors", {"half": TENSORS["half"]})
-    assert "more than one file of the directory has 'half'" in refused(path)
+    assert "more than one file of the directory has 'half'" in refused_source(path)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +117,18 @@ def test_shards_are_one_source(tmp_path):
 def test_a_shard_outside_the_directory_is_refused(tmp_path, shard):
     """F8: even if it exists."""
     save_safetensors(tmp_path / "x.safetensors", TENSORS)
-    message = refused(sharded(tmp_path / "d", {"a.weight": shard}))
+    message = refused_source(sharded(tmp_path / "d", {"a.weight": shard}))
     assert "maps 'a.weight' to no .safetensors file of the directory" in message
 
 
 def test_a_wrong_index_is_refused(tmp_path):
     shard = "model-00001-of-00002.safetensors"
-    assert "no shard has 'b'" in refused(sharded(tmp_path / "a", {"a.weight": shard, "b": shard}))
-    assert "does not exist" in refused(sharded(tmp_path / "b", {"a.weight": "gone.safetensors"}))
-    assert "no weight_map" in refused(sharded(tmp_path / "c", {}))
+    assert "no shard has 'b'" in refused_source(sharded(tmp_path / "a", {"a.weight": shard, "b": shard}))
+    assert "does not exist" in refused_source(sharded(tmp_path / "b", {"a.weight": "gone.safetensors"}))
+    assert "no weight_map" in refused_source(sharded(tmp_path / "c", {}))
     for text in ("[]", "{", '{"weight_map": [1]}', '{"a": 1, "a": 2}'):
         (tmp_path / "c" / "model.safetensors.index.json").write_text(text)
-        assert "model.safetensors.index.json" in refused(tmp_path / "c")
+        assert "model.safetensors.index.json" in refused_source(tmp_path / "c")
 
 
 def test_a_directory_with_only_a_torch_file_is_read(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +13,9 @@ from safetensors.torch import save
 from service.errors import LayerError
 from service.layers.source import open_source
 from tests.unit.layers.checkpoints import Bomb, random, save_npz
+from tests.unit.layers.refusals import refused_source
 
 TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtype=torch.bfloat16)}
-
-
-def refused(path: str | Path) -> str:
-    with pytest.raises(LayerError) as caught:
-        open_source(path)
-    message = caught.value.message
-    assert message.startswith("source '")
-    assert len(message) <= 500
-    assert not isinstance(path, Path) or str(path.parent) not in message
-    return message
 
 
 def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
@@ -34,12 +24,12 @@ def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe.npz")
     os.mkfifo(tmp_path / "pipe.pt")
-    assert refused(tmp_path / "none.safetensors").endswith("the file does not exist")
-    assert refused(tmp_path / "none").endswith("the file does not exist")
-    assert "must be a directory or end in .safetensors, .npz, .pt, .pth, .bin" in refused(tmp_path / "x.gguf")
-    assert "neither *.safetensors nor pytorch_model.bin" in refused(tmp_path / "empty")
-    assert "not a regular file" in refused(tmp_path / "pipe.npz")
-    assert "not a regular file" in refused(tmp_path / "pipe.pt")
+    assert refused_source(tmp_path / "none.safetensors").endswith("the file does not exist")
+    assert refused_source(tmp_path / "none").endswith("the file does not exist")
+    assert "must be a directory or end in .safetensors, .npz, .pt, .pth, .bin" in refused_source(tmp_path / "x.gguf")
+    assert "neither *.safetensors nor pytorch_model.bin" in refused_source(tmp_path / "empty")
+    assert "not a regular file" in refused_source(tmp_path / "pipe.npz")
+    assert "not a regular file" in refused_source(tmp_path / "pipe.pt")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
 )
 def test_an_address_is_not_a_source(path):
     """F8: nothing is fetched; there is simply no such file."""
-    message = refused(path)
+    message = refused_source(path)
     assert message.isascii()
     assert message.isprintable()
 
@@ -69,7 +59,7 @@ def test_an_address_is_not_a_source(path):
 def test_rubbish_under_any_suffix_is_refused(tmp_path, name, content):
     """Nothing but LayerError, whatever the parser behind it raises."""
     (tmp_path / name).write_bytes(content)
-    refused(tmp_path / name)
+    refused_source(tmp_path / name)
 
 
 def test_every_truncation_of_every_kind_is_refused(tmp_path):
@@ -91,8 +81,8 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
     torch.save({"a": torch.ones(1), "b": Bomb()}, tmp_path / "x.pt")
     torch.save({"a": Bomb()}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     np.savez(tmp_path / "x.npz", a=np.array([Bomb()], dtype=object))
-    assert "not a torch file of plain tensors" in refused(tmp_path / "x.pt")
-    assert "not a torch file of plain tensors" in refused(tmp_path / "old.bin")
+    assert "not a torch file of plain tensors" in refused_source(tmp_path / "x.pt")
+    assert "not a torch file of plain tensors" in refused_source(tmp_path / "old.bin")
     with pytest.raises(LayerError, match="'a' cannot be read from the archive"):
         open_source(tmp_path / "x.npz").tensor("a")
 
@@ -101,9 +91,9 @@ def test_a_whole_pickled_module_or_a_list_is_not_a_state_dict(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     torch.save({"epoch": 1, "model": {"model": {"model": {"model": {}}}}}, tmp_path / "deep.pt")
-    assert "not a torch file of plain tensors" in refused(tmp_path / "module.pt")
-    assert "no state dict" in refused(tmp_path / "list.pt")
-    assert "no state dict" in refused(tmp_path / "deep.pt")
+    assert "not a torch file of plain tensors" in refused_source(tmp_path / "module.pt")
+    assert "no state dict" in refused_source(tmp_path / "list.pt")
+    assert "no state dict" in refused_source(tmp_path / "deep.pt")
 
 
 def test_unusual_tensors_are_refused_by_name(tmp_path):
@@ -126,4 +116,4 @@ def test_an_archive_with_unexpected_members_is_refused(tmp_path):
             for member in members:
                 with archive.open(member, "w") as stream:
                     np.lib.format.write_array(stream, np.ones(2))
-        assert "not an array or is there twice" in refused(tmp_path / "x.npz")
+        assert "not an array or is there twice" in refused_source(tmp_path / "x.npz")

@@ -15,22 +15,12 @@ from service.errors import LayerError, LayerNotLoaded
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 from tests.unit.layers.checkpoints import spec, stored
+from tests.unit.layers.refusals import refused_load
 
 
 @pytest.fixture
 def store(tmp_path) -> Store:
     return Store(tmp_path / "layers")
-
-
-def refused(store: Store, name: str = "tiny") -> str:
-    with pytest.raises(LayerError) as caught:
-        store.load(name)
-    message = caught.value.message
-    assert message.startswith(f'layer "{name}": ')
-    assert len(message) <= 500
-    assert "Error" not in message
-    assert str(store.directory) not in message
-    return message
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -99,7 +89,7 @@ def test_a_missing_directory_is_reported(store, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LayerError, match="cannot be read"):
         Store(tmp_path / "file").names()
-    assert "no file of that name" in refused(store)
+    assert "no file of that name" in refused_load(store)
 
 
 def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch):
@@ -171,9 +161,9 @@ def test_f8_a_link_out_of_the_directory_is_refused_and_one_inside_is_followed(st
     (store.directory / "near.safetensors").symlink_to("../layers-2/near.safetensors")
     assert store.load("tiny").digest == stored().digest
     for name in ("out", "up", "via", "near"):
-        assert "outside the layer directory" in refused(store, name)
-    assert "no file of that name" in refused(store, "gone")
-    assert "cannot be opened" in refused(store, "loop")
+        assert "outside the layer directory" in refused_load(store, name)
+    assert "no file of that name" in refused_load(store, "gone")
+    assert "cannot be opened" in refused_load(store, "loop")
 
 
 def test_the_directory_itself_may_be_a_link(store, tmp_path):
@@ -198,8 +188,8 @@ def test_a_pipe_or_a_directory_under_a_layers_name_is_refused(store):
     os.mkfifo(store.directory / "pipe.safetensors")
     (store.directory / "dir.safetensors").mkdir()
     assert store.names() == ["dir", "other", "pipe"]
-    assert "not a regular file" in refused(store, "pipe")
-    assert "not a regular file" in refused(store, "dir")
+    assert "not a regular file" in refused_load(store, "pipe")
+    assert "not a regular file" in refused_load(store, "dir")
 
 
 def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
@@ -209,7 +199,7 @@ def test_a_file_above_the_limit_is_refused_before_it_is_read(store):
     assert Store(store.directory, size).load("tiny").digest == stored().digest
     with path.open("r+b") as file:
         file.truncate(2**40)
-    message = refused(Store(store.directory, size))
+    message = refused_load(Store(store.directory, size))
     assert f"has {2**40} bytes, the limit is {size} (ATTENTION_MAX_LAYER_BYTES)" in message
 
 
@@ -224,7 +214,7 @@ def test_every_error_of_a_library_becomes_a_layer_error(store, monkeypatch, erro
         raise error
 
     monkeypatch.setattr(torch, "isfinite", fail)
-    assert "could not read the file" in refused(store)
+    assert "could not read the file" in refused_load(store)
     with pytest.raises(LayerNotLoaded):
         store.load("tiny")
 

@@ -14,6 +14,7 @@ import torch
 from service.errors import LayerError
 from service.layers.store import Store
 from tests.unit.layers.checkpoints import Bomb, raw_file, stored
+from tests.unit.layers.refusals import refused_load
 
 
 @pytest.fixture
@@ -21,27 +22,16 @@ def store(tmp_path) -> Store:
     return Store(tmp_path / "layers")
 
 
-def refused(store: Store, name: str = "tiny") -> str:
-    with pytest.raises(LayerError) as caught:
-        store.load(name)
-    message = caught.value.message
-    assert message.startswith(f'layer "{name}": ')
-    assert len(message) <= 500
-    assert "Error" not in message
-    assert str(store.directory) not in message
-    return message
-
-
 def test_f7_pickle_with_our_suffix_is_refused_and_never_run(store):
     """F7: no fallback to torch.load; unpickling it would end this process."""
     store.save(stored("other"))
     path = store.directory / "tiny.safetensors"
     path.write_bytes(pickle.dumps(Bomb()))
-    refused(store)
+    refused_load(store)
     torch.save({"query.weight": torch.zeros(6, 6)}, path)
-    refused(store)
+    refused_load(store)
     torch.save({"query.weight": torch.zeros(6, 6)}, path, _use_new_zipfile_serialization=False)
-    refused(store)
+    refused_load(store)
 
 
 def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
@@ -62,7 +52,7 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
         metadata={"spec": json.dumps(text)} if metadata is None else metadata,
     )
     (store.directory / "tiny.safetensors").write_bytes(content)
-    return refused(store)
+    return refused_load(store)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +143,7 @@ def test_a_surrogate_in_the_spec_is_refused(store):
     store.directory.mkdir()
     header = b'{"__metadata__":{"spec":"\\ud800"}}'
     (store.directory / "tiny.safetensors").write_bytes(raw_file(header))
-    assert "not valid JSON in UTF-8" in refused(store)
+    assert "not valid JSON in UTF-8" in refused_load(store)
 
 
 def test_a_changed_weight_is_detected_by_the_digest(store):
@@ -162,14 +152,14 @@ def test_a_changed_weight_is_detected_by_the_digest(store):
     content = bytearray(path.read_bytes())
     content[-4] ^= 1
     path.write_bytes(content)
-    assert "the file was changed" in refused(store)
+    assert "the file was changed" in refused_load(store)
 
 
 def test_f3_bytes_after_the_tensors_are_refused(store):
     """F3: a zip archive hidden behind a layer."""
     path = store.save(stored())
     path.write_bytes(path.read_bytes() + b"PK\x05\x06" + bytes(18))
-    assert "end at byte" in refused(store)
+    assert "end at byte" in refused_load(store)
 
 
 def test_the_file_name_is_the_name_of_the_layer(store):
