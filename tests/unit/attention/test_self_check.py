@@ -20,6 +20,7 @@ from tests.engine_room import (
     make_layer,
     make_spec,
     make_tensors,
+    may_run_apart,
     randn,
     same_answers,
     same_bits,
@@ -151,7 +152,7 @@ def test_sample_calls_are_repeatable_and_of_every_kind():
 def test_a_layer_with_unequal_widths_is_checked_with_cross_attention():
     layer = make_layer(make_spec(24, 3, key_width=10))
     assert not any(call.is_self_attention for call in sample_calls(layer))
-    assert isinstance(keeps_bits(layer), bool)
+    assert keeps_bits(layer) or may_run_apart(layer)
 
 
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")

@@ -12,10 +12,8 @@ from safetensors.torch import save
 
 from service.errors import LayerError
 from service.layers.source import open_source
-from tests.unit.layers.checkpoints import Bomb, random, save_npz
+from tests.unit.layers.checkpoints import Bomb, save_npz
 from tests.unit.layers.refusals import refused_source
-
-TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtype=torch.bfloat16)}
 
 
 def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
