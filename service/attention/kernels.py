@@ -152,15 +152,15 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
 def attend_same_length(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
     """Compute `attend` for unmasked sequences of one `length`; q, k, v and the output are views [N, B·L, H]."""
     num_heads, rows = views.q.shape[:2]
-    most = rows
+    group_rows = rows
     if views.q.device.type == "cpu":  # the scores of one group fit into the cache and the scratch buffer
-        most = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
-    for start in range(0, rows, most):
-        *some, place = (_by_sequence(x, slice(start, start + most), length) for x in (*views, output))
-        if place.dim() == output.dim():
-            place.copy_(attend(ready(Heads(*some), None), None, scale))
+        group_rows = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
+    for start in range(0, rows, group_rows):
+        *group, target = (_by_sequence(x, slice(start, start + group_rows), length) for x in (*views, output))
+        if target.dim() == output.dim():  # a single sequence
+            target.copy_(attend(ready(Heads(*group), None), None, scale))
         else:
-            place.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(some))), None, scale, num_heads))
+            target.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(group))), None, scale, num_heads))
         preemption_point()
 
 

@@ -119,10 +119,11 @@ class Layer:
         sort_keys = [self._sort_key(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=sort_keys.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
-        for some in [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls]):
+        passes = [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls])
+        for indices in passes:
             preemption_point()
-            found = self._run_pass([calls[i] for i in some], [sort_keys[i] for i in some])
-            for i, answer in zip(some, found, strict=True):
+            found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
+            for i, answer in zip(indices, found, strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
