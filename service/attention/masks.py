@@ -184,9 +184,8 @@ class CombinedMask:
             block = slice(start, start + step)
             part = table[:, block, :keys]
             _add(part, [_of_rows(values, block) for values in biases], is_clamped=is_clamped)
-            for values in [_of_rows(values, block) for values in allowed] + (
-                [_in_run(run, block, keys)] if run else []
-            ):
+            in_run = [] if run is None else [_in_run(run, block, keys)]
+            for values in [*(_of_rows(values, block) for values in allowed), *in_run]:
                 torch.where(values, part, _BLOCKED[dtype], out=part)
             preemption_point()
         return table
