@@ -109,12 +109,12 @@ def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: i
 def _shifts(offset: int | Sequence[int], more: int) -> int | torch.Tensor:
     """Return offset + more: one number, or int64 [B, 1]."""
     if isinstance(offset, int):
-        return _held(offset + more)
-    return torch.tensor([[_held(one + more)] for one in offset])
+        return _clamped(offset + more)
+    return torch.tensor([[_clamped(one + more)] for one in offset])
 
 
-def _held(shift: int) -> int:
-    """Clamp an offset to ±2^40, so that int64 sums cannot overflow; beyond it no key is left anyway."""
+def _clamped(shift: int) -> int:
+    """Clamp a shift to ±2^40, so that int64 sums cannot overflow; a larger one allows the same keys."""
     return max(-(2**40), min(2**40, shift))
 
 
