@@ -56,15 +56,14 @@ class StoredLayer:
         return self.tensors["query.weight"].dtype
 
 
-def check_name(name: str) -> str:
-    """Return the name, or raise LayerError without repeating it."""
+def check_name(name: str) -> None:
+    """Raise LayerError, without repeating the name, unless a layer may have it."""
     if NAME.fullmatch(name) is None:
         raise LayerError(
             "a layer's name is 1 to 64 of a-z, 0-9, dot, underscore and hyphen, and begins with a letter or a digit"
         )
     if name == SDPA:
         raise LayerError('the name "sdpa" is reserved for attention without a layer')
-    return name
 
 
 def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
