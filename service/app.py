@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
-from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE, InferRoute, attend_route, attention_route
+from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
 from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
@@ -47,9 +47,7 @@ def build(
     """
     service = Service(settings, telemetry, channel, leave, engine, tracer, restore)
     app, access = _application(service), _access(settings, service)
-    requests = service.layer_requests
-    endpoints: dict[str, Application] = {ROUTE: attend_route(requests), ATTENTION_ROUTE: attention_route(requests)}
-    endpoints |= dict.fromkeys(INFER_ROUTES, InferRoute(requests))
+    endpoints = hot_endpoints(service.layer_requests)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     app.router.routes.extend(hot)
     telemetry.routes_known([route.path for route in hot])
