@@ -39,8 +39,7 @@ from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, 
 from service.http.asgi import KEY_DIGEST, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
-from service.wire.answer import AnswerFacts
-from service.wire.attend_request import CheckedRequest, RequestLimits
+from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
 from service.wire.json_document import parse, parse_s
 
 R = TypeVar("R")

@@ -116,8 +116,8 @@ def _ask_engine(
     from service.attention.engine import LayerCall
     from service.batching.job import BatchInfo
     from service.layers.stored_layer import SDPA
-    from service.wire.answer import AnswerFacts, write_json
-    from service.wire.attend_request import RequestLimits, check_request
+    from service.wire.answer import write_json
+    from service.wire.attend_request import AnswerFacts, RequestLimits, check_request
     from service.wire.attention_request import check_attention
     from service.wire.json_document import parse
 

@@ -1,4 +1,4 @@
-"""Answer of an attend request: its named tensors, the facts beside them, and its JSON in small pieces of text.
+"""Answer of an attend request: its fields as pydantic models, and its JSON in small pieces of text.
 
 Invariants: A piece has at most about 256 KiB, so that the event loop is free between two pieces and memory grows by one piece
 beside the tensors. The joined pieces are one JSON object. Every number reads back into its dtype to the same bits. A value that
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,7 @@ import pybase64
 import torch
 from pydantic import BaseModel, Field
 
-from service.attention.call import AnyAnswer, AttentionAnswer, TopK
-from service.batching.job import BatchInfo
-from service.wire.layouts import Layout
+from service.wire.attend_request import EXTRAS, AnswerFacts
 from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
 
@@ -142,51 +140,6 @@ class AttentionReply(AttendAnswer):
 
 
 _TOP_K = tuple(TopKField.model_fields)
-EXTRAS = ("scores", "lse", "present_key", "present_value")
-MEAN_RANK = 3
-
-
-class AnswerFacts(NamedTuple):
-    """The fields of an answer beside its tensors; `timing_ms` is called last, after the tensors are written."""
-
-    masked_rows: int
-    layer: str
-    digest: str | None
-    batch: BatchInfo
-    timing_ms: Callable[[], dict[str, float]]
-
-    def to_json(self) -> dict[str, Any]:
-        batch = self.batch
-        return {
-            "masked_rows": self.masked_rows,
-            "layer": {"name": self.layer, "digest": self.digest},
-            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
-            "timing_ms": self.timing_ms(),
-        }
-
-
-def named_tensors(answer: AnyAnswer, layout: Layout) -> dict[str, torch.Tensor]:
-    """Return `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and what else was requested.
-
-    Their axes are those of the request's `layout`.
-    """
-    found = {"output": answer.output}
-    if isinstance(answer.weights, TopK):
-        found |= {f"weights.{name}": getattr(answer.weights, name) for name in _TOP_K}
-    elif answer.weights is not None:
-        found["weights"] = answer.weights
-    if isinstance(answer, AttentionAnswer):
-        found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
-        return {name: _laid_out(tensor, name, layout) for name, tensor in found.items()}
-    return found if "b" in layout.axes else {name: tensor[0] for name, tensor in found.items()}
-
-
-def _laid_out(tensor: torch.Tensor, name: str, layout: Layout) -> torch.Tensor:
-    if name == "output":
-        return layout.output(tensor)
-    # The mean over the heads has no axis of heads; present keys and values always have one.
-    has_heads = not name.startswith("present") and not (name == "weights" and tensor.dim() == MEAN_RANK)
-    return layout.table(tensor, has_heads=has_heads)
 
 
 def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: TensorForm) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Attend request: its JSON form, and its check against a layer and the limits, which gives a call with its exact cost.
 
-Attention without a layer (`attention_request.py`) has the same weights, limits and last steps.
+Attention without a layer (`attention_request.py`) has the same weights, limits and last steps. What every form of an answer
+contains, its tensors and its facts, stands here too.
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
 contract: unknown field, dtype, shape, mask, cost. Counting masked rows may be left to the caller, because it is slow for many
 scores. Sizes are Python integers, which do not overflow.
@@ -16,13 +17,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from service.attention.call import AnyAnswer, AttentionCall, Call, WeightsWanted
+from service.attention.call import AnyAnswer, AttentionAnswer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
-from service.batching.job import Cost
+from service.batching.job import BatchInfo, Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.answer import named_tensors
 from service.wire.layouts import Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
@@ -33,9 +33,14 @@ from service.wire.tensors import TensorForm, answer_form, check_fields, decode_t
 M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
+EXTRAS = ("scores", "lse", "present_key", "present_value")
+"""Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
 # Counting the masked rows of this many attention scores takes about a millisecond.
 MAX_COUNTED_CELLS = 2**21
 _SPLIT = "send the sequences in several requests"
+_SPLIT_ROWS = f"{_SPLIT}, or a long sequence's query rows in parts"
+_FEWER_WEIGHTS = 'ask for "mean", for "top_k", or for some heads and queries'
+_SMALLER_TABLES = "a mask without a head axis, and an answer without weights, need less"
 
 Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
 _ONCE = "in this order, each once; default: all"
@@ -139,27 +144,9 @@ class RequestLimits:
         for what, need, limit, setting, cheaper in (
             ("sequences", cost.sequences, self.max_sequences, "SEQUENCES", _SPLIT),
             ("query and key rows", cost.tokens, self.max_tokens, "REQUEST_TOKENS", _SPLIT),
-            (
-                "attention scores (sequences x heads x L x S)",
-                cost.cells,
-                self.max_cells,
-                "REQUEST_CELLS",
-                f"{_SPLIT}, or a long sequence's query rows in parts",
-            ),
-            (
-                "bytes of returned weights",
-                cost.weights_bytes,
-                self.max_weights_bytes,
-                "WEIGHTS_BYTES",
-                'ask for "mean", for "top_k", or for some heads and queries',
-            ),
-            (
-                "bytes of tables for its masks and weights",
-                tables,
-                self.max_table_bytes,
-                "TABLE_BYTES",
-                "a mask without a head axis, and an answer without weights, need less",
-            ),
+            ("attention scores (sequences x heads x L x S)", cost.cells, self.max_cells, "REQUEST_CELLS", _SPLIT_ROWS),
+            ("bytes of returned weights", cost.weights_bytes, self.max_weights_bytes, "WEIGHTS_BYTES", _FEWER_WEIGHTS),
+            ("bytes of tables for its masks and weights", tables, self.max_table_bytes, "TABLE_BYTES", _SMALLER_TABLES),
         ):
             if need > limit:
                 raise CostLimit(
@@ -212,14 +199,45 @@ class CheckedRequest(NamedTuple):
     """The last check, left to the caller where it is slow: it returns `masked_rows` or raises MaskedRow."""
 
     def tensors(self, answer: AnyAnswer) -> dict[str, torch.Tensor]:
-        """Return the named tensors of the answer with the axes of the request."""
-        return named_tensors(answer, self.layout)
+        """Return the tensors of the answer by name, with the axes of the request.
+
+        They are `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and those of EXTRAS.
+        """
+        found = {"output": answer.output}
+        if isinstance(answer.weights, TopK):
+            parts = (field.name for field in dataclasses.fields(TopK))
+            found |= {f"weights.{name}": getattr(answer.weights, name) for name in parts}
+        elif answer.weights is not None:
+            found["weights"] = answer.weights
+        if isinstance(answer, AttentionAnswer):
+            found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
+            return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
+        return found if self.layout.has_batch else {name: tensor[0] for name, tensor in found.items()}
 
     def counted(self) -> CheckedRequest:
         """Return the request with its masked rows counted; raises MaskedRow."""
         if self.count_masked_rows is None:
             return self
         return self._replace(masked_rows=self.count_masked_rows(), count_masked_rows=None)
+
+
+class AnswerFacts(NamedTuple):
+    """The fields of an answer beside its tensors; `timing_ms` is called last, after the tensors are written."""
+
+    masked_rows: int
+    layer: str
+    digest: str | None
+    batch: BatchInfo
+    timing_ms: Callable[[], dict[str, float]]
+
+    def to_json(self) -> dict[str, Any]:
+        batch = self.batch
+        return {
+            "masked_rows": self.masked_rows,
+            "layer": {"name": self.layer, "digest": self.digest},
+            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
+            "timing_ms": self.timing_ms(),
+        }
 
 
 def check_request(

@@ -20,7 +20,8 @@ import torch
 from pydantic import ValidationError
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
-from service.wire.answer import EXTRAS, AnswerFacts, write_tensor
+from service.wire.answer import write_tensor
+from service.wire.attend_request import EXTRAS, AnswerFacts
 from service.wire.inference_schemas import (
     VERSION,
     WITHOUT_MEANING,

@@ -16,6 +16,7 @@ LayoutName = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
 _DEFAULTS: dict[int, LayoutName] = {2: "ld", 4: "bhld"}
 _PACKED_AXES = {2: "lhd", 3: "blhd"}
 _AXES = "bhld"
+MEAN_RANK = 3
 
 
 class Layout(NamedTuple):
@@ -67,6 +68,14 @@ class Layout(NamedTuple):
         if tensor.dim() != rank or 0 in tensor.shape:
             raise BadShape(f"{name} must be {words}, no axis empty, got {list(tensor.shape)}", param=f"/{name}")
         return tensor if self.has_batch else tensor.unsqueeze(0)
+
+    def of_answer(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the tensor of that name of an answer with the axes of this layout."""
+        if name == "output":
+            return self.output(tensor)
+        # The mean over the heads, [B, L, S], has no axis of heads; present keys and values always have one.
+        is_mean = name == "weights" and tensor.dim() == MEAN_RANK
+        return self.table(tensor, has_heads=not is_mean and not name.startswith("present"))
 
     def output(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the output in this layout."""

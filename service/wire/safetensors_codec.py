@@ -24,8 +24,7 @@ from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadBinary, Malformed, UnknownField
 from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
-from service.wire.answer import AnswerFacts
-from service.wire.attend_request import CheckedRequest, RequestLimits, check_request, float_field
+from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save
 
-from service.attention.call import Answer, TopK
-from service.batching.job import BatchInfo
+from service.attention.call import Answer, Call, TopK
+from service.batching.job import NOTHING, BatchInfo
 from service.errors import BadBinary, BadEncoding, BadJson, JsonTooDeep, ServiceError, UnknownField
-from service.wire.answer import AnswerFacts, named_tensors
+from service.wire.attend_request import AnswerFacts, CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.safetensors_codec import MAX_HEADER_BYTES, parse_safetensors, write_safetensors
 from service.wire.tensor_fields import TensorField, TensorKind
@@ -162,8 +162,13 @@ def test_random_bytes_are_refused_without_another_error(body):
         parse(body)
 
 
+def tensors_of(answer: Answer, axes: str) -> dict[str, torch.Tensor]:
+    call, cost = Call("small", answer.output, None, None), NOTHING
+    return CheckedRequest(call, cost, Layout(axes), TensorForm.BASE64).tensors(answer)
+
+
 def without_batch(answer: Answer) -> dict[str, torch.Tensor]:
-    return named_tensors(answer, Layout("ld"))
+    return tensors_of(answer, "ld")
 
 
 FACTS = AnswerFacts(2, "small", "sha256:0", BatchInfo(3, 4, 5), lambda: {"total": 1.5})
@@ -197,7 +202,7 @@ def test_the_library_reads_an_answer_and_every_tensor_of_it_is_aligned(tmp_path)
 
 def test_an_answer_is_encoded_without_a_copy():
     output = torch.rand(2, 3, 5)
-    _, piece = write_safetensors(named_tensors(Answer(output), Layout("bld")), FACTS)
+    _, piece = write_safetensors(tensors_of(Answer(output), "bld"), FACTS)
     assert np.frombuffer(piece, np.float32).ctypes.data == output.data_ptr()
 
 
