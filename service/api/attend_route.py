@@ -71,9 +71,9 @@ class AttendRoute:
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))
 
-            with context.cancel_on_disconnect():
-                request = await context.decoded(decode)
-                tensors, facts = await context.ask(model, request)
+            context.end_on_disconnect()
+            request = await context.decoded(decode)
+            tensors, facts = await context.ask(model, request)
             is_json = wanted == JSON
             pieces = write_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
@@ -118,10 +118,10 @@ class InferRoute:
                 )
                 return found.wanted, request
 
-            with context.cancel_on_disconnect():
-                wanted, request = await context.decoded(decode)
-                context.shorten(wanted.timeout_s)
-                tensors, facts = await context.ask(model, request)
+            context.end_on_disconnect()
+            wanted, request = await context.decoded(decode)
+            context.shorten(wanted.timeout_s)
+            tensors, facts = await context.ask(model, request)
             length, pieces = write_inference(tensors, facts, wanted)
             headers = [(b"content-type", JSON if length is None else OCTET_STREAM)]
             if length is not None:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 import zstandard
@@ -91,35 +90,6 @@ class _ReceiveCaller:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         callback()
-
-
-class CancelOnDisconnect:
-    """Cancels the task that serves the caller when it disconnects, and turns that cancellation into ClientGone."""
-
-    __slots__ = ("_caller", "_is_gone", "_serving")
-
-    def __init__(self, caller: Caller) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None, "an endpoint runs in a task. This is a bug."
-        self._serving = serving
-        self._caller = caller
-        self._is_gone = False
-
-    def __enter__(self) -> None:
-        self._caller.on_disconnect(self._leave)
-
-    def _leave(self) -> None:
-        self._is_gone = True
-        self._serving.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._caller.on_disconnect(None)
-        if self._is_gone and isinstance(error, asyncio.CancelledError):
-            # This cancellation is our own and ends here; one from outside (shutdown) propagates.
-            self._serving.uncancel()
-            raise ClientGone from None
 
 
 R = TypeVar("R")

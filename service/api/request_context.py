@@ -28,7 +28,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Caller, CancelOnDisconnect, Part, caller_of, read_body
+from service.api.request_body import BodyLimits, Caller, Part, caller_of, read_body
 from service.attention.call import AnyAnswer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -36,7 +36,7 @@ from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
-from service.http.asgi import KEY_DIGEST, Receive, Scope, Send
+from service.http.asgi import KEY_DIGEST, ClientGone, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
@@ -136,7 +136,7 @@ class RequestContext:
         self._body_bytes = Reservation(requests.intake, self._key)
         self._answer_bytes = Reservation(requests.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
-        self._is_settled = False
+        self._end: Callable[[], Exception] | None = None
         self._record = record
         self._caller: Caller = caller_of(scope, receive)
         self._timeout_s = self.limits.timeout_s
@@ -152,16 +152,27 @@ class RequestContext:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._requests.opened.discard(self)
+        self._caller.on_disconnect(None)
         self._body_bytes.release()
         self._answer_bytes.release()
-        if self._is_settled and self._task is not None and isinstance(error, asyncio.CancelledError):
+        if self._end is not None and self._task is not None and isinstance(error, asyncio.CancelledError):
+            # This cancellation is our own and ends here; one from outside (shutdown) propagates.
             self._task.uncancel()
-            raise Draining("the service shut down before the request finished") from None
+            raise self._end() from None
+
+    def end_on_disconnect(self) -> None:
+        """From now until the answer is sent, end the request with ClientGone when the client disconnects."""
+        self._caller.on_disconnect(lambda: self._cancel(ClientGone))
 
     def settle(self) -> None:
         """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
-        if self._task is not None and self._record.stage in ("receiving", "decoding"):
-            self._is_settled = True
+        if self._record.stage in ("receiving", "decoding"):
+            self._cancel(lambda: Draining("the service shut down before the request finished"))
+
+    def _cancel(self, end: Callable[[], Exception]) -> None:
+        """Cancel the task that serves the request; the `with` block then raises what `end` returns."""
+        if self._task is not None and self._end is None:
+            self._end = end
             self._task.cancel()
 
     def model(self, find: Callable[[Catalog, Mapping[str, str]], Served], path: Mapping[str, str]) -> Served:
@@ -205,10 +216,6 @@ class RequestContext:
     def _check_bodies(self, num_bytes: int) -> None:
         if self._waits_its_turn(num_bytes):
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
-
-    def cancel_on_disconnect(self) -> CancelOnDisconnect:
-        """Return a context manager whose block ends with ClientGone when the client disconnects."""
-        return CancelOnDisconnect(self._caller)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
@@ -294,6 +301,7 @@ class RequestContext:
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
+        self._caller.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
         self._record.encode_s = self._requests.now() - self._answered

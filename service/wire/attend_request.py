@@ -212,7 +212,7 @@ class CheckedRequest(NamedTuple):
         if isinstance(answer, AttentionAnswer):
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
-        return found if self.layout.has_batch else {name: tensor[0] for name, tensor in found.items()}
+        return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
 
     def counted(self) -> CheckedRequest:
         """Return the request with its masked rows counted; raises MaskedRow."""

@@ -151,7 +151,8 @@ def test_a_disconnect_during_decoding_frees_its_entry():
         context, messages = await setup.context(OFF_LOOP)
 
         async def serve() -> None:
-            with context.cancel_on_disconnect():
+            with context:
+                context.end_on_disconnect()
                 await context.decoded(held.work)
 
         serving = asyncio.ensure_future(serve())
@@ -281,7 +282,8 @@ def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
         second, _ = await setup.context(OFF_LOOP)
 
         async def decode(context: RequestContext, work: Any) -> None:
-            with context, context.cancel_on_disconnect():
+            with context:
+                context.end_on_disconnect()
                 await context.decoded(work)
 
         tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
