@@ -12,7 +12,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Literal, TypeAlias, Union, cast
 
 import numpy as np
@@ -119,7 +119,8 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
     reader.check()
     if constants:
         raise _not_a_number(found, constants[0])
-    for path in _infinite(document):
+    # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
+    if (path := _path_to(lambda entry: isinstance(entry, float) and math.isinf(entry), document)) is not None:
         raise NonFinite("a number of the body is beyond the range of float64", param=_pointer(path))
     return document
 
@@ -150,7 +151,7 @@ def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
 
 
 def _not_a_number(found: object, constant: _Constant) -> BadJson:
-    path = _path_to(constant, found) or ()
+    path = _path_to(lambda entry: entry is constant, found) or ()
     num_indices = next((i for i, name in enumerate(reversed(path)) if isinstance(name, str)), len(path))
     index = tuple(name for name in path[len(path) - num_indices :] if isinstance(name, int))
     param = _pointer(path[: len(path) - num_indices]) or None
@@ -161,25 +162,18 @@ def _not_a_number(found: object, constant: _Constant) -> BadJson:
     return BadJson(f"the body is not valid JSON: {where}; {remedy}", param=param)
 
 
-def _path_to(wanted: object, found: object) -> tuple[str | int, ...] | None:
-    """Return the names and indices that lead to this very object, None if it is not there."""
-    if found is wanted:
+def _path_to(is_wanted: Callable[[object], bool], found: object) -> tuple[str | int, ...] | None:
+    """Return the names and indices that lead to the first wanted entry, None if there is none."""
+    if is_wanted(found):
         return ()
+    if isinstance(found, dict):
+        found = _Pairs(found.items())
     entries = found if isinstance(found, _Pairs) else enumerate(found) if isinstance(found, list) else ()
     for name, entry in entries:
-        path = _path_to(wanted, entry)
+        path = _path_to(is_wanted, entry)
         if path is not None:
             return name, *path
     return None
-
-
-def _infinite(found: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path to each number that Python reads as infinite (1e999), outside large lists of numbers."""
-    if isinstance(found, float) and math.isinf(found):
-        yield path
-    elif isinstance(found, dict | list):
-        for name, entry in found.items() if isinstance(found, dict) else enumerate(found):
-            yield from _infinite(entry, (*path, name))
 
 
 def _pointer(path: tuple[str | int, ...]) -> str | None:
