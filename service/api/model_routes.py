@@ -17,9 +17,8 @@ from pydantic import BaseModel, Field
 from service import __version__
 from service.api.attend_route import find_model
 from service.api.problems import problem_responses
-from service.api.routes import ServiceView, note_route
+from service.api.routes import ServiceView, check_ready, note_route
 from service.api.shared_work import Throttle
-from service.errors import NotReady
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
@@ -88,7 +87,7 @@ def make_models_router(service: ServiceView) -> APIRouter:
 
     @router.get("/v2/health/ready", summary="Every layer answers", response_model=ServerReady, responses=_answers(503))
     async def ready() -> JSONResponse:
-        _check_ready(service)
+        check_ready(service)
         return JSONResponse({"ready": True})
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
@@ -129,7 +128,7 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
 
     async def is_ready(request: Request) -> JSONResponse:
         model = find_model(service.catalog, request.path_params)
-        _check_ready(service)
+        check_ready(service)
         return JSONResponse({"name": model.name, "ready": True})
 
     async def config(request: Request) -> JSONResponse:
@@ -151,11 +150,6 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
             router.add_api_route(
                 path, endpoint, summary=summary, response_model=model, responses=_answers(404, 503), methods=["GET"]
             )
-
-
-def _check_ready(service: ServiceView) -> None:
-    if reason := service.why_not_ready():
-        raise NotReady(reason)
 
 
 def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
 from service.api.auth.access import Access
-from service.api.problems import internal_fault, is_inference, render, render_inference
+from service.api.problems import is_inference, render, render_inference
 from service.batching.job import BatchInfo
-from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
+from service.errors import EngineFailed, MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import KEY_NAME, REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.http.request_parser import fields_of
 
@@ -148,11 +148,11 @@ class OuterMiddleware:
             await self._inner(scope, receive, send)
             return
         record = start_record(scope, self._now())
-        answer = _Answer(send, record, is_head=scope["method"] == "HEAD")
+        send = _completing(send, record, is_head=scope["method"] == "HEAD")
         self._log.received(record)
         end = self._log.answered
         try:
-            await self._application(scope, receive, answer.send)
+            await self._application(scope, receive, send)
         except ClientGone:
             end = self._log.abandoned
         except BaseException as error:
@@ -190,7 +190,8 @@ class OuterMiddleware:
         except ServiceError as error:
             await self._problem(error, send, record, error.__cause__)
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            await self._problem(internal_fault(), send, record, error)
+            fault = EngineFailed("an internal fault; the log has its traceback under the request id")
+            await self._problem(fault, send, record, error)
 
     def _admit(self, scope: Scope, record: RequestRecord) -> None:
         try:
@@ -275,22 +276,19 @@ async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]
     await send({"type": "http.response.body", "body": body})
 
 
-class _Answer:
-    """Sends the answer of one request: adds the headers of every answer and notes status and size in the record."""
+def _completing(send: Send, record: RequestRecord, *, is_head: bool) -> Send:
+    """Return `send` for one answer: it adds the headers of every answer and notes status and size in the record."""
 
-    def __init__(self, send: Send, record: RequestRecord, *, is_head: bool) -> None:
-        self._send = send
-        self._record = record
-        self._is_head = is_head
-
-    async def send(self, message: Message) -> None:
+    async def send_on(message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._record.status = message["status"]
-            fixed = _DOCUMENT_HEADERS if self._record.is_document else _FIXED_HEADERS
-            own = (b"x-request-id", self._record.request_id.encode("ascii"))
+            record.status = message["status"]
+            fixed = _DOCUMENT_HEADERS if record.is_document else _FIXED_HEADERS
+            own = (b"x-request-id", record.request_id.encode("ascii"))
             message["headers"] = [*message["headers"], own, *fixed]
         elif message["type"] == "http.response.body":
-            self._record.bytes_out += len(message.get("body", b""))
-            if self._is_head:
+            record.bytes_out += len(message.get("body", b""))
+            if is_head:
                 message["body"] = b""
-        await self._send(message)
+        await send(message)
+
+    return send_on

@@ -82,18 +82,13 @@ def error_rows() -> list[ErrorRow]:
         is_answered = isinstance(kind, type) and issubclass(kind, errors.Rejected | errors.Refused | errors.Failed)
         if is_answered and (kind is errors.InvalidInput or not kind.__subclasses__()):
             cause, _, remedy = " ".join((kind.__doc__ or "").split()).partition(". ")
-            rows.append(
-                ErrorRow(kind.code, _status(kind, STATUS), _status(kind, INFERENCE_STATUS), f"{cause}.", remedy)
-            )
+            statuses = status_of(kind), status_of(kind, INFERENCE_STATUS)
+            rows.append(ErrorRow(kind.code, *statuses, f"{cause}.", remedy))
     return rows
 
 
-def status_of(error: ServiceError, table: dict[type[ServiceError], int] = STATUS) -> int:
+def status_of(kind: type[ServiceError], table: dict[type[ServiceError], int] = STATUS) -> int:
     """Return the status of the nearest class in the table, 500 if there is none."""
-    return _status(type(error), table)
-
-
-def _status(kind: type[ServiceError], table: dict[type[ServiceError], int]) -> int:
     return next((table[parent] for parent in kind.__mro__ if parent in table), 500)
 
 
@@ -103,13 +98,13 @@ def is_inference(path: str) -> bool:
 
 
 def render_inference(error: ServiceError) -> Problem:
-    status = status_of(error, INFERENCE_STATUS)
+    status = status_of(type(error), INFERENCE_STATUS)
     body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
     return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE, body), body)
 
 
 def render(error: ServiceError, request_id: str) -> Problem:
-    status = status_of(error)
+    status = status_of(type(error))
     body = orjson.dumps(
         {
             "type": f"{ERRORS_PAGE}#{error.code}",
@@ -146,8 +141,3 @@ def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[
     if isinstance(error, _CLOSING):
         headers.append((b"connection", b"close"))
     return headers
-
-
-def internal_fault() -> ServiceError:
-    """Return the error that a client receives for any exception that is no ServiceError."""
-    return errors.EngineFailed("an internal fault; the log has its traceback under the request id")

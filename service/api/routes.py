@@ -136,6 +136,11 @@ async def note_route(request: Request) -> None:
     record_of(request.scope).route = request.scope["route"].path.rstrip("/")
 
 
+def check_ready(service: ServiceView) -> None:
+    if reason := service.why_not_ready():
+        raise NotReady(reason)
+
+
 def make_router(service: ServiceView) -> APIRouter:
     router = APIRouter(dependencies=[Depends(note_route)])
     _add_operations(router, service)
@@ -157,8 +162,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
         tags=["operations"],
     )
     async def readyz() -> JSONResponse:
-        if reason := service.why_not_ready():
-            raise NotReady(reason)
+        check_ready(service)
         return JSONResponse({"status": "ready"})
 
     @router.get(
