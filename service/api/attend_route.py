@@ -112,11 +112,9 @@ class InferRoute:
 
             async def decode() -> tuple[WantedAnswer, CheckedRequest]:
                 text, rest = split_inference(joined(parts), json_length)
-                found = read_inference(await context.parsed(text), rest, kind)
-                request = await context.checked(
-                    lambda: _checked(found.document, model, limits.request, found.mask_params)
-                )
-                return found.wanted, request
+                document, mask_params, wanted = read_inference(await context.parsed(text), rest, kind)
+                request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
+                return wanted, request
 
             context.end_on_disconnect()
             wanted, request = await context.decoded(decode)

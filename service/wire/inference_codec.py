@@ -73,34 +73,37 @@ _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WantedAnswer:
+class WantedAnswer(NamedTuple):
     """The id of the answer, its outputs in order (true: as bytes), and its timeout."""
 
     id: str | None
     outputs: dict[str, bool]
-    timeout_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class InferenceRequest:
-    """`document` is the same request as for `/v1`; `mask_params` are JSON pointers to the inputs of its masks."""
-
-    document: dict[str, object]
-    mask_params: tuple[str, ...]
-    wanted: WantedAnswer
+    timeout_s: float | None
 
 
 def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, memoryview]:
     """Return the JSON of a body and the bytes after it; `json_length` is the header's text or None. Raises BadBinary."""
-    head = _json_bytes(json_length, len(body))
+    size = head = len(body)
+    if json_length is not None:
+        # Compare the number of digits first: a length of forty digits is not worth converting.
+        is_length = json_length.isdigit() and len(json_length.lstrip(b"0")) <= len(str(size))
+        if not is_length or (head := int(json_length)) > size:
+            raise BadBinary(
+                f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
+            )
+        if head == 0:
+            raise BadBinary(
+                "a body without JSON is only for models with one input; name the inputs of this model in JSON"
+            )
     rest = memoryview(body)[head:]
     # Tensors are views that keep the whole body alive; copy them if the JSON is larger.
     return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
 
 
-def read_inference(document: dict[str, Any], rest: memoryview, model: Model = LAYER) -> InferenceRequest:
-    """Return the request to a model from a body's parsed JSON and the bytes after it.
+def read_inference(
+    document: dict[str, Any], rest: memoryview, model: Model
+) -> tuple[dict[str, object], tuple[str, ...], WantedAnswer]:
+    """Return the same request as a document of `/v1`, JSON pointers to the inputs of its masks, and the wanted answer.
 
     Raises BadBinary if the bytes do not match their announced sizes, and the errors of the fields and tensors.
     """
@@ -115,23 +118,8 @@ def read_inference(document: dict[str, Any], rest: memoryview, model: Model = LA
     outputs = _wanted_outputs(request.outputs, parameters, model)
     _check_json_form(request.inputs, outputs)
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
-    return InferenceRequest(
-        document=_document(tensors, parameters, outputs, model),
-        mask_params=tuple(f"/{name}" for name in MASKS if name in tensors),
-        wanted=WantedAnswer(request.id, outputs, timeout_s),
-    )
-
-
-def _json_bytes(announced: bytes | None, size: int) -> int:
-    if announced is None:
-        return size
-    if not announced.isdigit() or len(announced.lstrip(b"0")) > len(str(size)) or int(announced) > size:
-        raise BadBinary(
-            f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
-        )
-    if int(announced) == 0:
-        raise BadBinary("a body without JSON is only for models with one input; name the inputs of this model in JSON")
-    return int(announced)
+    mask_params = tuple(f"/{name}" for name in MASKS if name in tensors)
+    return _document(tensors, parameters, outputs, model), mask_params, WantedAnswer(request.id, outputs, timeout_s)
 
 
 def _checked(document: dict[str, Any], model: Model) -> InferRequest:
