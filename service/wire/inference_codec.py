@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -35,7 +35,7 @@ from service.wire.inference_schemas import (
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import translated, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
-from service.wire.tensors import MAX_VALUES, RawTensor, TensorForm, bytes_of, too_many_values
+from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
@@ -146,7 +146,7 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
         raise InvalidInput(f"the same {what} is listed twice", param=param)
 
 
-def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[object, memoryview]:
+def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str, object], memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape = entry.name, entry.shape
     datatypes, axes = _DATATYPES.get(name, _FLOATS), model.axes.get(name)
@@ -169,7 +169,7 @@ def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[object, 
         raise BadBinary(f"binary_data_size of {name} must be the {expected} bytes that its shape and datatype need")
     if size > len(rest):
         raise BadBinary(f"{name} announces {size} bytes; the body has only {len(rest)} left")
-    return RawTensor(dtype.name, tuple(shape), rest[:size]), rest[size:]
+    return {"dtype": dtype.name, "shape": tuple(shape), "data": rest[:size]}, rest[size:]
 
 
 def _binary_size(entry: InferInput) -> int | None:
@@ -235,7 +235,7 @@ def _check_json_form(inputs: list[InferInput], outputs: dict[str, bool]) -> None
 
 
 def _document(
-    tensors: dict[str, object], parameters: InferParameters, outputs: dict[str, bool], model: Model
+    tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool], model: Model
 ) -> dict[str, object]:
     """Return the same request as a document of `/v1`."""
     document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
@@ -249,7 +249,7 @@ def _document(
     return {**document, "masks": _masks(tensors, parameters), "masked_rows": parameters.masked_rows or "zero"}
 
 
-def _masks(tensors: dict[str, object], parameters: InferParameters) -> list[dict[str, object]]:
+def _masks(tensors: Mapping[str, object], parameters: InferParameters) -> list[dict[str, object]]:
     masks: list[dict[str, object]] = []
     for name, kind in MASKS.items():
         axes = getattr(parameters, f"{name}_axes", None)

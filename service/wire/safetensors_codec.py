@@ -28,7 +28,7 @@ from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimi
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
-from service.wire.tensors import RawTensor, bytes_of, bytes_to_tensor
+from service.wire.tensors import bytes_of, bytes_to_tensor
 
 MAX_HEADER_BYTES = 256 * 1024
 # Reading a header costs ten times as much as a cache lookup.
@@ -52,7 +52,7 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():
-        _add_tensor(document, name, _raw(entry, view))
+        _add_tensor(document, name, _tensor(entry, view))
     return document
 
 
@@ -77,9 +77,9 @@ _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 
-def _raw(entry: TensorEntry, view: memoryview) -> RawTensor:
+def _tensor(entry: TensorEntry, view: memoryview) -> dict[str, object]:
     dtype = BY_SAFETENSORS.get(entry.dtype)
-    return RawTensor("another" if dtype is None else dtype.name, entry.shape, view[entry.begin : entry.end])
+    return {"dtype": dtype and dtype.name, "shape": entry.shape, "data": view[entry.begin : entry.end]}
 
 
 def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, object]:
@@ -104,7 +104,7 @@ def _check_no_values(document: dict[str, object]) -> None:
             )
 
 
-def _add_tensor(document: dict[str, object], name: str, tensor: RawTensor) -> None:
+def _add_tensor(document: dict[str, object], name: str, tensor: dict[str, object]) -> None:
     if name in TENSORS:
         document[name] = tensor
         return

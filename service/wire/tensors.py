@@ -1,7 +1,7 @@
 """Tensors: decodes the tensors of a request to torch tensors and checks every value.
 
-A tensor is nested lists of numbers, an object with dtype, shape and data (a flat list, or base64 of little-endian C-order
-bytes), or bytes of a binary body. This module does not know which fields exist or which sizes they need.
+A tensor is nested lists of numbers, or an object with dtype, shape and data: a flat list, base64 of little-endian C-order
+bytes, or such bytes of a binary body, which are writable. This module does not know which fields exist or which sizes they need.
 Invariants: Sizes are Python integers and are checked before memory is allocated. Only ServiceErrors are raised, whatever the
 value is. Only finite values pass, and -inf if the field is a bias. A finite number that does not fit its dtype is rejected,
 never turned into infinity. Rounding is to nearest, ties to even, from float64 directly to the dtype. (A decimal of more than 17
@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
-_MEMBERS = ("dtype", "shape", "data")
+_MEMBERS = dict.fromkeys(("dtype", "shape", "data"))
 _QUAD = 4  # characters of base64 that stand for three bytes
 _STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
 # The bits of +inf, and of -inf, which has the sign bit too.
@@ -50,14 +50,6 @@ class TensorForm(enum.Enum):
     BASE64 = "an object with base64"
 
 
-class RawTensor(NamedTuple):
-    """A tensor of a binary body: its dtype by the contract's name, and its writable little-endian C-order bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
 def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
     """Return the tensor of `value`, which is part of a parsed body.
 
@@ -68,8 +60,6 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
     if isinstance(value, dict):
         _check_members(value, field)
         return _decode_data(value["data"], field, _dtype(value["dtype"], field), _shape(value["shape"], field))
-    if isinstance(value, RawTensor):
-        return _decode_data(value.data, field, _dtype(value.dtype, field), _shape(value.shape, field))
     numbers = _numbers(value)
     if numbers is None:
         raise InvalidInput(
@@ -82,13 +72,11 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
 
 def rank_of(value: object) -> int | None:
     """Return the number of axes of a tensor that is not decoded yet; None if it is malformed."""
-    if isinstance(value, RawTensor):
-        return len(value.shape)
     if isinstance(value, NumberList):
         return None if value.fault is not None and value.fault.is_shape else len(value.shape)
     if isinstance(value, dict):
         shape = value.get("shape")
-        return len(shape) if isinstance(shape, list) else None
+        return len(shape) if isinstance(shape, list | tuple) else None
     rank = 0
     while isinstance(value, list):
         rank, value = rank + 1, value[0] if value else None
@@ -99,22 +87,18 @@ def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
     """Check the members of all values, then the dtypes of all, before any value is decoded.
     So a request with two errors reports the one that the contract puts first.
     """
-    for value, field in fields:
-        if isinstance(value, dict):
-            _check_members(value, field)
-    for value, field in fields:
-        if isinstance(value, dict):
-            _dtype(value["dtype"], field)
-        elif isinstance(value, RawTensor):
-            _dtype(value.dtype, field)
+    objects = [(value, field) for value, field in fields if isinstance(value, dict)]
+    for value, field in objects:
+        _check_members(value, field)
+    for value, field in objects:
+        _dtype(value["dtype"], field)
 
 
 def answer_form(query: object, encoding: str | None) -> TensorForm:
     """Return how a JSON answer writes its tensors: as the request wrote its valid `query`, unless `encoding` says otherwise."""
+    came = TensorForm.NESTED
     if isinstance(query, dict):
-        came = TensorForm.BASE64 if isinstance(query["data"], str) else TensorForm.LIST
-    else:
-        came = TensorForm.BASE64 if isinstance(query, RawTensor) else TensorForm.NESTED
+        came = TensorForm.BASE64 if isinstance(query["data"], str | memoryview) else TensorForm.LIST
     if encoding == "base64":
         return TensorForm.BASE64
     return TensorForm.LIST if encoding == "list" and came is TensorForm.BASE64 else came
@@ -127,7 +111,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
-    if surplus := len(value.keys() - set(_MEMBERS)):
+    if value.keys() == _MEMBERS.keys():
+        return
+    if surplus := len(value.keys() - _MEMBERS.keys()):
         raise UnknownField(
             f"{field.words} has {surplus} unknown members; the members are dtype, shape and data", param=field.param
         )

@@ -12,14 +12,13 @@ from service.attention.masks import Run
 from service.errors import BadDtype, BadMask, BadShape, CostLimit, InvalidInput, LayoutRequired, NonFinite, UnknownField
 from service.wire.attend_request import CheckedRequest, RequestLimits
 from service.wire.attention_request import check_attention
-from service.wire.tensors import RawTensor
 
 PLENTY = RequestLimits(*(2**62,) * 5)
 
 
-def raw(*shape: int, dtype: str = "float32") -> RawTensor:
+def raw(*shape: int, dtype: str = "float32") -> dict[str, object]:
     size = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]
-    return RawTensor(dtype, shape, memoryview(bytearray(math.prod(shape) * size)))
+    return {"dtype": dtype, "shape": shape, "data": memoryview(bytearray(math.prod(shape) * size))}
 
 
 def body(**fields: object) -> dict[str, object]:
@@ -119,10 +118,10 @@ def test_what_is_wrong_is_refused_with_its_code_and_pointer(fields, error, param
 
 
 def test_a_value_that_is_not_finite_is_refused():
-    values = bytearray(raw(4).data)
+    values = bytearray(16)
     values[:4] = b"\x00\x00\xc0\x7f"
     with pytest.raises(NonFinite) as refused:
-        checked(sinks=RawTensor("float32", (4,), memoryview(values)))
+        checked(sinks=raw(4) | {"data": memoryview(values)})
     assert refused.value.param == "/sinks"
 
 
@@ -168,7 +167,7 @@ def test_packed_and_split_heads_are_the_same_call():
     rows = torch.randn(3, 8)
 
     def request(layout: str, tensor: torch.Tensor, **fields: object) -> CheckedRequest:
-        given = RawTensor("float32", tuple(tensor.shape), memoryview(bytearray(tensor.numpy().tobytes())))
+        given = raw(*tensor.shape) | {"data": memoryview(bytearray(tensor.numpy().tobytes()))}
         return check_attention({"query": given, "key": given, "value": given, "layout": layout, **fields}, PLENTY)
 
     packed, split = request("packed", rows, num_heads=2), request("lhd", rows.reshape(3, 2, 4))
