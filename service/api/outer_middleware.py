@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
 from service.api.auth.access import Access
-from service.api.problems import is_inference, render, render_inference
+from service.api.problems import is_inference, render
 from service.batching.job import BatchInfo
 from service.errors import EngineFailed, MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import KEY_NAME, REFUSED, Application, ClientGone, Message, Receive, Scope, Send
@@ -216,7 +216,7 @@ class OuterMiddleware:
     async def _problem(
         self, error: ServiceError, send: Send, record: RequestRecord, cause: BaseException | None = None
     ) -> None:
-        problem = render_inference(error) if is_inference(record.path) else render(error, record.request_id)
+        problem = render(error, record.request_id, as_inference=is_inference(record.path))
         record.code, record.detail = error.code, error.message
         if problem.status == 500:  # noqa: PLR2004
             self._log.faulted(record, cause or error)

@@ -97,26 +97,24 @@ def is_inference(path: str) -> bool:
     return path == "/v2" or path.startswith("/v2/")
 
 
-def render_inference(error: ServiceError) -> Problem:
-    status = status_of(type(error), INFERENCE_STATUS)
-    body = orjson.dumps({"error": f"{error.message[:MAX_DETAIL]} ({error.code})"})
-    return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE, body), body)
-
-
-def render(error: ServiceError, request_id: str) -> Problem:
-    status = status_of(type(error))
-    body = orjson.dumps(
-        {
+def render(error: ServiceError, request_id: str, *, as_inference: bool = False) -> Problem:
+    """Return the response to an error as problem details, or as the Open Inference Protocol has it."""
+    status = status_of(type(error), INFERENCE_STATUS if as_inference else STATUS)
+    detail = error.message[:MAX_DETAIL]
+    if as_inference:
+        content: dict[str, object] = {"error": f"{detail} ({error.code})"}
+    else:
+        content = {
             "type": f"{ERRORS_PAGE}#{error.code}",
             "title": http.HTTPStatus(status).phrase,
             "status": status,
-            "detail": error.message[:MAX_DETAIL],
+            "detail": detail,
             "code": error.code,
             "param": error.param,
             "request_id": request_id,
         }
-    )
-    return Problem(status, _headers(error, MEDIA_TYPE, body), body)
+    body = orjson.dumps(content)
+    return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE if as_inference else MEDIA_TYPE, body), body)
 
 
 def problem_responses(

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import zstandard
 
@@ -92,7 +92,6 @@ class _ReceiveCaller:
         callback()
 
 
-R = TypeVar("R")
 PIECE = 2**20
 # An error does not repeat a Content-Length of this many digits or more.
 MAX_DIGITS = 20
@@ -107,7 +106,7 @@ ZSTD_STEP = 256
 
 
 # A function that runs work in a thread, in the order of the calls.
-RunOffLoop = Callable[[Callable[[], R]], Awaitable[R]]
+RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ async def read_body(
     limits: BodyLimits,
     codings: tuple[bytes, ...],
     reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop[list[bytes]],
+    run_off_loop: RunOffLoop,
 ) -> list[Part]:
     """Return the whole body in parts, decompressed if it has one of `codings`.
 
@@ -207,7 +206,7 @@ async def _decompressed(
     coding: bytes,
     limits: BodyLimits,
     reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop[list[bytes]],
+    run_off_loop: RunOffLoop,
 ) -> list[Part]:
     """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
     pieces: list[Part] = []

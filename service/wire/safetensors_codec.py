@@ -1,9 +1,10 @@
 """Safetensors codec: reads a request from a safetensors file and writes an answer as one; templates skip repeated checks.
 
-The tensors of a body are `query`, `key`, `value` and `masks.<i>.values`. Its metadata has one key, `request`: the JSON of the
-other fields, masks without their values. Invariants: The whole header is checked before any tensor is read. Nothing is copied: a
-tensor of a request is a view of its body. Both forms of a request take the same path from here on, so they give the same bits and
-the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader that maps the bytes.
+The tensors of a body are those of TENSORS that its kind of request takes, and `masks.<i>.values`. Its metadata has one key,
+`request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
+read. Nothing is copied: a tensor of a request is a view of its body. Both forms of a request take the same path from here on, so
+they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader
+that maps the bytes.
 
 Callers send the same few shapes repeatedly. Apart from the values, the checks of a request depend only on the layer and on the
 header and length of its body. A template comes from a request that passed every check and has no masks, because with masks the
@@ -25,6 +26,7 @@ from service.attention.spec import LayerSpec
 from service.errors import BadBinary, Malformed, UnknownField
 from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
+from service.wire.attention_request import TENSORS
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
@@ -34,8 +36,6 @@ MAX_HEADER_BYTES = 256 * 1024
 # Reading a header costs ten times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
-# The names of tensors in any kind of request; the fields of the request decide which of them it takes.
-TENSORS = ("query", "key", "value", "past_key", "past_value", "sinks")
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
 # Other writers put `format` into the metadata of every file; it has no meaning here.
 _METADATA = {"request", "format"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from service import errors
 from service.api.openapi.examples import attention_examples
-from service.api.problems import ErrorRow, render, render_inference
+from service.api.problems import ErrorRow, render
 from service.errors import ServiceError
 from service.wire.attend_request import RequestLimits
 from service.wire.attention_request import check_attention
@@ -52,8 +52,7 @@ _TEXTS: dict[type[ServiceError], str] = {
 
 def error_example(row: ErrorRow, *, as_inference: bool) -> dict[str, Any]:
     """Return OpenAPI's example of the answer to an error; raises KeyError for a code without one."""
-    error = _examples()[row.code]
-    problem = render_inference(error) if as_inference else render(error, _REQUEST_ID)
+    problem = render(_examples()[row.code], _REQUEST_ID, as_inference=as_inference)
     return {"summary": f"{row.code}: {row.cause}", "value": json.loads(problem.body)}
 
 
