@@ -95,7 +95,7 @@ class _ReceiveCaller:
 PIECE = 2**20
 # An error does not repeat a Content-Length of this many digits or more.
 MAX_DIGITS = 20
-_FEWER_BYTES = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
+CHEAPER = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
 HERE_BYTES = 2**16
@@ -198,7 +198,7 @@ def _too_large(max_bytes: int, num_bytes: int | None) -> BodyTooLarge:
         if num_bytes is None
         else f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
     )
-    return BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {_FEWER_BYTES}")
+    return BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
 async def _decompressed(
@@ -219,7 +219,7 @@ async def _decompressed(
             total += num_bytes
             if total > limits.max_bytes:
                 found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
-                raise DecompressedTooLarge(f"the decompressed body has {found}; {_FEWER_BYTES}")
+                raise DecompressedTooLarge(f"the decompressed body has {found}; {CHEAPER}")
             reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []

@@ -18,8 +18,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
-from service.api.openapi.error_examples import error_example
-from service.api.openapi.examples import attend_examples, attention_examples, infer_examples
+from service.api.openapi.examples import attend_examples, attention_examples, error_answer, infer_examples
 from service.api.openapi.headers import describe_headers
 from service.api.problems import error_rows, is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
@@ -213,7 +212,7 @@ def _error_answers(version: str) -> dict[str, Any]:
     for row in sorted(error_rows()):
         if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
             of_status = examples.setdefault(row.inference_status if as_inference else row.status, {})
-            of_status[row.code] = error_example(row, as_inference=as_inference)
+            of_status[row.code] = error_answer(row, as_inference=as_inference)
     words = {status: ", ".join(f"`{code}`" for code in found) for status, found in sorted(examples.items())}
     answers = problem_responses(words, *words, as_inference=as_inference)
     for status, answer in answers.items():

@@ -1,16 +1,27 @@
-"""Examples: the bodies of requests that the API page offers; each is answered with a 200, or with the error that it is named by.
+"""Examples: the bodies of requests and the answers to errors that the API page shows.
 
-Invariants: they have the widths of a served layer, or are a few numbers long. The name of an example of an error is its code.
+Invariants: bodies have the widths of a served layer, or are a few numbers long. Each is answered with a 200, or with the error
+whose code is its name. Every code of an answer has an example: an error of a body is what its body here raises, the others have
+a text here that the service uses.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import json
 import struct
 from collections.abc import Mapping
 from typing import Any
 
+from service import errors
+from service.api.problems import ErrorRow, render
+from service.api.request_body import CHEAPER
 from service.attention.spec import LayerSpec
+from service.errors import ServiceError
+from service.wire.attend_request import RequestLimits
+from service.wire.attention_request import check_attention
+from service.wire.json_document import parse
 
 Body = dict[str, Any]
 _ONE = [[0.5]]
@@ -38,7 +49,7 @@ def attend_examples(spec: LayerSpec) -> Body:
         **_mask_bodies(small, 2, 2),
         **_weights_bodies(small),
     }
-    return _examples(bodies) | _error_examples(
+    return _examples(bodies) | _bodies_of_errors(
         {**cross, "masks": [{"kind": "causal"}]}, None if spec.extra_keys else small
     )
 
@@ -67,7 +78,7 @@ def attention_examples() -> Body:
         **_weights_bodies(two),
     }
     layout = {"layout_required": ("three axes without a layout", {name: [_ONE] for name in packed})}
-    return _examples(bodies) | _error_examples({**two, "masks": [{"kind": "causal"}]}, two, layout)
+    return _examples(bodies) | _bodies_of_errors({**two, "masks": [{"kind": "causal"}]}, two, layout)
 
 
 def _mask_bodies(body: Body, queries: int, keys: int) -> dict[str, tuple[str, Body]]:
@@ -99,7 +110,7 @@ def _weights_bodies(body: Body) -> dict[str, tuple[str, Body]]:
     return {f"weights_{form}": (f"Weights {words}", {**body, "weights": it}) for form, (words, it) in forms.items()}
 
 
-def _error_examples(unaligned: Body, whole: Body | None, more: Mapping[str, tuple[str, Body]] | None = None) -> Body:
+def _bodies_of_errors(unaligned: Body, whole: Body | None, more: Mapping[str, tuple[str, Body]] | None = None) -> Body:
     """Return the errors of bodies by their codes; `whole` is a valid body in which a row can be masked, None if none can."""
     one = {"query": _ONE, "key": _ONE, "value": _ONE}
     batch = {name: [rows] for name, rows in one.items()} | ({"layout": "bld"} if more else {})
@@ -168,3 +179,52 @@ def infer_examples(spec: LayerSpec) -> Body:
         ),
     }
     return _examples(bodies)
+
+
+_REQUEST_ID = "2f9c4a7d1e8b5c3f6a0d9e24"
+_LIMITS = RequestLimits(2**10, 2**20, 2**20, 2**20, 2**20)
+_TEXTS: dict[type[ServiceError], str] = {
+    errors.BadRequest: "Content-Length must be one number of bytes",
+    errors.BadJson: "the body is not valid JSON (byte 1)",
+    errors.JsonTooDeep: "the body is nested deeper than 32 levels",
+    errors.DuplicateKey: "an object of the body has a duplicate key",
+    errors.BadBinary: "the body has 3 bytes, too few for safetensors",
+    errors.Unauthorized: "this route needs a key: Authorization: Bearer <key>, or X-API-Key: <key>",
+    errors.Forbidden: "this route needs a key with the role admin",
+    errors.LayerNotFound: "no layer of that name is served; GET /v1/layers lists them",
+    errors.RouteNotFound: "nothing is served at that path; GET /openapi.json lists what is",
+    errors.NotAcceptable: "Accept must allow application/json or application/vnd.safetensors",
+    errors.ClientTimeout: "the body did not arrive within 30 s",
+    errors.LayerChanged: "another change of this layer came first; nothing was changed",
+    errors.BodyTooLarge: f"the body has 16,777,217 bytes, expected at most 16,777,216 (ATTENTION_MAX_BODY_BYTES); {CHEAPER}",
+    errors.DecompressedTooLarge: f"the decompressed body has more than 16,777,216 bytes (ATTENTION_MAX_BODY_BYTES); {CHEAPER}",
+    errors.TargetTooLong: "the request target has more than 8,192 bytes (ATTENTION_MAX_TARGET_BYTES); put data into the body",
+    errors.HeadersTooLarge: "the header fields of the request have more than 16,384 bytes together (ATTENTION_MAX_HEADER_BYTES)",
+    errors.UnsupportedMediaType: "Content-Type must be application/json or application/vnd.safetensors, with text in UTF-8",
+    errors.UnsupportedContentEncoding: "a body may be compressed once, with gzip or zstd",
+    errors.QueueFull: "256 requests wait; the queue holds at most 256",
+    errors.RateLimited: "more than 10 requests a second, in bursts of at most 20",
+    errors.EngineFailed: "an internal fault; the log has its traceback under the request id",
+    errors.NotReady: "layers are being loaded",
+    errors.Draining: "the service is shutting down and accepts no new requests",
+    errors.EngineDown: "the engine has stopped; this process computes nothing until it is replaced",
+    errors.DeadlineExceeded: "the deadline passed before the request was queued",
+}
+
+
+def error_answer(row: ErrorRow, *, as_inference: bool) -> dict[str, Any]:
+    """Return OpenAPI's example of the answer to an error; raises KeyError for a code without one."""
+    problem = render(_errors()[row.code], _REQUEST_ID, as_inference=as_inference)
+    return {"summary": f"{row.code}: {row.cause}", "value": json.loads(problem.body)}
+
+
+@functools.cache
+def _errors() -> dict[str, ServiceError]:
+    found = [kind(text) for kind, text in _TEXTS.items()]
+    for example in attention_examples().values():
+        body = json.dumps(example["value"]).encode()
+        try:
+            check_attention(parse(body, max_depth=32, max_numbers=1000), _LIMITS)
+        except ServiceError as error:
+            found.append(error.with_traceback(None))
+    return {error.code: error for error in found}
