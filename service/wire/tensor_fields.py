@@ -7,15 +7,17 @@ value, never the value itself.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from service.errors import BadDtype, BadMask, InvalidInput, NonFinite
+from service.errors import BadDtype, BadMask, InvalidInput, NonFinite, ServiceError
 from service.wire.json_document import words_of
 from service.wire.number_list import BEYOND_FLOAT64, at
+
+E = TypeVar("E", bound=ServiceError)
 
 
 class Dtype(NamedTuple):
@@ -79,11 +81,16 @@ class TensorField(NamedTuple):
     def words(self) -> str:
         return words_of(self.param)
 
+    def error(self, kind: type[E], words: str) -> E:
+        """Return an error of this kind; `words` continue a sentence that begins with the field."""
+        return kind(f"{self.words} {words}", param=self.param)
+
     def wrong(self, what: str, index: tuple[int, ...]) -> InvalidInput:
         """Return the error for a value, described by `what`, that is not of the field's kind."""
-        kind_error = BadMask if self.kind is TensorKind.BOOL else BadDtype
-        error = NonFinite if what == BEYOND_FLOAT64 else kind_error
-        return error(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)
+        if what == BEYOND_FLOAT64:
+            return self.not_finite(what, index)
+        kind = BadMask if self.kind is TensorKind.BOOL else BadDtype
+        return self.error(kind, f"has {what}{at(index)}, expected {self.kind.words}")
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
-        return NonFinite(f"{self.words} has {what}{at(index)}, expected {self.kind.words}", param=self.param)
+        return self.error(NonFinite, f"has {what}{at(index)}, expected {self.kind.words}")

@@ -62,9 +62,7 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
         return _decode_data(value["data"], field, _dtype(value["dtype"], field), _shape(value["shape"], field))
     numbers = _numbers(value)
     if numbers is None:
-        raise InvalidInput(
-            f"{field.words} must be nested lists of numbers, or an object with dtype, shape and data", param=field.param
-        )
+        raise field.error(InvalidInput, "must be nested lists of numbers, or an object with dtype, shape and data")
     if len(numbers.shape) > MAX_RANK:
         raise _rank_error(field, len(numbers.shape))
     return _numbers_to_tensor(numbers, field, field.kind.list_dtype, numbers.shape)
@@ -114,11 +112,9 @@ def _check_members(value: Mapping[str, object], field: TensorField) -> None:
     if value.keys() == _MEMBERS.keys():
         return
     if surplus := len(value.keys() - _MEMBERS.keys()):
-        raise UnknownField(
-            f"{field.words} has {surplus} unknown members; the members are dtype, shape and data", param=field.param
-        )
+        raise field.error(UnknownField, f"has {surplus} unknown members; the members are dtype, shape and data")
     if missing := [name for name in _MEMBERS if name not in value]:
-        raise InvalidInput(f"{field.words} lacks {', '.join(missing)}", param=field.param)
+        raise field.error(InvalidInput, f"lacks {', '.join(missing)}")
 
 
 def _dtype(name: object, field: TensorField) -> torch.dtype:
@@ -156,13 +152,13 @@ def too_many_values(words: str, num_values: int, param: str) -> CostLimit:
 
 
 def _rank_error(field: TensorField, rank: int) -> BadShape:
-    return BadShape(f"{field.words} has {rank} axes, expected at most {MAX_RANK}", param=field.param)
+    return field.error(BadShape, f"has {rank} axes, expected at most {MAX_RANK}")
 
 
 def _check_count(got: int, shape: tuple[int, ...], field: TensorField, *, what: str, each: int = 1) -> None:
     expected = math.prod(shape) * each
     if got != expected:
-        raise BadShape(f"{field.words} has {got} {what}, its shape needs {expected}", param=field.param)
+        raise field.error(BadShape, f"has {got} {what}, its shape needs {expected}")
 
 
 def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -173,12 +169,10 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
         return bytes_to_tensor(content, field, dtype, shape)
     numbers = _numbers(data) if isinstance(data, list | NumberList) else None
     if numbers is None:
-        raise InvalidInput(f"{field.words} must have a flat list or a base64 string as data", param=field.param)
+        raise field.error(InvalidInput, "must have a flat list or a base64 string as data")
     if numbers.fault is None:
         if len(numbers.shape) != 1:
-            raise BadShape(
-                f"{field.words} must have a flat list as data, got {len(numbers.shape)} levels", param=field.param
-            )
+            raise field.error(BadShape, f"must have a flat list as data, got {len(numbers.shape)} levels")
         _check_count(numbers.shape[0], shape, field, what="values")
     return _numbers_to_tensor(numbers, field, dtype, shape)
 
@@ -186,19 +180,15 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
 def _decode_base64(text: str, field: TensorField) -> bytearray:
     """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
     if len(text) % _QUAD:
-        raise BadEncoding(
-            f"{field.words} has {len(text)} base64 characters, expected a multiple of 4", param=field.param
-        )
+        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4")
     try:
         data = pybase64.b64decode_as_bytearray(text, validate=True)
     except (binascii.Error, ValueError):  # ValueError: not ASCII
-        raise BadEncoding(
-            f"{field.words} must be base64 (standard alphabet, no white space)", param=field.param
-        ) from None
+        raise field.error(BadEncoding, "must be base64 (standard alphabet, no white space)") from None
     # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
     tail = len(data) % 3
     if tail and pybase64.b64encode(data[-tail:]) != text[-_QUAD:].encode("ascii"):
-        raise BadEncoding(f"{field.words} must be base64: the bits after the last byte must be zero", param=field.param)
+        raise field.error(BadEncoding, "must be base64: the bits after the last byte must be zero")
     return data
 
 
@@ -234,7 +224,7 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
     """Raise an error for the first item, in text order, that is not of the field's kind."""
     fault, kind = numbers.fault, field.kind
     if fault is not None and fault.is_shape:
-        raise BadShape(f"{field.words} has {fault.what}{at(fault.index)}", param=field.param)
+        raise field.error(BadShape, f"has {fault.what}{at(fault.index)}")
     odd: list[tuple[tuple[int, ...], str]] = [] if fault is None else [(fault.index, fault.what)]
     if numbers.first_boolean is not None and kind is not TensorKind.BOOL:
         odd.append((index_of(numbers.first_boolean, numbers.shape), "a boolean"))
