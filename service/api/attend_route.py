@@ -71,7 +71,7 @@ class AttendRoute:
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))
 
-            context.end_on_disconnect()
+            context.cancel_on_disconnect()
             request = await context.decoded(decode)
             tensors, facts = await context.ask(model, request)
             is_json = wanted == JSON
@@ -116,7 +116,7 @@ class InferRoute:
                 request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
                 return wanted, request
 
-            context.end_on_disconnect()
+            context.cancel_on_disconnect()
             wanted, request = await context.decoded(decode)
             context.shorten(wanted.timeout_s)
             tensors, facts = await context.ask(model, request)

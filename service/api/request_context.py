@@ -160,7 +160,7 @@ class RequestContext:
             self._task.uncancel()
             raise self._end() from None
 
-    def end_on_disconnect(self) -> None:
+    def cancel_on_disconnect(self) -> None:
         """From now until the answer is sent, end the request with ClientGone when the client disconnects."""
         self._caller.on_disconnect(lambda: self._cancel(ClientGone))
 
@@ -290,13 +290,7 @@ class RequestContext:
         record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
-        facts = AnswerFacts(
-            masked_rows=request.masked_rows,
-            layer=layer.name,
-            digest=layer.digest,
-            batch=batch,
-            timing_ms=self._timing_ms,
-        )
+        facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, batch, self._timing_ms)
         return request.tensors(outcome.result), facts
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
