@@ -369,8 +369,9 @@ def with_masked_rows(request: CheckedRequest, *, is_error: bool) -> CheckedReque
     if request.call.mask is None:
         return request
     count = functools.partial(_count_masked_rows, request.call.mask, is_error=is_error)
-    request = request._replace(count_masked_rows=count)
-    return request if request.cost.cells > MAX_COUNTED_CELLS else request.counted()
+    if request.cost.cells > MAX_COUNTED_CELLS:
+        return request._replace(count_masked_rows=count)
+    return request._replace(masked_rows=count())
 
 
 def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
