@@ -253,9 +253,9 @@ def check_request(
     check_fields([(getattr(body, field), float_field(field)) for field in ("query", "key", "value")] + masks.fields())
     if is_batch := rank_of(body.query) == BATCH_RANK:
         masks.check_axes()
-    query = _rows(body.query, "query", spec.query_width, name, is_batch)
-    key = None if body.key is None else _rows(body.key, "key", spec.key_width, name, is_batch)
-    value = None if body.value is None else _rows(body.value, "value", spec.value_width, name, is_batch)
+    query = _rows(body.query, float_field("query"), spec.query_width, name, is_batch)
+    key = None if body.key is None else _rows(body.key, float_field("key"), spec.key_width, name, is_batch)
+    value = None if body.value is None else _rows(body.value, float_field("value"), spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
@@ -272,34 +272,29 @@ def check_request(
     return with_masked_rows(request, is_error=body.masked_rows == "error")
 
 
-def _rows(value: object, field: str, width: int, name: str, is_batch: bool) -> torch.Tensor:
+def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bool) -> torch.Tensor:
     """Return the rows as [B, L, d]; raises BadShape for a wrong rank, an empty axis, or a d other than `width`."""
-    param = f"/{field}"
-    tensor = decode_tensor(value, float_field(field))
+    tensor = decode_tensor(value, field)
     if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
-        raise BadShape(f"{field} must be [L, d] or [B, L, d], got {tensor.dim()} axes", param=param)
+        raise field.error(BadShape, f"must be [L, d] or [B, L, d], got {tensor.dim()} axes")
     if (tensor.dim() == BATCH_RANK) != is_batch:
         layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
-        raise BadShape(f"{field} must be {layout} like query, got {list(tensor.shape)}", param=param)
+        raise field.error(BadShape, f"must be {layout} like query, got {list(tensor.shape)}")
     if 0 in tensor.shape:
-        raise BadShape(f"{field} must not be empty, got {list(tensor.shape)}", param=param)
+        raise field.error(BadShape, f"must not be empty, got {list(tensor.shape)}")
     if tensor.shape[-1] != width:
-        raise BadShape(f'{field} has {tensor.shape[-1]} features, layer "{name}" takes {width}', param=param)
+        raise field.error(BadShape, f'has {tensor.shape[-1]} features, layer "{name}" takes {width}')
     return tensor if is_batch else tensor.unsqueeze(0)
 
 
 def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, spec: LayerSpec) -> None:
     """Check that sequence counts agree, each key row has a value row, and no default has the wrong width."""
     if key is None and spec.needs_key:
-        raise InvalidInput(
-            f"key is required: it has {spec.key_width} features in this layer, query has {spec.query_width}",
-            param="/key",
-        )
+        words = f"is required: it has {spec.key_width} features in this layer, query has {spec.query_width}"
+        raise float_field("key").error(InvalidInput, words)
     if value is None and spec.needs_value:
-        raise InvalidInput(
-            f"value is required: it has {spec.value_width} features in this layer, key has {spec.key_width}",
-            param="/value",
-        )
+        words = f"is required: it has {spec.value_width} features in this layer, key has {spec.key_width}"
+        raise float_field("value").error(InvalidInput, words)
     for field, tensor in (("key", key), ("value", value)):
         if tensor is not None and tensor.shape[0] != query.shape[0]:
             raise BadShape(f"{field} has {tensor.shape[0]} sequences, query has {query.shape[0]}", param=f"/{field}")
