@@ -19,7 +19,7 @@ import pybase64
 import torch
 from pydantic import BaseModel, Field
 
-from service.wire.attend_request import EXTRAS, AnswerFacts
+from service.wire.attend_request import EXTRAS, TOP_K, AnswerFacts
 from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
 
@@ -139,9 +139,6 @@ class AttentionReply(AttendAnswer):
     present_value: Tensor | None = Field(default=None, description="past_value and value in one")
 
 
-_TOP_K = tuple(TopKField.model_fields)
-
-
 def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: TensorForm) -> Iterator[bytes]:
     """Yield the JSON answer in pieces; fields are in the order of the contract."""
     yield b'{"output":'
@@ -163,7 +160,7 @@ def _weights(tensors: dict[str, torch.Tensor], form: TensorForm) -> Iterator[byt
         yield b"null"
         return
     opening = b"{"
-    for name in _TOP_K:
+    for name in TOP_K:
         yield opening + f'"{name}":'.encode()
         yield from write_tensor(tensors[f"weights.{name}"], form)
         opening = b","

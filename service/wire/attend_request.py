@@ -1,7 +1,7 @@
 """Attend request: its JSON form, and its check against a layer and the limits, which gives a call with its exact cost.
 
-Attention without a layer (`attention_request.py`) has the same weights, limits and last steps. What every form of an answer
-contains, its tensors and its facts, stands here too.
+Attention without a layer (`attention_request.py`) has the same weights, limits and last steps. The names of an answer's tensors,
+and the facts beside them, are here too, because every form of an answer has them.
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
 contract: unknown field, dtype, shape, mask, cost. Counting masked rows may be left to the caller, because it is slow for many
 scores. Sizes are Python integers, which do not overflow.
@@ -33,6 +33,7 @@ from service.wire.tensors import TensorForm, answer_form, check_fields, decode_t
 M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
+TOP_K = ("values", "indices", "rest")
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 """Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
 # Counting the masked rows of this many attention scores takes about a millisecond.
@@ -205,8 +206,7 @@ class CheckedRequest(NamedTuple):
         """
         found = {"output": answer.output}
         if isinstance(answer.weights, TopK):
-            parts = (field.name for field in dataclasses.fields(TopK))
-            found |= {f"weights.{name}": getattr(answer.weights, name) for name in parts}
+            found |= {f"weights.{name}": getattr(answer.weights, name) for name in TOP_K}
         elif answer.weights is not None:
             found["weights"] = answer.weights
         if isinstance(answer, AttentionAnswer):
