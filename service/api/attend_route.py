@@ -76,6 +76,7 @@ class AttendRoute:
             tensors, facts = await context.ask(model, request)
             is_json = wanted == JSON
             pieces = write_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
+            del request  # its tensors would stay until the answer is sent
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
     def _read_safetensors(self, body: bytearray, model: Served) -> CheckedRequest:
@@ -120,6 +121,7 @@ class InferRoute:
             wanted, request = await context.decoded(decode)
             context.shorten(wanted.timeout_s)
             tensors, facts = await context.ask(model, request)
+            del request  # its tensors would stay until the answer is sent
             length, pieces = write_inference(tensors, facts, wanted)
             headers = [(b"content-type", JSON if length is None else OCTET_STREAM)]
             if length is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 GROWTH_BYTES = 4 * 2**20
 # Under load a trim costs a few milliseconds and the pages mapped anew, so it runs only after a burst of large bodies.
-BUSY_GROWTH_BYTES = 64 * 2**20
+BUSY_GROWTH_BYTES = 32 * 2**20
 # `mallopt` parameters (malloc.h) in bytes: free memory allowed at the heap's end (M_TRIM_THRESHOLD), and the size from which a
 # block is its own mapping (M_MMAP_THRESHOLD), at the maximum that glibc takes. With 64 MiB of free memory instead of 32 an
 # overload with bodies of 4 MiB peaks 60 MiB higher, and no batch is faster; with 16, batches of 8,192 rows are 4 % slower.

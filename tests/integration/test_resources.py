@@ -1,6 +1,14 @@
 """What callers cannot make grow: metric series, the page of metrics, files left behind (group R of the catalogue)."""
 
+import asyncio
+import weakref
+
+import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.numpy import save
+
+from service.api.request_context import RequestContext
 
 X = [[0.5] * 16]
 NUM_CALLERS = 200
@@ -56,5 +64,49 @@ def test_a_thousand_failures_leave_no_file_behind_R7(served, tmp_path, monkeypat
             ):
                 assert (await service.attend(body)).status_code == 422
         assert found() == before
+
+    served(story)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/layers/small/attend", {"json": {"query": X}}),
+        (
+            "/v1/layers/small/attend",
+            {
+                "content": save({"query": np.array(X, dtype=np.float32)}),
+                "headers": {"content-type": "application/vnd.safetensors"},
+            },
+        ),
+        (
+            "/v2/models/small/infer",
+            {"json": {"inputs": [{"name": "query", "datatype": "FP32", "shape": [1, 1, 16], "data": X[0]}]}},
+        ),
+    ],
+    ids=["JSON", "safetensors", "Open Inference"],
+)
+def test_a_slow_reader_of_an_answer_keeps_no_tensor_of_its_request(served, monkeypatch, path, message):
+    queries, held = [], []
+    ask, send = RequestContext.ask, RequestContext.send
+
+    def watched_ask(self, layer, request):
+        queries.append(weakref.ref(request.call.query))
+        return ask(self, layer, request)
+
+    async def held_send(self, *reply):
+        held.append(asyncio.Event())
+        await held[-1].wait()
+        await send(self, *reply)
+
+    monkeypatch.setattr(RequestContext, "ask", watched_ask)
+    monkeypatch.setattr(RequestContext, "send", held_send)
+
+    async def story(service):
+        answer = asyncio.create_task(service.client.post(path, **message))
+        await service.until(lambda: held)
+        await service.until(lambda: queries[0]() is None)
+        held[0].set()
+        assert (await answer).status_code == 200
 
     served(story)
