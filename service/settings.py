@@ -208,8 +208,8 @@ class Settings(BaseSettings):
     standing_wait_ms: float | None = Field(
         None,
         ge=0,
-        description="in sustained overload a layer's queue holds work for at most this wait or one and a half batches, "
-        "whichever is longer (milliseconds); 0 = only the queue's other limits hold; default: 100, or 0 if "
+        description="in sustained overload a layer's queue holds the whole batches that fit into this wait, "
+        "at least one (milliseconds); 0 = only the queue's other limits hold; default: 100, or 0 if "
         "`ATTENTION_QUEUE_CAPACITY` is set",
     )
 

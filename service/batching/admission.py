@@ -23,9 +23,6 @@ from service.errors import CostLimit, DeadlineExceeded, QueueFull
 BURST_S = 0.1
 # A longer queue is long: three callers, each of whose requests fills a batch, are no overload.
 MAX_BATCHES = 2
-# Batches that an overloaded lane keeps queued: enough to fill every batch, and few enough that the wait stays within three times
-# that of a busy service without a queue (docs/reliability.md has the figures). With one, each dispatch would empty the lane.
-KEPT_BATCHES = 1.5
 # A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
 # would allow it ever fewer.
 LEAST_RATE = 0.5
@@ -41,12 +38,16 @@ SHARE = 4
 
 
 class _Long(NamedTuple):
-    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts."""
+    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts.
+
+    `is_shedding`: it has refused a request since its last dispatch.
+    """
 
     most: float
     since: float
     left_flops: int
-    is_overloaded: bool
+    is_overloaded: bool = False
+    is_shedding: bool = False
 
 
 class _Drain(NamedTuple):
@@ -70,17 +71,18 @@ class _Drain(NamedTuple):
 class Congestion:
     """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
+    An overloaded lane keeps the whole batches that fit into `wait_s`, at least `min_batches`; more adds latency, not throughput.
     With a `wait_s` of 0 no lane is overloaded. Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst
-    makes a long queue, which drains again. If much work stays after every batch for a while and never shrinks, more arrives
-    than is done. Then a longer queue adds latency, not throughput.
+    makes a long queue, which drains again. If much work stays after every batch and never shrinks, more arrives than is done.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
     number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
     drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
-    the lane is empty; a sooner end would let the next burst in.
+    a dispatch empties the lane and nothing was refused since the one before; a sooner end would let the next burst in.
     """
 
-    def __init__(self, wait_s: float) -> None:
+    def __init__(self, wait_s: float, min_batches: int = 1) -> None:
         self._wait_s = wait_s
+        self._min_batches = min_batches
         self._long: dict[Hashable, _Long] = {}
         self._drains: dict[Hashable, _Drain] = {}
 
@@ -100,17 +102,20 @@ class Congestion:
             return
         lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
         in_time = self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate))
-        most = max(KEPT_BATCHES * batch_flops, in_time)
+        most = batch_flops * max(self._min_batches, in_time // max(batch_flops, 1))
         before = self._long.get(lane)
-        was_overloaded = before is not None and before.is_overloaded
-        if left_flops <= (0 if was_overloaded else max(MAX_BATCHES * batch_flops, in_time)):
+        if before is not None and before.is_overloaded:
+            if left_flops or before.is_shedding:
+                self._long[lane] = before._replace(most=most, is_shedding=False)
+            else:
+                del self._long[lane]
+        elif left_flops <= max(MAX_BATCHES * batch_flops, in_time):
             self._long.pop(lane, None)
-        elif before is None or (left_flops < before.left_flops and not was_overloaded):
+        elif before is None or left_flops < before.left_flops:
             # The queue shrinks, as it does after a stall under a sustainable load: measure again from here.
-            self._long[lane] = _Long(most, now, left_flops, is_overloaded=False)
+            self._long[lane] = _Long(most, now, left_flops)
         else:
-            is_overloaded = was_overloaded or now - before.since >= BURST_S
-            self._long[lane] = before._replace(most=most, is_overloaded=is_overloaded)
+            self._long[lane] = before._replace(most=most, is_overloaded=now - before.since >= BURST_S)
 
     def _lane_rate(self, lane: Hashable, batch_flops: int, left_flops: int, now: float) -> float:
         """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
@@ -131,10 +136,13 @@ class Congestion:
         self._long.clear()
         self._drains.clear()
 
-    def overloaded_s(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
-        """Return how long the lane has been overloaded; None if it is not, or if little enough waits now."""
+    def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
+        """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
         found = self._long.get(lane)
-        return now - found.since if found is not None and found.is_overloaded and queued_flops >= found.most else None
+        if found is None or not found.is_overloaded or queued_flops < found.most:
+            return None
+        self._long[lane] = found._replace(is_shedding=True)
+        return now - found.since
 
 
 class Speed:
@@ -306,7 +314,7 @@ class Admission:
             return
         own = self._lanes.fair_share(lane, caller)
         own_flops = own.flops * (own.num_jobs + num_coming) // max(own.num_jobs, 1)
-        overloaded_s = self.congestion.overloaded_s(lane, own_flops, now)
+        overloaded_s = self.congestion.refuse(lane, own_flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",

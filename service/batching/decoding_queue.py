@@ -24,6 +24,8 @@ MAX_WAIT_S = 0.5
 MAX_BODIES = 4
 # Part of `standing_wait_s` that a request may spend in this queue: afterwards it waits again, to be computed.
 WAIT_SHARE = 0.5
+# Bodies that an overloaded queue keeps: one that is decoded and the next.
+MIN_BODIES = 2
 # Bytes per second, assumed until the first body is decoded: the rate for nested lists of numbers.
 FIRST_RATE = 32 * 2**20
 # Congestion works by lane; all bodies share one.
@@ -35,7 +37,7 @@ class DecodingQueue:
 
     def __init__(self, clock: Clock, standing_wait_s: float) -> None:
         self._clock = clock
-        self._congestion = Congestion(WAIT_SHARE * standing_wait_s)
+        self._congestion = Congestion(WAIT_SHARE * standing_wait_s, MIN_BODIES)
         self._lock = asyncio.Lock()  # fair: first come, first served
         self._done: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self.num_bodies = 0
@@ -58,7 +60,7 @@ class DecodingQueue:
             raise DeadlineExceeded(
                 f"with the bodies queued ahead decoding would take {wait_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
-        is_overloaded = self._congestion.overloaded_s(_LANE, self.num_bytes, now) is not None
+        is_overloaded = self._congestion.refuse(_LANE, self.num_bytes, now) is not None
         is_long = self.num_bodies >= MAX_BODIES and self.num_bytes > MAX_WAIT_S * self._rate
         if is_overloaded or is_long or wait_s > most_s:
             retry_after_s = max(1, math.ceil(min(wait_s, LONGEST_RETRY_S)))

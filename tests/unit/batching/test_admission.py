@@ -227,7 +227,7 @@ def test_sustained_overload_limits_the_queue_to_100_ms_of_work_and_batches_stay_
             await overload.go_on(90)
             assert all(isinstance(error, QueueFull) for error in overload.refusals)
             assert "requests of this kind have arrived faster than they can be computed" in str(overload.refusals[-1])
-            assert 20 - 4 <= room.batcher.num_queued <= 20, "what takes 0.1 s, more than one and a half batches"
+            assert 20 - 4 <= room.batcher.num_queued <= 20, "five batches take 0.1 s"
             assert {len(batch) for batch in room.engine.batches[1:]} == {4}
             await overload.go_on(10, arriving=1)
             num_refused = len(overload.refusals)
@@ -280,7 +280,7 @@ def test_requests_that_are_still_decoded_count_as_if_they_waited():
             await Overload(room).go_on(40)
             num_jobs, seen = room.batcher.num_queued, []
             congestion: Any = room.batcher._congestion
-            congestion.overloaded_s = lambda lane, flops, now: seen.append(flops)
+            congestion.refuse = lambda lane, flops, now: seen.append(flops)
             room.batcher.check_lane("a")
             room.batcher.check_lane("a", None, num_coming=3)
             assert seen == [10 * num_jobs, 10 * (num_jobs + 3)]

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.admission import BURST_S, KEPT_BATCHES, MAX_BATCHES, Congestion
+from service.batching.admission import BURST_S, MAX_BATCHES, Congestion
 
 BATCH = 1000
 RATE = 10 * BATCH
 MOST = MAX_BATCHES * BATCH
-KEPT = KEPT_BATCHES * BATCH
 WAIT_S = 0.1
 
 
@@ -23,15 +22,15 @@ def after(*lefts: int, every_s: float = BURST_S, rate: float = RATE) -> Congesti
     return found
 
 
-def test_a_queue_of_more_than_two_batches_for_the_interval_is_limited_to_one_and_a_half():
-    assert after(MOST + 1).overloaded_s("a", MOST + 1, 99.0) is None, "one look is none"
-    assert after(MOST + 1, MOST + 1, every_s=BURST_S / 2).overloaded_s("a", MOST + 1, 99.0) is None
+def test_a_queue_of_more_than_two_batches_for_the_interval_is_limited_to_one():
+    assert after(MOST + 1).refuse("a", MOST + 1, 99.0) is None, "one look is none"
+    assert after(MOST + 1, MOST + 1, every_s=BURST_S / 2).refuse("a", MOST + 1, 99.0) is None
     found = after(MOST + 1, MOST + 1)
-    assert found.overloaded_s("a", MOST + 1, BURST_S) == BURST_S
-    assert found.overloaded_s("a", KEPT, BURST_S) == BURST_S
-    assert found.overloaded_s("a", KEPT - 1, BURST_S) is None
-    assert after(MOST, MOST).overloaded_s("a", MOST, BURST_S) is None, "two batches are not long"
-    assert found.overloaded_s("b", MOST + 1, BURST_S) is None, "another lane"
+    assert found.refuse("a", MOST + 1, BURST_S) == BURST_S
+    assert found.refuse("a", BATCH, BURST_S) == BURST_S
+    assert found.refuse("a", BATCH - 1, BURST_S) is None
+    assert after(MOST, MOST).refuse("a", MOST, BURST_S) is None, "two batches are not long"
+    assert found.refuse("b", MOST + 1, BURST_S) is None, "another lane"
     assert found.num_overloaded == 1
     assert after(MOST + 1).num_overloaded == 0, "one look is none"
 
@@ -49,8 +48,8 @@ def test_a_queue_of_more_than_two_batches_for_the_interval_is_limited_to_one_and
 def test_short_batches_may_wait_for_the_allowed_time_at_the_rate_of_their_lane(every_ms, most):
     fast = 1000 * BATCH  # the engine computes a batch in a millisecond: two of them are no wait at all
     found = after(*[200 * BATCH] * 300, every_s=every_ms / 1000, rate=fast)
-    assert found.overloaded_s("a", round(0.97 * most) * BATCH, 1.0) is None
-    assert found.overloaded_s("a", round(1.01 * most + 0.5) * BATCH, 1.0) is not None
+    assert found.refuse("a", round(0.97 * most) * BATCH, 1.0) is None
+    assert found.refuse("a", round(1.01 * most + 0.5) * BATCH, 1.0) is not None
 
 
 def test_the_rate_of_a_lane_forgets_what_was_before_it_was_empty():
@@ -60,23 +59,23 @@ def test_the_rate_of_a_lane_forgets_what_was_before_it_was_empty():
     found.withdrawn("a", 0)
     for number in range(200):
         found.dispatched("a", BATCH, 200 * BATCH, fast, 60.0 + number * 0.001)
-    assert found.overloaded_s("a", 99 * BATCH, 61.0) is None
-    assert found.overloaded_s("a", 102 * BATCH, 61.0) is not None
+    assert found.refuse("a", 99 * BATCH, 61.0) is None
+    assert found.refuse("a", 102 * BATCH, 61.0) is not None
 
 
 def test_a_backlog_that_shrinks_is_no_overload():
-    assert after(*range(50 * BATCH, 0, -100)).overloaded_s("a", 10**9, 99.0) is None
+    assert after(*range(50 * BATCH, 0, -100)).refuse("a", 10**9, 99.0) is None
 
 
 def test_a_growing_queue_is_an_overload_even_if_it_shrank_before():
     found = after(9000, 8000, 8500, 9000)
-    assert found.overloaded_s("a", 9000, 3 * BURST_S) == pytest.approx(2 * BURST_S)
+    assert found.refuse("a", 9000, 3 * BURST_S) == pytest.approx(2 * BURST_S)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e6))
 def test_a_stalled_engine_is_no_overload(queued, now):
-    assert after().overloaded_s("a", queued, now) is None
-    assert after(MOST + 1).overloaded_s("a", queued, now) is None
+    assert after().refuse("a", queued, now) is None
+    assert after(MOST + 1).refuse("a", queued, now) is None
 
 
 def test_an_empty_lane_is_no_overload():
@@ -87,16 +86,40 @@ def test_an_empty_lane_is_no_overload():
     assert (found.num_overloaded, found.has_long_queue) == (0, False)
 
 
-def test_an_overload_lasts_until_the_lane_is_empty():
-    assert after(MOST + 1, MOST + 1, 1).overloaded_s("a", MOST + 1, 1.0) == 1.0
-    assert after(MOST + 1, MOST + 1, 0).overloaded_s("a", MOST + 1, 1.0) is None
-    assert after(MOST + 1, MOST + 1, 0, MOST + 1).overloaded_s("a", MOST + 1, 1.0) is None
+@pytest.mark.parametrize(("rate", "kept"), [(RATE / 2, 1), (25 * BATCH, 2), (39 * BATCH, 3)])
+def test_an_overloaded_lane_keeps_the_whole_batches_that_are_computed_in_the_allowed_time(rate, kept):
+    found = after(*[5 * BATCH] * 20, every_s=BATCH / rate, rate=rate)
+    assert found.refuse("a", kept * BATCH - 1, 1.0) is None
+    assert found.refuse("a", kept * BATCH, 1.0) is not None
+
+
+def test_a_queue_whose_running_job_counts_keeps_at_least_two():
+    found = Congestion(WAIT_S, min_batches=2)
+    for now in (0.0, BURST_S):
+        found.dispatched("a", BATCH, MOST + 1, RATE, now)
+    assert found.refuse("a", 2 * BATCH - 1, BURST_S) is None
+    assert found.refuse("a", 2 * BATCH, BURST_S) == BURST_S
+
+
+def test_an_overload_lasts_until_a_dispatch_empties_the_lane_and_nothing_was_refused_since_the_one_before():
+    def then(*lefts: int) -> Congestion:
+        return after(MOST + 1, MOST + 1, *lefts)
+
+    assert then(1).refuse("a", MOST, 1.0) == 1.0
+    assert then(0).refuse("a", MOST, 1.0) is None
+    assert then(0, MOST + 1).refuse("a", MOST, 1.0) is None
+    found = then()
+    assert found.refuse("a", MOST, 0.2) is not None
+    found.dispatched("a", BATCH, 0, RATE, 0.3)
+    assert found.num_overloaded == 1, "the next request would have been refused a moment ago"
+    found.dispatched("a", BATCH, 0, RATE, 0.4)
+    assert found.num_overloaded == 0
 
 
 def test_an_idle_batcher_forgets_the_overload():
     found = after(MOST + 1, MOST + 1)
     found.clear()
-    assert found.overloaded_s("a", MOST + 1, 9.0) is None
+    assert found.refuse("a", MOST + 1, 9.0) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
@@ -105,8 +128,8 @@ def test_the_length_is_measured_in_batches_of_the_lane(rate):
     for now in (0.0, 1.0):
         congestion.dispatched("light", 1, 10 * BATCH, rate, now)
         congestion.dispatched("heavy", 10**12, MAX_BATCHES * 10**12, rate, now)
-    assert congestion.overloaded_s("light", 10 * BATCH, 1.0) == 1.0
-    assert congestion.overloaded_s("heavy", MAX_BATCHES * 10**12, 1.0) is None
+    assert congestion.refuse("light", 10 * BATCH, 1.0) == 1.0
+    assert congestion.refuse("heavy", MAX_BATCHES * 10**12, 1.0) is None
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e9))
@@ -114,4 +137,4 @@ def test_a_wait_of_zero_turns_load_shedding_off(batch, left, rate):
     congestion = Congestion(0.0)
     for now in (0.0, 1.0):
         congestion.dispatched("a", batch, left, rate, now)
-    assert congestion.overloaded_s("a", 10**18, 1.0) is None
+    assert congestion.refuse("a", 10**18, 1.0) is None
