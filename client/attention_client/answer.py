@@ -19,7 +19,7 @@ from attention_client.arrays import Array, Raw, made_like
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 from attention_client.safetensors_body import MEDIA_TYPE, read
 
-# What attention without a layer may return beside output and weights.
+# Tensors that attention without a layer may return besides output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 OK = 200
 _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
@@ -88,8 +88,8 @@ class Answer(Generic[Array]):
 class AttentionAnswer(Generic[Array]):
     """Result of attention without a layer. `output` has the layout and the dtype of the query.
 
-    What was not asked for is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes that the
-    layout lacks; `present_key` and `present_value` are `[Hkv, S, d]`, with `B` in front for a batch.
+    A result that was not requested is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes
+    that the layout lacks. `present_key` and `present_value` are `[Hkv, S, d]`, with `B` in front for a batch.
     """
 
     output: Array

@@ -1,8 +1,8 @@
 """Arrays: converts NumPy arrays and torch tensors to raw bytes and back.
 
 Invariants: this module never imports torch; it uses the module that the caller has imported. A contiguous, little-endian array
-on the CPU is not copied. Results have the kind of the query, NumPy or torch, and its device. Little-endian hosts only, like
-every machine torch ships wheels for.
+on the CPU is not copied. Results have the kind of the query, NumPy or torch, and its device. The host must be little-endian, as
+every machine with a wheel of torch is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64"
 
 
 class Raw(NamedTuple):
-    """An array ready to be sent: contiguous, on the CPU. `bits` may have another dtype of the same width than `dtype` says."""
+    """An array ready to be sent: contiguous, on the CPU. `bits` may have another dtype than `dtype`, of the same width."""
 
     dtype: str
     bits: npt.NDArray[Any]
@@ -63,12 +63,12 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
         raise BadDtype(f"{name} must be {', '.join(sorted(allowed))}, got {dtype}", param=param)
     if wanted != dtype:
         return Raw(wanted, bits.astype(wanted, order="C"))
-    # A dtype of an extension, as bfloat16 is in NumPy, has no other byte order.
+    # A dtype from an extension package, such as bfloat16 in NumPy, has only the host's byte order.
     return Raw(dtype, np.asarray(bits, bits.dtype.newbyteorder("<") if bits.dtype.kind in "fi" else None, order="C"))
 
 
 def made_like(like: Array, entry: Entry) -> Array:
-    """Return the entry as an array of the kind of `like`, writable and with the entry's memory."""
+    """Return the entry as a writable array of the kind of `like`; on the CPU it uses the entry's memory."""
     if isinstance(like, np.ndarray):
         return np.frombuffer(entry.data, dtype=_numpy_dtype(entry.dtype)).reshape(entry.shape)
     torch = sys.modules["torch"]
@@ -77,12 +77,12 @@ def made_like(like: Array, entry: Entry) -> Array:
 
 
 def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
-    """Return dtype and bits. Without memory of its own (meta, fake, sparse, in vmap) or for a subclass, torch raises anything."""
+    """Return dtype and bits. For a tensor without its own memory (meta, fake, sparse, in vmap) or a subclass, any exception."""
     found = tensor.detach()
     steps = sum((size - 1) * step for size, step in zip(found.shape, found.stride(), strict=True))
     end = (found.storage_offset() + steps + 1) * found.element_size()
     if found.numel() > 0 and end > found.untyped_storage().nbytes():
-        raise ValueError("its storage was made smaller")  # as FSDP does; torch would read beyond its end
+        raise ValueError("its storage was made smaller")  # as FSDP does; torch would read beyond the storage
     if found.dtype == torch.bfloat16:
         return "bfloat16", found.view(torch.int16).numpy(force=True)
     bits = found.numpy(force=True)

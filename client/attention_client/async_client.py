@@ -60,7 +60,7 @@ class AsyncClient(ClientOptions):
         """Attend from query `[L, d]` to key `[S, d]` and value `[S, dv]`; for a batch, each has `B` in front.
 
         Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
-        to the client's. A row that may attend to nothing gives zeros from the heads; `masked_rows="error"` raises MaskedRow.
+        to the client's. The heads give zeros for a row that may attend to nothing; `masked_rows="error"` raises MaskedRow.
         Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed
         or BadAnswer; RuntimeError if the client is closed.
         """
@@ -90,10 +90,10 @@ class AsyncClient(ClientOptions):
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> AttentionAnswer[Array]:
-        """Compute softmax(softcap(query·keyᵀ·scale) + masks)·value on arrays of your own, without a layer.
+        """Compute softmax(softcap(query·keyᵀ·scale) + masks)·value on the caller's own arrays, without a layer.
 
-        `layout` names the axes: `ld` for 2 axes and `bhld` for 4 by default; 3 axes need one. `packed` needs `num_heads`.
-        `scale` is 1/√d by default. `scores` is a stage (scaled, capped, masked) or the contract's object. Raises as `attend`.
+        `layout` names the axes. Its default is `ld` for 2 axes and `bhld` for 4; 3 axes need one. `packed` needs `num_heads`.
+        `scale` is 1/√d by default. `scores` is a stage (scaled, capped, masked) or the API's object. Raises as `attend` does.
         """
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)

@@ -1,8 +1,8 @@
 """Conventions: the call arguments of other systems as the keyword arguments of `Client.attention`.
 
 Each function takes the arguments of one system: `client.attention(**conventions.torch_sdpa(q, k, v, is_causal=True))`.
-Invariants: pure, nothing is computed but the positions of ALiBi; what a system refuses raises InvalidInput or a subclass. Arrays
-are NumPy arrays or torch tensors. The service checks everything else. A query row that may attend to nothing gives zeros here;
+Invariants: pure; only masks are computed, from lengths and slopes. What the system refuses raises InvalidInput or a subclass; the
+service checks everything else. Arrays are NumPy arrays or torch tensors. A query row that may attend to nothing gives zeros here;
 each docstring says where its system gives something else. `docs/conventions.md` compares the systems.
 Legend: B sequences, H heads, L query rows, S key rows, d head width, E = H·d.
 """
@@ -48,16 +48,16 @@ def torch_sdpa(
     query: Array, key: Array, value: Array, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """The `scaled_dot_product_attention` of torch: `[L, d]`, `[H, L, d]` or `[B, H, L, d]`; true = may attend, floats are added.
+    """Convert arguments of torch's `scaled_dot_product_attention`: `[L, d]`, `[H, L, d]` or `[B, H, L, d]`.
 
-    `attn_mask` broadcasts from the right; `is_causal` is top_left. Masked rows are zeros in torch too, since its release 2.5.
+    `attn_mask` broadcasts from the right: true = may attend, floats are added. Causal is top_left. Masked rows are zeros (≥ 2.5).
     """
     layout = _layout({2: "ld", 3: "hld", 4: "bhld"}, query, key, value)
     _refuse_dropout(dropout_p)
     if attn_mask is not None and is_causal:
         raise InvalidInput("attn_mask and is_causal exclude each other, as in torch")
     if layout != "ld" and not enable_gqa and not {key.shape[-3], value.shape[-3]} <= {1, query.shape[-3]}:
-        raise BadShape("key and value have other heads than query, which torch takes with enable_gqa=True alone")
+        raise BadShape("key, value and query have different numbers of heads; torch needs enable_gqa=True for that")
     found = _flags_or_bias(attn_mask, _from_right(layout.replace("d", "s")))
     return _arguments(query, key, value, layout, found + _top_left(is_causal), scale=scale)
 
@@ -66,10 +66,10 @@ def torch_mha(
     query: Array, key: Array, value: Array, num_heads: int, *, batch_first: bool = False, key_padding_mask: Any = None,
     need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """The `nn.MultiheadAttention` of torch between its projections: `[L, B, E]`, `[B, L, E]` or `[L, E]`; true = blocked.
+    """Convert arguments of torch's `nn.MultiheadAttention`; arrays are projected: `[L, B, E]`, `[B, L, E]` or `[L, E]`.
 
-    Float masks are added. The output is `[B, L, E]` whatever `batch_first` is. `is_causal` is a hint that needs `attn_mask`.
-    Masked rows are NaN in torch if `need_weights` is true, and zeros otherwise.
+    In masks true = blocked, and floats are added. `is_causal` is a hint that needs `attn_mask`. The output is `[B, L, E]` for
+    either `batch_first`. Masked rows are NaN in torch if `need_weights` is true, and zeros otherwise.
     """
     _layout({2: "packed", 3: "packed"}, query, key, value)
     if is_causal and attn_mask is None:
@@ -97,12 +97,12 @@ def onnx(
     kv_num_heads: int | None = None, qk_matmul_output_mode: int | None = None, scale: float | None = None,
     softcap: float = 0.0, left_window_size: int = -1, right_window_size: int = -1,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """ONNX `Attention`, opsets 23 to 25: `[B, H, L, d]`, or `[B, L, E]` with its numbers of heads; true = may attend.
+    """Convert inputs of ONNX `Attention`, opsets 23 to 25: `[B, H, L, d]`, or `[B, L, E]` with both numbers of heads.
 
-    Causal masks and windows start after the past, or at n − L with `nonpad_kv_seqlen` n. A mask with fewer than S keys blocks
-    the others. With a past the answer has the present. `qk_matmul_output_mode` asks for the scores, or in mode 3 the weights;
-    None asks for neither. `softmax_precision` has no argument: the softmax is float32, or float64 for float64. Masked rows are
-    zeros in ONNX too.
+    In masks true = may attend; a mask with fewer than S keys blocks the others. Causal masks and windows start after the past,
+    or at n − L with `nonpad_kv_seqlen` n. With a past the answer has the present. `qk_matmul_output_mode` requests the scores,
+    or in mode 3 the weights; None requests neither. `softmax_precision` has no argument: the softmax is float32, or float64 for
+    float64. Masked rows are zeros in ONNX too.
     """
     layout = _layout({3: "packed", 4: "bhld"}, Q, K, V)
     if layout == "packed" and (q_num_heads is None or kv_num_heads is None):
@@ -132,11 +132,11 @@ def keras(
     *, query: Array, value: Array, key: Array | None = None, attention_mask: Any = None, query_mask: Any = None,
     value_mask: Any = None, key_mask: Any = None, is_causal: bool = False, bias: Any = None, scale: float | None = None,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """Keras `MultiHeadAttention` between its projections, and `keras.ops.dot_product_attention`: `[B, L, H, d]`; true = keep.
+    """Convert arguments of Keras `MultiHeadAttention` (projected arrays) or `keras.ops.dot_product_attention`: `[B, L, H, d]`.
 
-    By name alone: the layer takes query, value, key, the function query, key, value. `attention_mask` is `[B, L, S]` or
-    `[B, H, L, S]` (`mask` of the function); `is_causal` (`use_causal_mask` of the layer) is top_left. Masked rows are the mean
-    of all values in Keras, but zeros where its layer returns the scores.
+    Arrays are keyword-only: the layer takes query, value, key, the function query, key, value. In masks true = may attend.
+    `attention_mask` is `[B, L, S]` or `[B, H, L, S]` (`mask` of the function); `is_causal` (`use_causal_mask` of the layer) is
+    top_left. Masked rows are the mean of all values in Keras, but zeros where its layer returns the scores.
     """
     key = value if key is None else key
     found = _table(masks.attend, attention_mask, ("bls", "bhls"), "attention_mask")
@@ -154,10 +154,10 @@ def flax(
     is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """`dot_product_attention` of Flax and of `jax.nn`, which has the arguments by name: `[B, L, H, d]` or `[L, H, d]`.
+    """Convert arguments of `dot_product_attention` of Flax or `jax.nn` (keyword-only there): `[B, L, H, d]` or `[L, H, d]`.
 
-    true = may attend; `bias` and `mask` broadcast from the right to `[B, H, L, S]`; `is_causal` and the window are top_left.
-    Masked rows are the mean of all values in JAX, but zeros where `query_seq_lengths` ends.
+    True = may attend. `bias` and `mask` broadcast from the right to `[B, H, L, S]`; `is_causal` and the window are top_left.
+    Masked rows are the mean of all values in JAX, but zeros from `query_seq_lengths` on.
     """
     layout = _layout({3: "lhd", 4: "blhd"}, query, key, value)
     axes = _from_right("bhls" if layout == "blhd" else "hls")
@@ -180,9 +180,9 @@ def flash(
     q: Array, k: Array, v: Array, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
 ) -> AttentionArguments[Array]:  # fmt: skip
-    """`flash_attn_func` of FlashAttention 2.1 and newer: `[B, L, H, d]`; causal, window and ALiBi are bottom_right.
+    """Convert arguments of `flash_attn_func` (FlashAttention ≥ 2.1): `[B, L, H, d]`; causal, window, ALiBi are bottom_right.
 
-    A side of -1 is open; a softcap of 0 is none; slopes are float32 `[H]` or `[B, H]`. Masked rows are zeros there too.
+    A window side of -1 is unbounded, a softcap of 0 is none; slopes are float32 `[H]` or `[B, H]`. Masked rows are zeros too.
     """
     layout = _layout({4: "blhd"}, q, k, v)
     _refuse_dropout(dropout_p)
@@ -197,18 +197,18 @@ def flash(
 
 
 def d2l(queries: Array, keys: Array, values: Array, valid_lens: Any = None) -> AttentionArguments[Array]:
-    """`DotProductAttention` of Dive into Deep Learning: `[B, L, d]`; `valid_lens` `[B]` or `[B, L]` counts the keys to keep.
+    """Convert arguments of `DotProductAttention` of Dive into Deep Learning; arrays are `[B, L, d]`.
 
-    A length is at most S. Masked rows (a length of 0) are the mean of all values there, because it sets blocked scores to -1e6.
+    `valid_lens` `[B]` or `[B, L]` counts the keys to keep, at most S. There a row without keys is the mean of all values (-1e6).
     """
     found = [] if valid_lens is None else [masks.lengths(valid_lens)]
     return _arguments(queries, keys, values, _layout({3: "bld"}, queries, keys, values), found)
 
 
 def numpy_article(Q: Array, K: Array, V: Array, mask: Any = None) -> AttentionArguments[Array]:
-    """NumPy tutorials with `np.where(mask, -1e9, scores)`: `[L, d]`, `[B, L, d]` or `[B, H, L, d]`; true = blocked.
+    """Convert arguments of NumPy tutorials with `np.where(mask, -1e9, scores)`: `[L, d]`, `[B, L, d]` or `[B, H, L, d]`.
 
-    `mask` broadcasts from the right. Masked rows are the mean of all values there, because blocked scores are -1e9.
+    `mask` broadcasts from the right; true = blocked. Masked rows are the mean of all values there, because of the -1e9.
     """
     layout = _layout({2: "ld", 3: "bld", 4: "bhld"}, Q, K, V)
     return _arguments(Q, K, V, layout, _table(masks.ignore, mask, _from_right(layout.replace("d", "s")), "mask"))
@@ -242,7 +242,7 @@ def _from_right(axes: str) -> list[Axes]:
 
 
 def _table(make: Callable[..., Mask], values: Any, axes: Sequence[Axes], name: str) -> list[Mask]:
-    """Return the mask, with those of the axes that are as many as the values have; None is no mask."""
+    """Return the mask, named by the entry of `axes` that has the rank of the values; no mask for None."""
     if values is None:
         return []
     rank = len(_shape(values, name))
@@ -253,7 +253,7 @@ def _table(make: Callable[..., Mask], values: Any, axes: Sequence[Axes], name: s
 
 
 def _flags_or_bias(values: Any, axes: Sequence[Axes]) -> list[Mask]:
-    """Return an attn_mask of booleans, true = may attend, or of floats, which are added."""
+    """Return the mask for an attn_mask of booleans (true = may attend) or of floats (added)."""
     dtype = str(getattr(values, "dtype", "float"))
     if "bool" not in dtype and "float" not in dtype:
         raise BadDtype(f"attn_mask must have booleans or floats, got {dtype}")
@@ -261,7 +261,7 @@ def _flags_or_bias(values: Any, axes: Sequence[Axes]) -> list[Mask]:
 
 
 def _all_keys(mask: Any, keys: int) -> Any:
-    """Return a mask with fewer keys with the others blocked."""
+    """Extend a mask of fewer than `keys` keys; the added keys are blocked."""
     if mask is None or not _shape(mask, "attn_mask") or (short := keys - mask.shape[-1]) <= 0:
         return mask
     if not isinstance(mask, np.ndarray):
@@ -275,7 +275,7 @@ def _top_left(is_causal: object) -> list[Mask]:
 
 
 def _window(left: int, right: int, *, align: Align | None = None, offset: int | list[int] | None = None) -> list[Mask]:
-    """Return the window; a negative size is open, and a window open on both sides is none."""
+    """Return the window; a negative size is unbounded. Without any bound there is no mask."""
     sides = [None if size < 0 else size for size in (left, right)]
     return [] if sides == [None, None] else [masks.window(*sides, align=align, offset=offset)]
 

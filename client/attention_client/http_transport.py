@@ -2,11 +2,11 @@
 
 Invariants: all calls share one connection pool, within one event loop, because a pool's sockets wake only the loop that opened
 them. One deadline covers all attempts and waits, and each attempt sends the time left to the service. Errors of the HTTP library
-and below are converted here. No more of an answer is kept than its limit. A cancelled call closes its connection, so the service
-drops it from its queue. `close` ends every call with ConnectionFailed and returns when none is left.
+and below are converted here. At most `max_answer_bytes` of an answer are kept. A cancelled call closes its connection, so the
+service drops it from its queue. `close` ends every call with ConnectionFailed and returns when none is left.
 A call is retried only if there was no answer, the service refused it for now, or its engine is down; never after a wrong request,
 a failure or a deadline. Calls are pure, so a retry after a broken connection is safe too. A wait is never shorter than
-Retry-After, has jitter so that clients do not retry in step, and is not begun if the deadline would pass in it.
+Retry-After and has jitter, so that clients do not retry in step. A wait that would outlast the deadline does not begin.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Deadline:
         return self._end - self._now()
 
     def left_ms(self) -> int | None:
-        """Return the whole milliseconds left, at least 1; None without a deadline, or with one in decades."""
+        """Return the whole milliseconds left, at least 1; None without a deadline, or if it is decades away."""
         left_s = self.left_s()
         return None if left_s > _FOR_EVER_S else max(1, int(left_s * 1000))
 
@@ -94,7 +94,7 @@ class HttpTransport:
         self._one_left = asyncio.Event()
         self._is_closed = False
         self._is_version_known = False
-        # Arrays of floats hardly compress, so the client asks for none; a compressed answer is never unpacked.
+        # Arrays of floats hardly compress, so the client asks for uncompressed answers and never decompresses one.
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
             headers["authorization"] = f"Bearer {options.api_key}"
@@ -112,7 +112,7 @@ class HttpTransport:
         )
 
     async def ask(self, call: Call[Result], timeout_s: float | None = None, request_id: str | None = None) -> Result:
-        """Return the decoded answer; None takes the client's timeout, and a random request id for all attempts.
+        """Return the decoded answer. None means the client's timeout, or a random request id, the same for all attempts.
 
         Raises the service's error, DeadlineExceeded, ConnectionFailed or BadAnswer; InvalidInput for a timeout or id that is
         not valid; RuntimeError once closed or in another event loop.
@@ -183,7 +183,7 @@ class HttpTransport:
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
             raise self._no_answer(failure) from None
         except Exception as failure:
-            # From the library below, a socket or the caller's transport; chained, because it may be a bug there.
+            # Raised by a lower library, a socket or the caller's transport; chained, because it may be a bug there.
             raise self._no_answer(failure) from failure
         if content is None and is_ok:
             error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes")
@@ -195,7 +195,7 @@ class HttpTransport:
         return Reply(got.status_code, got.headers, content or b"", got.headers.get("x-request-id", request_id))
 
     def _check_version(self, server: str) -> None:
-        """Warn once of a service of another major version, which its header Server tells; a proxy may hide it."""
+        """Warn once if the header Server names another major version; a proxy may hide that header."""
         self._is_version_known = True
         found = _SERVER.match(server)
         if found and int(found[1]) != MAJOR_VERSION:

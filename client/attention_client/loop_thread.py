@@ -21,7 +21,7 @@ _FORKED = "this was started before the process was forked; start it again in thi
 
 
 class LoopThread:
-    """The constructor starts the thread; at its end `shut_down` ends the accepted work, and the thread waits for that work."""
+    """The constructor starts the thread. `stop` runs `shut_down`, which ends the accepted work; then the thread ends."""
 
     def __init__(self, shut_down: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._shut_down = shut_down
@@ -38,7 +38,7 @@ class LoopThread:
         return self._pid == os.getpid()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run the coroutine on the loop. A cancel of the future cancels it. Raises RuntimeError once stopped."""
+        """Run the coroutine on the loop; cancelling the future cancels it. Raises RuntimeError once stopped."""
         with self._stopping:
             if self.is_ours and not self._is_stopped:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -46,7 +46,7 @@ class LoopThread:
         raise RuntimeError("the client is closed" if self.is_ours else _FORKED)
 
     def result(self, future: Future[Result]) -> Result:
-        """Wait for the result. Raises RuntimeError in a process forked after the start, where it never comes."""
+        """Wait for the result. Raises RuntimeError in a process forked after the start, where no result would come."""
         if not self.is_ours:
             raise RuntimeError(_FORKED)
         try:

@@ -1,10 +1,10 @@
 """Masks: constructors for the kinds of mask, each named by the meaning of its values.
 
-Invariants: a mask always states the meaning of its values, because the field's two boolean conventions contradict each other.
+Invariants: a mask always states the meaning of its values, because two boolean conventions are in use and contradict each other.
 `axes` names the axes of values: b sequences, h heads, l query rows, s keys; a size of 1 broadcasts. For a batch it is required
 where values have 2 or 3 axes. The service checks shapes, arrays and tensors. Lists are checked here, because NumPy would convert
-nearly anything (0.5 to True, "False" to True, 1.99 to 1): BadShape for unequal lengths, BadMask, BadDtype or NonFinite for other
-values.
+nearly anything (0.5 to True, "False" to True, 1.99 to 1). Unequal lengths raise BadShape; wrong values raise BadMask, BadDtype
+or NonFinite.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mask:
 
 
 def attend(values: Any, *, axes: Axes | None = None) -> Mask:
-    """Mask in which true = may attend (torch `scaled_dot_product_attention`, ONNX, Keras, JAX); array, tensor or nested lists."""
+    """Mask in which true = may attend (torch `scaled_dot_product_attention`, ONNX, Keras, JAX): array, tensor or nested lists."""
     return Mask("attend", _flags(values), _given(axes=axes))
 
 

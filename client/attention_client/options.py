@@ -25,7 +25,7 @@ class ClientOptions:
     `timeout_s` limits a call with all its attempts, in seconds; None means no limit, and a call may set its own. A call makes
     at most `attempts` attempts. `api_key` is sent as a bearer token. An answer of more than `max_answer_bytes` raises
     BadAnswer; the default has room for the most weights that a service returns by default (64 MiB), even as JSON. `transport`
-    replaces the network (tests, a proxy, your own certificates); it is an asynchronous one for both clients.
+    replaces the network (tests, a proxy, private certificates); both clients take an asynchronous one.
     """
 
     url: str = dataclasses.field(default="http://127.0.0.1:8000", repr=False)

@@ -1,7 +1,7 @@
 """Request: the inputs of an attend call, and the encoding of attend and attention calls as HTTP requests.
 
-Invariants: pure, nothing is sent here. Only what the encoding needs is checked (kinds, dtypes, names), with the same errors that
-the service would answer. The service checks everything else, so a newer one may allow more.
+Invariants: pure, nothing is sent here. Only what the encoding needs is checked (kinds, dtypes, names), and it raises the errors
+that the service would report. The service checks everything else, so a newer one may allow more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Attention weights to return: those of `heads` and `queries` (default: all); for `top_k` the `k` largest of each row."""
+    """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row."""
 
     form: Literal["heads", "mean", "top_k"] = "heads"
     heads: Indices | None = None
@@ -49,8 +49,8 @@ WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
 class Request(Generic[Array]):
     """One sequence `[L, d]`, or a batch of sequences of equal length `[B, L, d]`, with its masks and options.
 
-    `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the contract's object, or None for none.
-    `masked_rows` "error" refuses a request with a query row that may attend to nothing; "zero" gives zeros from the heads.
+    `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the API's object, or None for none.
+    A query row that may attend to nothing is an error for `masked_rows` "error"; for "zero" the heads give zeros there.
     """
 
     query: Array
@@ -63,7 +63,7 @@ class Request(Generic[Array]):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[Result]):
-    """One HTTP request without its address, and the function that decodes its reply; a GET if it has no content."""
+    """One HTTP request without its address, and the function that decodes its reply. Without content it is a GET."""
 
     path: str
     read: Callable[[Reply], Result]
@@ -140,7 +140,7 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
 
 
 def layer_path(layer: object) -> str:
-    # A malformed name ("..", "") would reach another route, which answers something else.
+    # A malformed name ("..", "") would reach another route.
     if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
         raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
     return f"/v1/layers/{layer}"
@@ -156,7 +156,7 @@ def json_text(fields: Mapping[str, object]) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Return what JSON lacks as lists and numbers: arrays and numbers of NumPy, ranges. Raises TypeError for others."""
+    """Return NumPy arrays, NumPy numbers and ranges as lists and numbers for JSON. Raises TypeError for other types."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, range):

@@ -84,9 +84,9 @@ class Client(ClientOptions):
         """Yield answers in the order of the items, which are queries or Requests, with at most `window` (8) in flight.
 
         Items are taken one by one as the window has room, so the iterator may be endless. `timeout_s` (seconds) limits each
-        item. An item that fails raises in its position, with a note of its number, and cancels the calls in flight; with
-        `on_error="yield"` its error is yielded instead of its answer, and the others go on. Leaving the loop early cancels
-        the calls in flight. Raises InvalidInput for arguments that are not valid.
+        item. An item that fails raises in its position, with a note of its number, and cancels the calls in flight. With
+        `on_error="yield"` its error is yielded instead of its answer, and the other calls continue. Leaving the loop early
+        cancels the calls in flight. Raises InvalidInput for arguments that are not valid.
         """
         many.check_many(items, window, timeout_s, on_error)
         thread, client = self._started()
@@ -118,7 +118,7 @@ class Client(ClientOptions):
             raise RuntimeError("the client is closed")
 
     def _started(self) -> tuple[LoopThread, AsyncClient]:
-        """Return the loop and the client on it of this process, made at the first call and again after a fork."""
+        """Return this process's event loop and its client, which are made at the first call and again after a fork."""
         with self._starting:
             self._check_open()
             if self._running is None or not self._running[0].is_ours:
