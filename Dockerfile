@@ -1,16 +1,18 @@
-# The service as an image; docs/container.md tells how to build it, run it and what it was tried with.
+# The service as an image; docs/container.md says how to build, run and test it.
 #
-# Laws: what is installed has a hash (LOCK), and comes as a wheel; what built it stays behind; the last stage runs nothing, so it
-# is the base, the environment and the service, each a layer; no path but /layers is the operator's; one process, told by exec.
+# Invariants: every installed file has a hash (LOCK) and comes as a wheel. Build tools stay in earlier stages. The last stage runs
+# nothing: it is the base, the environment and the service, each a layer. The operator mounts only /layers. The entry point is one
+# process in exec form.
 #
-# A tag moves. For a build that can be repeated give the base by its digest: BASE=docker.io/library/python:3.11-slim-bookworm@sha256:…
-# It must be Python 3.11 on x86-64 Linux, which the lock is for, with venv.
+# A tag can be moved to another image. For a repeatable build name the base by its digest:
+# BASE=docker.io/library/python:3.11-slim-bookworm@sha256:…
+# It must have Python 3.11 with venv on x86-64 Linux, because the lock is made for it.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS environment
 # requirements.lock has the CPU build of torch, requirements.cuda.lock the CUDA build.
 ARG LOCK=requirements.lock
-# Instead of the index that pip has as its default, and beside it: the CPU build of torch is not on pypi.org.
+# INDEX_URL replaces pip's default index; EXTRA_INDEX_URL is added, because the CPU build of torch is not on pypi.org.
 ARG INDEX_URL=
 ARG EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 WORKDIR /build
@@ -19,8 +21,8 @@ COPY ${LOCK} /build/
 RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python install --no-cache-dir --disable-pip-version-check \
     --require-hashes --only-binary :all: ${INDEX_URL:+--index-url "${INDEX_URL}"} \
     ${EXTRA_INDEX_URL:+--extra-index-url "${EXTRA_INDEX_URL}"} --requirement "/build/${LOCK}"
-# What only compiling against torch and testing it takes, a quarter of its size, and the tests of others.
-# torch will not be imported without torch_shm_manager.
+# Remove what only compiling against torch and testing it needs, a quarter of its size, and the tests of other packages.
+# The import of torch fails without torch_shm_manager.
 RUN site="$(echo /opt/attention/lib/python3*/site-packages)" \
     && rm -rf "${site}/torch/include" "${site}/torch/test" "${site}/torch/share" \
     && find "${site}/torch/bin" -mindepth 1 ! -name torch_shm_manager -delete \
@@ -30,7 +32,7 @@ FROM environment AS wheel
 COPY pyproject.toml README.md LICENSE /build/
 COPY service /build/service
 COPY client /build/client
-# --root: into a place of its own, so that a new version of the service is a small layer above the large one.
+# --root installs into a directory of its own, so that a new version of the service is a small layer above the large one.
 RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python wheel --disable-pip-version-check --no-cache-dir \
     --no-index --no-deps --no-build-isolation --wheel-dir /build/wheels /build/client /build \
     && /build/pip/bin/python -m pip --python /opt/attention/bin/python install --disable-pip-version-check --no-cache-dir \
@@ -50,7 +52,7 @@ LABEL org.opencontainers.image.title="attention-service" \
       org.opencontainers.image.source="${SOURCE}"
 COPY --from=environment /opt/attention /opt/attention
 COPY --from=wheel /staged/opt/attention /opt/attention
-# Everything is compiled already and the root may be read-only; nothing is imported from where somebody starts it.
+# No bytecode is written, because the root may be read-only; nothing is imported from the working directory.
 ENV ATTENTION_HOST=0.0.0.0 \
     ATTENTION_LAYERS_DIR=/layers \
     HOME=/tmp \
@@ -59,7 +61,7 @@ ENV ATTENTION_HOST=0.0.0.0 \
 WORKDIR /
 VOLUME ["/layers"]
 EXPOSE 8000
-# Without an entry in /etc/passwd, so that any other number will do as well.
+# This uid has no entry in /etc/passwd, so any other number works as well.
 USER 10001:10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 CMD ["/opt/attention/bin/attention-service", "health"]

