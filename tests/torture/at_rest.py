@@ -68,7 +68,7 @@ def rows(figure: int, subject: Subject, before: Vitals, max_growth_mib: float | 
     """The rows that every figure ends with."""
     yield none_of(
         figure,
-        "at rest: counts conserve; gauges, tasks, threads, descriptors, processes are back",
+        "at rest: counts that do not add up; gauges, tasks, threads, descriptors, processes that are not back",
         not_back(subject, before),
     )
     yield none_of(figure, "faults in the log", subject.faults())

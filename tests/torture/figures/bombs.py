@@ -111,7 +111,7 @@ def measure(form: Form) -> Iterator[Row]:
         with singing(subject.port, songs):
             for bomb in BOMBS:
                 yield _row(subject, bomb, wires.get(bomb.name), form.count(REPEATS, 3))
-        yield none_of(8, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
+        yield none_of(8, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
         yield from at_rest.rows(8, subject, before, 32)
 
 

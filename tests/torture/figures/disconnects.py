@@ -50,12 +50,12 @@ def measure(form: Form) -> Iterator[Row]:
             time.sleep(START_S)  # the start of two interpreters is a lag of its own
             left_at = asyncio.run(_leave_all(subject, form, range(FIRST_MARK, FIRST_MARK + num)))
             stuck = asyncio.run(_stuck(subject))
-        yield none_of(6, f"{num:,} disconnects: callers afterwards who are stuck", stuck)
+        yield none_of(6, f"{num:,} disconnects: later requests that are not answered with 200", stuck)
         news_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
         yield _cancelled_in_queue(executed, left_at, news_s)
         yield Row(6, "cancelled, by the service's own stages", "", _by_stage(counted, subject.samples()), is_met=True)
         yield at_least(6, INLINE, inline_share(threads), LEAST_INLINE, " %")
-        yield none_of(6, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
+        yield none_of(6, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
         yield from at_rest.rows(6, subject, before)
 
 
@@ -135,7 +135,9 @@ def _cancelled_in_queue(executed: Path, left_at: dict[int, float], news_s: float
     queued = [mark for mark, left in left_at.items() if begun.get(mark, float("inf")) > left + news_s]
     never = [mark for mark in queued if mark not in begun]
     share = 100 * len(never) / len(queued) if queued else float("nan")
-    return at_least(6, f"of {len(queued):,} who left before their batch began, never executed", share, 95, " %")
+    return at_least(
+        6, f"of {len(queued):,} clients that left before their batch began, never executed", share, 95, " %"
+    )
 
 
 def _by_stage(before: dict[str, float], after: dict[str, float]) -> str:

@@ -47,9 +47,9 @@ def measure(form: Form) -> Iterator[Row]:
         yield at_most(15, f"pages of metrics a second for {CALLERS} callers", callers.pages_per_s(), MAX_RENDERS_PER_S)
         seconds = form.seconds(10.0, 2.0)
         alone, beside = callers.p99_ms((), seconds), callers.p99_ms(PATHS, seconds)
-        what = f"small requests beside {CALLERS} callers of all of them: p99 longer than alone ({alone:.1f} ms)"
+        what = f"small requests beside {CALLERS} callers of all these paths: p99 above that alone ({alone:.1f} ms)"
         yield at_most(15, what, beside - alone, MAX_HOLD_MS * CALLERS, " ms")
-        yield none_of(15, "other answers than expected", callers.wrong)
+        yield none_of(15, "unexpected answers", callers.wrong)
         yield from at_rest.rows(15, subject, before)
     with Subject(form.room("planted"), plants={"modules": [__name__]}, workers=1) as subject:
         told_ms = _Callers(subject).loop_ms(SCHEMA, PLANTED_ASKS)

@@ -42,7 +42,7 @@ def measure(form: Form) -> Iterator[Row]:
             found = asyncio.run(_raw(subject, form, num))
             yield none_of(1, f"{num:,} raw-socket inputs: wrong answers, hangs, deaths", found)
         yield from schema.rows(subject, form)
-        yield none_of(1, "the canary beside them: other answers than 200 with the right bits", songs[0].wrong)
+        yield none_of(1, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
         yield from at_rest.rows(1, subject, before, MAX_GROWTH_MIB)
 
 

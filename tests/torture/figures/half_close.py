@@ -55,20 +55,22 @@ def measure(form: Form) -> Iterator[Row]:
     with Subject(room, plants={"cost_s": COST_S, "executed": str(executed)}, workers=1, standing_wait_ms=0) as subject:
         before = subject.baseline()
         yield none_of(
-            16, f"{num} clients that said their last and ended: not answered", _unanswered(subject, form, num)
+            16,
+            f"{num} half-closed clients whose request says that it is the last: not answered",
+            _unanswered(subject, form, num),
         )
         with Health(subject.port) as health:
             ended, reset = asyncio.run(_leave_all(subject, form, num))
         lag_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
-        yield _never_executed("that ended behind a kept-alive request", executed, ended, lag_s)
-        yield _never_executed("that ended behind their last request, then reset", executed, reset, CHECK_S + lag_s)
+        yield _never_executed("that half-closed behind a kept-alive request", executed, ended, lag_s)
+        yield _never_executed(
+            "that half-closed behind their last request and then reset", executed, reset, CHECK_S + lag_s
+        )
         yield from at_rest.rows(16, subject, before)
     plants = {"cost_s": COST_S, "modules": ["tests.torture.figures.half_close"]}
     with Subject(form.room("fin-cancels"), plants=plants, workers=1, standing_wait_ms=0) as subject:
         told = _unanswered(subject, form, num)
-        yield Row(
-            16, "a planted fault, that every FIN cancels, fails the first check", "fails", f"{len(told)}", bool(told)
-        )
+        yield Row(16, "a planted fault (every FIN cancels) fails the first check", "fails", f"{len(told)}", bool(told))
 
 
 def _unanswered(subject: Subject, form: Form, num: int) -> list[str]:

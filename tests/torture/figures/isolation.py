@@ -50,13 +50,17 @@ def measure(form: Form) -> Iterator[Row]:
                 f"{num:,} random groups in {dtype} (queries in float16 to float64): answers with other bits",
                 differing,
             )
-            yield at_least(5, f"requests a batch in them, mean ({dtype})", company.mean_batch, 1.5)
+            yield at_least(5, f"requests in a batch, mean ({dtype})", company.mean_batch, 1.5)
             num = form.count(HARMFUL_GROUPS // len(DTYPES), 20)
             harmed = asyncio.run(company.groups(num, harmful=True))
-            yield none_of(5, f"{num:,} groups with a NaN or a raising mate in {dtype}: mates harmed", harmed)
+            yield none_of(
+                5, f"{num:,} groups with a request that has a NaN or raises, in {dtype}: other requests harmed", harmed
+            )
             num = form.count(IDENTITIES // len(DTYPES), 200)
             yield none_of(
-                5, f"{num:,} identities at once in {dtype}: swaps", asyncio.run(_identities(subject.port, num))
+                5,
+                f"{num:,} identities at once in {dtype}: swapped answers",
+                asyncio.run(_identities(subject.port, num)),
             )
             yield from (row for row in at_rest.rows(5, subject, before) if "faults" not in row.what)
 

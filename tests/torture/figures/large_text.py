@@ -106,7 +106,7 @@ class Overload:
 
     def fairness(self) -> Row:
         wrong = [answer.how or f"status {answer.status}" for answer in self.answers if not _is_fair(answer)]
-        return none_of(12, f"{self.what}: neither answered nor told when to come back", wrong)
+        return none_of(12, f"{self.what}: neither answered nor refused with Retry-After", wrong)
 
     def summary(self) -> Row:
         late_ms = quantile(sorted(answer.late_s * 1000 for answer in self.answers), 0.99)
@@ -141,7 +141,11 @@ def _targets(runs: Iterator[Overload]) -> Iterator[Row]:
         yield at_least(12, f"{run.what}: goodput", run.goodput, LEAST_GOODPUT, "")
         times_p99 = run.quantile_ms(200, 0.99) / run.calm_ms
         yield at_most(
-            12, f"{run.what}: p99 of admitted, times {run.calm_ms:.0f} ms at 0.8x", times_p99, MAX_TIMES_P99, ""
+            12,
+            f"{run.what}: p99 of admitted, as a multiple of {run.calm_ms:.0f} ms at 0.8x",
+            times_p99,
+            MAX_TIMES_P99,
+            "",
         )
         yield at_most(12, f"{run.what}: refusals p99", run.quantile_ms(429, 0.99), MAX_REFUSAL_MS, " ms")
         yield at_most(12, f"{run.what}: /healthz p99", run.health_ms, MAX_HEALTH_MS, " ms")

@@ -78,12 +78,10 @@ def measure(form: Form) -> Iterator[Row]:
         told = ", ".join(f"{count} x {status}" for status, count in sorted(race.statuses.items()))
         what = f"{seconds:.0f} s of changing files under {len(ADMINS)} admins ({told})"
         yield none_of(11, f"{what}: answers outside the contract", race.wrong)
-        yield none_of(
-            11, f"other layers meanwhile ({race.num_asked:,} requests): other answers than the right ones", race.harmed
-        )
+        yield none_of(11, f"other layers meanwhile ({race.num_asked:,} requests): wrong answers", race.harmed)
         yield none_of(11, "processes that ended", race.deaths())
-        yield none_of(11, "processes that do not serve the file as it is after one PUT more", race.unsettled())
-        what = "at rest: counts conserve; gauges, tasks, threads, descriptors, processes are back"
+        yield none_of(11, "processes that do not serve the current file after one more PUT", race.unsettled())
+        what = "at rest: counts that do not add up; gauges, tasks, threads, descriptors, processes that are not back"
         yield none_of(11, what, at_rest.not_back(subject, race.before))
     with _subject(form.room("layer-race-planted"), plants={"modules": [__name__]}) as subject:
         race = _Race(subject, form.random("planted race"))

@@ -51,13 +51,13 @@ def measure(form: Form) -> Iterator[Row]:
         before = subject.baseline()
         flood = _Flood(subject, num)
         yield at_most(21, f"{num:,} bad requests in {flood.took_s:.0f} s write", flood.written_mib, MOST_MIB, " MiB")
-        yield none_of(21, "kinds with more lines than a hundred and one a second", flood.too_many)
-        yield none_of(21, "kinds of which requests, lines with sums, and metric differ in number", flood.miscounted)
-        yield none_of(21, "others beside them whose line is missing", flood.hidden)
+        yield none_of(21, "kinds with more than a hundred lines and one sum a second", flood.too_many)
+        yield none_of(21, "kinds for which requests, lines with sums, and metric differ in number", flood.miscounted)
+        yield none_of(21, "other requests beside them whose line is missing", flood.hidden)
         yield from at_rest.rows(21, subject, before)
     with Subject(form.room("no-limit"), plants={"modules": [__name__]}, workers=1) as subject:
         flood = _Flood(subject, LEAST_REQUESTS)
-        yield Row(21, "without a limit the check", "fails", "; ".join(flood.too_many[:2]), bool(flood.too_many))
+        yield Row(21, "the same check without a limit", "fails", "; ".join(flood.too_many[:2]), bool(flood.too_many))
 
 
 class _Flood:

@@ -66,18 +66,18 @@ class Callers:
 def measure(form: Form) -> Iterator[Row]:
     with Subject(form.room("new-worker"), workers=WORKERS) as subject:
         share, callers, ready_at = asyncio.run(_replace(subject))
-        yield at_least(20, "connections of a replacement, of an even share", share, 50, " %")
+        yield at_least(20, "connections of a replacement, as a part of an even share", share, 50, " %")
         late = [told for at, told in callers.failed_at if at >= ready_at]
-        yield none_of(20, "requests that failed from the moment when it was ready", late)
+        yield none_of(20, "requests that failed after it was ready", late)
         often = [f"{num} times" for num in callers.num_closed if num > 1]
-        yield none_of(20, f"of {CALLERS} callers, told to connect anew more than once", often)
+        yield none_of(20, f"of {CALLERS} callers, those asked to reconnect more than once", often)
         told = [line for line in subject.faults() if not line.startswith("worker_died")]
         yield none_of(20, "faults in the log", told)
     plants = {"modules": ["tests.torture.figures.new_worker"]}
     with Subject(form.room("nothing-shed"), plants=plants, workers=WORKERS) as subject:
         share, _, _ = asyncio.run(_replace(subject))
         yield Row(
-            20, "a planted fault, that nothing is shed, fails the first check", "fails", f"{share:.0f} %", share < 50
+            20, "a planted fault (no connection is shed) fails the first check", "fails", f"{share:.0f} %", share < 50
         )
 
 

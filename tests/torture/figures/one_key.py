@@ -39,7 +39,7 @@ def measure(form: Form) -> Iterator[Row]:
     yield none_of(18, "neither answered nor refused", failed)
     (success, _), _ = _measured(form, "one-key-planted", {"modules": [__name__]})
     told = f"{success:.0f} %"
-    yield Row(18, "keys that are not told apart fail the check", "fails", told, success < LEAST_SUCCESS)
+    yield Row(18, "a service that does not distinguish keys fails the check", "fails", told, success < LEAST_SUCCESS)
 
 
 def _measured(form: Form, name: str, plants: dict) -> tuple[tuple[float, float], list[str]]:

@@ -90,7 +90,7 @@ def measure(form: Form) -> Iterator[Row]:
         peak = max(step.goodput for step in steps.values())
         yield at_least(3, "the same without a deadline: goodput, of peak", unbounded.goodput / peak * 100, 90, " %")
         ratio = unbounded.admitted_p99 / steps[0.8].admitted_p99
-        yield at_most(3, "the same without a deadline: p99 of admitted, times that at 0.8x", ratio, 3)
+        yield at_most(3, "the same without a deadline: p99 of admitted, as a multiple of that at 0.8x", ratio, 3)
         yield at_most(3, "the same without a deadline: refusals p99", unbounded.refused_p99, 50, " ms")
         yield at_least(3, INLINE, inline_share(threads), LEAST_INLINE, " %")
         yield from at_rest.rows(3, subject, before)
@@ -100,7 +100,7 @@ def _targets(steps: dict[float, Step], health: Health, late: list[float], recove
     worst, light = steps[5.0], steps[0.8]
     peak = max(step.goodput for step in steps.values())
     yield at_least(3, "goodput at 5x, of peak", worst.goodput / peak * 100, 90, " %")
-    yield at_most(3, "p99 of admitted at 5x, times that at 0.8x", worst.admitted_p99 / light.admitted_p99, 3)
+    yield at_most(3, "p99 of admitted at 5x, as a multiple of that at 0.8x", worst.admitted_p99 / light.admitted_p99, 3)
     yield at_most(3, "refusals p99 at 5x (Q1)", worst.refused_p99, 50, " ms")
     yield at_most(3, "requests begun after their deadline (Q4)", len(late), 0)
     yield at_most(3, "seconds until normal again", recovery_s, 5, " s")

@@ -38,11 +38,13 @@ def measure(form: Form) -> Iterator[Row]:
         with singing(subject.port, songs, per_second=PER_SECOND):
             slowest_s, wrong = _lose_all(subject, shared, form)
         yield none_of(
-            14, f"{_count(form)} losses under {PER_SECOND:.0f} requests/s: other answers than 200", songs[0].wrong
+            14, f"{_count(form)} losses under {PER_SECOND:.0f} requests/s: answers other than 200", songs[0].wrong
         )
-        yield none_of(14, "losses that were not made good in time, or cost a living process its counters", wrong)
+        yield none_of(14, "losses that were not repaired in time, or that cost a living process its counters", wrong)
         yield at_most(14, "ready, with every process in the metrics (slowest)", slowest_s, HEAL_S, " s")
-        yield none_of(14, "descriptors, threads and counts afterwards", at_rest.not_back(subject, before))
+        yield none_of(
+            14, "descriptors, threads and counts that are not back afterwards", at_rest.not_back(subject, before)
+        )
         yield none_of(14, "a worker killed after a loss: not replaced", _kill_a_worker(subject, shared))
     with Subject(form.room("next"), workers=1, run_dir=shared):
         left = len(list(shared.iterdir())) - 1
@@ -53,7 +55,7 @@ def measure(form: Form) -> Iterator[Row]:
         _remove(_run_directory(planted))
         is_found = _seconds_until_well(subject, planted) is None
         told = "not well in time" if is_found else "the check found nothing"
-        yield Row(14, "a planted fault (what is lost is not made again) fails the check", "fails", told, is_found)
+        yield Row(14, "a planted fault (nothing lost is made again) fails the check", "fails", told, is_found)
 
 
 def plant() -> None:

@@ -49,7 +49,7 @@ def measure(form: Form) -> Iterator[Row]:
             wrong += [f"round {number}: exit code {code}"] if code else []
             wrong += [f"round {number}: {fault}" for fault in subject.faults()]
     yield none_of(2, f"{num_rounds} SIGTERMs at {LOAD:.0%} load: accepted requests lost", lost)
-    yield at_most(2, "readiness flips within (slowest)", max(flips_ms), MAX_FLIP_MS, " ms")
+    yield at_most(2, "readiness turns off within (slowest)", max(flips_ms), MAX_FLIP_MS, " ms")
     yield at_most(2, "exit within the grace + 2 s (slowest)", max(ends_s), GRACE_S + 2, " s")
     yield Row(2, "exit (median)", "", f"{quantile(sorted(ends_s), 0.5):.2f} s", is_met=True)
     yield at_least(2, INLINE, inline_share(threads), LEAST_INLINE, " %")

@@ -66,10 +66,12 @@ def measure(form: Form) -> Iterator[Row]:
             19, f"{READERS} slow readers: room for another large answer at first", "none", _told(is_held), is_held
         )
         yield at_most(19, "the same: time until another large answer is computed", free_after_s, MOST_S, " s")
-        yield none_of(19, "the same: had their whole answer", ["one"] * sum(taken.is_whole for taken in slow))
+        yield none_of(
+            19, "the same: slow readers that got their whole answer", ["one"] * sum(taken.is_whole for taken in slow)
+        )
         honest, small = asyncio.run(_honest(subject))
         cut = [f"{taken.num_bytes:,} bytes" for taken in (honest, small) if not taken.is_whole]
-        yield none_of(19, "cut off: 17 MB at twice the least rate, 30 kB at 8 kB/s", cut)
+        yield none_of(19, "readers that were cut off: 17 MB at twice the least rate, 30 kB at 8 kB/s", cut)
         yield from at_rest.rows(19, subject, before)
     with Subject(
         form.room("any-rate"), plants={"modules": ["tests.torture.figures.slow_readers"]}, **SETTINGS
@@ -77,7 +79,7 @@ def measure(form: Form) -> Iterator[Row]:
         _, free_after_s, _ = asyncio.run(_held(subject))
         told = f"no room in {free_after_s:.0f} s" if free_after_s > MOST_S else f"{free_after_s:.1f} s"
         yield Row(
-            19, "a planted fault, that any rate will do, fails the second check", "fails", told, free_after_s > MOST_S
+            19, "a planted fault (any rate is accepted) fails the second check", "fails", told, free_after_s > MOST_S
         )
 
 

@@ -49,11 +49,11 @@ def _part(form: Form, what: str, setting: str, whole: bytes) -> Iterator[Row]:
         with singing(subject.port, loud):
             lives_s, queued = asyncio.run(_trickle_all(subject, num, whole))
         ratio = loud[0].quantile(0.99) / quiet[0].quantile(0.99)
-        yield at_most(7, f"{num:,} connections trickle their {what}: the longest lived", max(lives_s), MOST_S, " s")
-        yield at_most(7, f"p99 of others beside trickled {what}, times the quiet one", ratio, 2)
-        yield at_most(7, f"places in the queue held by trickled {what}", queued, 0)
+        yield at_most(7, f"{num:,} connections trickle their {what}: longest life of one", max(lives_s), MOST_S, " s")
+        yield at_most(7, f"p99 of other requests beside trickled {what}, as a multiple of that without them", ratio, 2)
+        yield at_most(7, f"queued requests of trickled {what}", queued, 0)
         yield none_of(
-            7, f"the canary beside trickled {what}: other answers than 200 with the right bits", loud[0].wrong
+            7, f"the canary beside trickled {what}: answers that are not a 200 with the right bits", loud[0].wrong
         )
         yield from at_rest.rows(7, subject, before, 32)
 

@@ -42,18 +42,18 @@ def measure(form: Form) -> Iterator[Row]:
     with Subject(form.room("unread"), piped=True, workers=2, shutdown_grace_s=GRACE_S) as subject:
         with Health(subject.port) as health:
             wrong = asyncio.run(_ask_all(subject.port, num))
-        yield none_of(13, f"{num:,} requests while nobody reads: not answered with 200", wrong)
+        yield none_of(13, f"{num:,} requests while nothing reads the log: not answered with 200", wrong)
         yield none_of(13, "/healthz beside them: not answered with 200", health.wrong)
         yield from _read_again(subject, num)
         wrong = asyncio.run(_ask_all(subject.port, LEAST_REQUESTS))
-        yield none_of(13, "requests while nobody reads again: not answered with 200", wrong)
+        yield none_of(13, "requests while again nothing reads the log: not answered with 200", wrong)
         yield at_most(13, "a killed worker is replaced within", _replaced_s(subject), REPLACED_S, " s")
-        yield none_of(13, "counts do not conserve", unbalanced(subject.samples()))
+        yield none_of(13, "counts that do not add up", unbalanced(subject.samples()))
         yield from _ends(subject)
     with Subject(form.room("blocking"), plants={"modules": [__name__]}, piped=True, workers=2) as subject:
         wrong = asyncio.run(_ask_all(subject.port, LEAST_REQUESTS))
         yield Row(
-            13, "with streams that block the check", "fails", f"{len(wrong)}: {', '.join(wrong[:2])}", bool(wrong)
+            13, "the same check with streams that block", "fails", f"{len(wrong)}: {', '.join(wrong[:2])}", bool(wrong)
         )
 
 
@@ -88,10 +88,10 @@ def _read_again(subject: Subject, num: int) -> Iterator[Row]:
         if num_read + sum(reports) == num or time.monotonic() > end:
             break
         time.sleep(0.05)
-    yield at_least(13, "lines of them that found no reader, by the metric", num_counted, num / 2)
+    yield at_least(13, "log lines that found no reader, by the metric", num_counted, num / 2)
     yield none_of(
         13,
-        "requests whose line was neither read nor reported, when somebody reads again",
+        "requests whose line was neither read nor reported, once the log is read again",
         [f"{num} sent, {num_read} read, {sum(reports)} reported"] * (num_read + sum(reports) != num),
     )
     yield none_of(
@@ -99,7 +99,7 @@ def _read_again(subject: Subject, num: int) -> Iterator[Row]:
         "lines that the metric and the reports count differently",
         [f"{num_counted:g} and {reports}"] * (num_counted != sum(reports)),
     )
-    yield at_most(13, "reports of them, one by each worker", len(reports), 2)
+    yield at_most(13, "reports of dropped lines, one for each worker", len(reports), 2)
 
 
 def _replaced_s(subject: Subject) -> float:
@@ -121,5 +121,5 @@ def _ends(subject: Subject) -> Iterator[Row]:
         code: int | None = subject.process.wait(2 * GRACE_S + 2)
     except subprocess.TimeoutExpired:
         code = None
-    yield at_most(13, "the end, while nobody reads, comes within", time.monotonic() - started, GRACE_S + 2, " s")
+    yield at_most(13, "shutdown, while nothing reads the log, takes", time.monotonic() - started, GRACE_S + 2, " s")
     yield none_of(13, "exit codes other than 0", [] if code == 0 else [str(code)])
