@@ -119,14 +119,14 @@ def _masks(case: OnnxCase) -> tuple[list[dict[str, object]], list[str]]:
         blocked, kind = (False, "attend") if mask.dtype == bool else (-np.inf, "bias")
         if short := past + keys - mask.shape[-1]:
             mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, short)], constant_values=blocked)
-            notes.append(f"the mask is padded with {short} blocked keys, since a mask has every key or 1")
+            notes.append(f"the mask is padded with {short} blocked keys, because a mask must have all keys or 1")
         masks.append({"kind": kind, "axes": AXES[mask.ndim], "values": tensor(mask)})
     if lengths is not None:
         masks.append({"kind": "lengths", "values": torch.from_numpy(lengths)})
     if given.get("is_causal"):
         masks.append({"kind": "causal", "offset": offset})
         if lengths is not None:
-            notes.append("the offset n − L of each sequence is sent, since a mask does not read another one")
+            notes.append("the offset n − L of each sequence is sent, because causal masks do not use the lengths")
     left, right = (given.get(f"{side}_window_size", -1) for side in ("left", "right"))
     if left >= 0 or right >= 0:
         sides = {side: size for side, size in (("left", left), ("right", right)) if size >= 0}

@@ -1,7 +1,7 @@
 """Writes the tables of docs/conformance.md from the conformance tests: `make conformance`.
 
-A line of an article is the docstring of its test: first what is asked, then what differs and why. Lines of torch, ONNX and
-of Keras, Flax and JAX are made from their cases. Without the package onnx its table stays as it is.
+A row of the articles is the docstring of its test: the first line says what is requested, the rest what differs and why. Rows of
+torch, ONNX, Keras, Flax and JAX are made from their cases. Without the package onnx its table stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOTHING = "nothing"
 
 
 class Erratum(NamedTuple):
-    """A figure that an article prints, the right one, and the test in test_articles.py that has it."""
+    """A figure that an article prints, the correct one, and the test in test_articles.py that proves it."""
 
     article: str
     what: str
@@ -106,10 +106,10 @@ ERRATA = (
 
 
 def page(before: str, cases: Sequence[OnnxCase]) -> str:
-    """Return the page with the tables that its tests make now; without cases of ONNX, with the ones that it has."""
+    """Return the page with the present tables of the tests; without cases of ONNX, its table is the one in `before`."""
     found = before
     tables = {
-        "articles": _table(("case", "asked", "differs"), _article_rows()),
+        "articles": _table(("case", "request", "differs"), _article_rows()),
         "layers": list(_layer_lines()),
         "errata": _table(("article", "what", "printed", "right", "test"), _errata_rows()),
         "torch": _table(("case", "shape of query", "request"), _torch_rows()),
@@ -125,14 +125,14 @@ def page(before: str, cases: Sequence[OnnxCase]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A line that says how many there are, and the table."""
+    """Return a line with the number of rows, and the table."""
     rows = list(rows)
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
     return [f"{len(rows)} cases:", "", *lines]
 
 
 def _article_rows() -> Iterator[Sequence[str]]:
-    """A row for each test of the articles, in the order of the file."""
+    """Yield a row for each test of the articles, in the order of the file."""
     for name, test in vars(test_articles).items():
         if name.startswith("test_"):
             asked, *differs = (inspect.getdoc(test) or "").splitlines()
@@ -146,7 +146,7 @@ def _errata_rows() -> Iterator[Sequence[str]]:
 
 
 def _layer_lines() -> Iterator[str]:
-    """The first line of each module that goes through a layer."""
+    """Yield the first line of each test module that uses a stored layer."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if path.stem not in {"test_articles", "test_torch_attention", "test_onnx_attention", "test_parity"}:
             doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -154,7 +154,7 @@ def _layer_lines() -> Iterator[str]:
 
 
 def _as_json(fields: Mapping[str, object], masks: Sequence[Mapping[str, object]]) -> str:
-    """A request without its tensors."""
+    """Return a request as JSON, without its tensors."""
     shown = {name: round(value, 6) if isinstance(value, float) else value for name, value in fields.items()}
     kinds = [{name: value for name, value in mask.items() if name != "values"} for mask in masks]
     return f"`{json.dumps(shown | ({'masks': kinds} if kinds else {}))}`"

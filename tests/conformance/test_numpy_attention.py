@@ -1,4 +1,4 @@
-"""The articles' NumPy code (rows 5 to 13 of the coverage table), re-implemented tiny, against the layer.
+"""The articles' NumPy code (rows 5 to 13 of `docs/conformance.md`), re-implemented in short, compared with a layer.
 
 Its masks say True = blocked: our `ignore`. Where every key of a row is blocked it gives uniform weights; we give zeros.
 """

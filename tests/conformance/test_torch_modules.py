@@ -1,4 +1,4 @@
-"""The articles' torch code (rows 1 to 4 of the coverage table), re-implemented tiny, against the layer.
+"""The articles' torch code (rows 1 to 4 of `docs/conformance.md`), re-implemented in short, compared with a layer.
 
 Their masks say 0 = blocked, non-zero = keep: our `attend`. Dropout is off, as it is wherever a model is served.
 """

@@ -1,4 +1,4 @@
-"""The masks that users of torch, Keras and Hugging Face have: each is answered as there, or refused with the remedy."""
+"""The usual masks of torch, Keras and Hugging Face: each gives the same answer as there, or an error with the remedy."""
 
 from __future__ import annotations
 

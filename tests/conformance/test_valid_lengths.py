@@ -1,4 +1,4 @@
-"""Rows 14 to 16 of the coverage table: D2L's valid lengths, its masked softmax, and the formulas.
+"""D2L's valid lengths and masked softmax, and the formulas (rows 14 to 16 of `docs/conformance.md`), compared with a layer.
 
 `valid_lens` says how many keys count: our `lengths`, per sequence or per query row.
 """

@@ -1,4 +1,4 @@
-"""The articles' worked examples with the right figures, where what is printed differs from what the arithmetic gives."""
+"""The articles' worked examples, with the calculated figures where the printed ones are wrong."""
 
 from __future__ import annotations
 
