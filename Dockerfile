@@ -52,7 +52,7 @@ LABEL org.opencontainers.image.title="attention-service" \
       org.opencontainers.image.source="${SOURCE}"
 COPY --from=environment /opt/attention /opt/attention
 COPY --from=wheel /staged/opt/attention /opt/attention
-# No bytecode is written, because the root may be read-only; nothing is imported from the working directory.
+# pip has compiled everything and the root may be read-only, so no bytecode is written; nothing is imported from the working directory.
 ENV ATTENTION_HOST=0.0.0.0 \
     ATTENTION_LAYERS_DIR=/layers \
     HOME=/tmp \
