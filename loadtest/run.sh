@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `make load`: Locust with all its reports against a service that it starts, or against URL. Arguments go to Locust.
+# `make load`: runs Locust with all its reports against a service that this script starts, or against URL. Arguments go to Locust.
 # From the environment: URL, LAYERS_DIR (.layers), REPORTS (reports), PYTHON (.venv/bin/python), LOCUST (.venv-load/bin/locust).
-# Exits with Locust's status, or 3 if the service does not become ready; ends what it started.
+# Exits with Locust's status, or with 3 if the service does not become ready. It ends the processes that it started.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 reports=${REPORTS:-$root/reports} python=${PYTHON:-$root/.venv/bin/python} started=()

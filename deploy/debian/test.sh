@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs `make test` in fresh roots of Debian 12 and 13, each with its own Python; prints the closing line of each. Wants root and
-# debootstrap. Installing uses the network; the tests run in a network namespace with nothing but loopback.
-# From the environment: RELEASES, TARGETS (make's), ROOTS (a directory to keep the roots in), MIRROR, the PIP_… variables, and
-# VOLUMES: directories of this machine that the roots have as well, one a word (pip's cache, a directory of wheels).
+# Runs `make test` in fresh roots of Debian 12 and 13, each with its own Python, and prints the last line of each. It needs root
+# and debootstrap. Installing uses the network; the tests run in a network namespace that has only loopback.
+# From the environment: RELEASES, TARGETS (of make), ROOTS (a directory that keeps the roots), MIRROR, the PIP_… variables, and
+# VOLUMES: directories of this machine to mount in the roots, separated by spaces (pip's cache, a directory of wheels).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -13,7 +13,7 @@ PACKAGES=ca-certificates,curl,git,iproute2,make,openssl,python3-venv
 command -v debootstrap > /dev/null || { apt-get update -qq; apt-get install --yes -qq --no-install-recommends debootstrap; }
 if [ -z "${ROOTS:-}" ]; then ROOTS=$(mktemp -d); trap 'rm -rf "$ROOTS"' EXIT; fi
 
-# ROOT COMMAND [unshare's options]: mounts and processes end with the command.
+# inside ROOT COMMAND [options of unshare]: mounts and processes end with the command.
 inside() {
     unshare --mount --pid --fork --kill-child "${@:3}" bash -euc '
         mount -t proc proc "$1/proc"
@@ -31,7 +31,7 @@ for release in $RELEASES; do
     rm -rf "$root/src.new"
     git clone --quiet . "$root/src.new"
     mkdir -p "$root/src"
-    # What was installed stays; the tree is this commit's.
+    # Installed packages stay; the source tree is replaced by this commit's.
     find "$root/src" -mindepth 1 -maxdepth 1 ! -name '.venv*' ! -name .layers -exec rm -rf {} +
     mv "$root/src.new/"* "$root/src.new/".[!.]* "$root/src/"
     inside "$root" "make install-test"

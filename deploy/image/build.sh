@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the Dockerfile with docker or buildah, whichever works here, and prints how large the image is.
+# Builds the Dockerfile with docker or buildah, whichever works on this machine, and prints the size of the image.
 # From the environment: IMAGE (its name), BASE, LOCK, INDEX_URL, EXTRA_INDEX_URL (the Dockerfile's arguments, if set),
-# BUILDER, and VOLUMES: what the build may read besides, as PATH:PATH:ro, one a word (buildah alone can do that).
+# BUILDER, and VOLUMES: further paths that the build may read, as PATH:PATH:ro, separated by spaces (only buildah supports this).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -30,7 +30,7 @@ if [ "$BUILDER" = docker ]; then
     docker image inspect --format '{{.Size}}' "$IMAGE"
 else
     for volume in ${VOLUMES:-}; do arguments+=(--volume "$volume"); done
-    # The health check and the signal to stop are Docker's own fields, not the OCI format's.
+    # The health check and the stop signal are fields of Docker's format, not of the OCI format.
     buildah build --layers --format docker --isolation "${BUILDAH_ISOLATION:-chroot}" --pull=false "${arguments[@]}" .
     buildah images --format '{{.Name}}:{{.Tag}} {{.Size}}' "$IMAGE"
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# stand_in.sh NAME DIRECTORY: makes a base image where none can be pulled: Debian bookworm with its Python 3.11, by debootstrap.
+# stand_in.sh NAME DIRECTORY: makes a base image if none can be pulled: Debian bookworm with its Python 3.11, by debootstrap.
 #
-# It carries this machine's certificates and pip's settings, so that the Dockerfile needs no word of either. DIRECTORY/volumes
-# lists what on this disk those settings name (wheels, a mirror), as PATH:PATH:ro for build.sh. MIRROR is Debian's by default.
+# The image has this machine's certificates and pip settings, so that the Dockerfile needs neither. DIRECTORY/volumes lists the
+# paths on this disk that those settings name (wheels, a mirror), as PATH:PATH:ro for build.sh. MIRROR is Debian's by default.
 set -euo pipefail
 
 name=$1
@@ -13,12 +13,12 @@ if [ ! -e "$root.done" ]; then
     rm -rf "$root"
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" \
         "${MIRROR:-http://deb.debian.org/debian}" > "$directory/debootstrap.log"
-    # As the slim images are: no lists, no archives, no manuals.
+    # Like the slim images: no package lists, no archives, no manuals.
     rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale,info} "$root"/var/log/*
     touch "$root.done"
 fi
 cp --dereference /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
-# What pip was told by files and by its environment, as one file.
+# pip's settings from files and from the environment, as one file.
 python3 - "$root/etc/pip.conf" "$directory/volumes" << 'END'
 import ast, os, pathlib, subprocess, sys
 told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
@@ -28,7 +28,7 @@ for line in sorted(told.splitlines(), key=lambda line: line.startswith(":env:"))
     settings[key.rpartition(".")[2]] = ast.literal_eval(value)
 pathlib.Path(sys.argv[1]).write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
 words = [word for value in settings.values() for word in value.split()]
-# An index on disk has its files beside it.
+# The files of an index on disk lie beside it.
 named = [os.path.dirname(word.removeprefix("file://")) if word.startswith("file://") else word for word in words]
 folders = sorted({path for path in named if path.startswith("/") and os.path.isdir(path)})
 pathlib.Path(sys.argv[2]).write_text("".join(f"{path}:{path}:ro\n" for path in folders))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the image and tries it as an engine runs it (tests/image). From the environment: what build.sh takes, and KEEP=1 to keep
-# the image and its storage in build/image, so that the next try is quicker.
+# Builds the image and tests it on a container engine (tests/image). From the environment: the variables of build.sh, and KEEP=1
+# to keep the image and its storage in build/image, so that the next run is quicker.
 #
-# With a docker engine it is docker's; else buildah builds and podman with runc runs, in a storage of their own. There the base
-# is the stand-in (stand_in.sh), unless BASE names one.
+# A docker engine is used if there is one. Otherwise buildah builds, and podman with runc runs, in a storage of their own. Then
+# the base is the substitute of stand_in.sh, unless BASE names one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -17,14 +17,14 @@ else
     for program in buildah podman runc debootstrap; do
         command -v "$program" > /dev/null || { echo "try.sh: $program is missing: apt-get install buildah podman runc debootstrap" >&2; exit 1; }
     done
-    # An overlay needs the kernel's help and root; vfs copies, which any place can.
+    # An overlay needs kernel support and root; vfs copies files, which works anywhere.
     if [ -z "${STORAGE_DRIVER:-}" ]; then
         if [ "$(id -u)" = 0 ] && grep --quiet overlay /proc/filesystems; then STORAGE_DRIVER=overlay; else STORAGE_DRIVER=vfs; fi
     fi
     printf '[storage]\ndriver = "%s"\ngraphroot = "%s"\nrunroot = "%s"\n' \
         "$STORAGE_DRIVER" "$place/storage" "$place/run" > "$place/storage.conf"
     unset STORAGE_DRIVER
-    # No systemd is asked for, and no limit is above what this place itself has (these engines lower the second one themselves).
+    # Without systemd, and with no limit above this machine's own (these engines lower the second one themselves).
     at_most() { if [ "$1" = unlimited ] || [ "$1" -gt "$2" ]; then echo "$2"; else echo "$1"; fi; }
     files=$(at_most "$(ulimit -Hn)" 1048576)
     processes=$(at_most "$(ulimit -Hu)" 32768)
@@ -38,7 +38,7 @@ runtime = "runc"
 END
     export CONTAINERS_STORAGE_CONF=$place/storage.conf CONTAINERS_CONF=$place/containers.conf DISABLE_HC_SYSTEMD=true
     if [ -z "${BASE:-}" ]; then
-        # pip's own settings, which the stand-in carries, tell where everything comes from.
+        # The substitute base has pip's settings, which name the indexes.
         export BASE=localhost/attention-stand-in:bookworm EXTRA_INDEX_URL=${EXTRA_INDEX_URL-}
         if [ ! -e "$place/volumes" ] || ! podman image exists "$BASE"; then deploy/image/stand_in.sh "$BASE" "$place"; fi
         VOLUMES=$(tr '\n' ' ' < "$place/volumes") && export VOLUMES
