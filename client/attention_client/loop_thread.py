@@ -39,9 +39,10 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run the coroutine on the loop; cancelling the future cancels it. Raises RuntimeError once stopped."""
-        with self._stopping:
-            if self.is_ours and not self._is_stopped:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self.is_ours:  # else the lock may have been held at the fork
+            with self._stopping:
+                if not self._is_stopped:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
         raise RuntimeError("the client is closed" if self.is_ours else _FORKED)
 
@@ -61,12 +62,13 @@ class LoopThread:
 
     def stop(self, *, wait: bool = True) -> None:
         """Run `shut_down` and end the thread; a second call does nothing."""
-        with self._stopping:
-            if self.is_ours and not self._is_stopped:
-                self._is_stopped = True
-                asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        if self.is_ours and wait:
-            self._thread.join()
+        if self.is_ours:
+            with self._stopping:
+                if not self._is_stopped:
+                    self._is_stopped = True
+                    asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+            if wait:
+                self._thread.join()
 
     async def _end(self) -> None:
         await self._shut_down()

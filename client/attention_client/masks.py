@@ -54,8 +54,10 @@ def bias(values: Any, *, axes: Axes | None = None) -> Mask:
 def attn_mask(values: Any, num_heads: int) -> Mask:
     """The `attn_mask` of torch `nn.MultiheadAttention`: an array or tensor `[L, S]` or `[B·H, L, S]`; true = blocked, or floats.
 
-    Raises BadDtype or BadShape.
+    Raises BadDtype, BadShape, or InvalidInput for less than one head.
     """
+    if num_heads < 1:
+        raise InvalidInput(f"num_heads must be at least 1, got {num_heads}")
     if len(values.shape) == 2:  # noqa: PLR2004
         return _of_torch(values, "ls")
     if len(values.shape) != 3 or values.shape[0] % num_heads:  # noqa: PLR2004

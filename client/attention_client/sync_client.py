@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator
@@ -50,7 +51,9 @@ class Client(ClientOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._starting = threading.Lock()
+        self._locks: dict[
+            int, threading.Lock
+        ] = {}  # by process: a lock that was held at a fork stays held in the child
         self._running: tuple[LoopThread, AsyncClient] | None = None
         self._is_closed = False
 
@@ -101,7 +104,7 @@ class Client(ClientOptions):
 
     def close(self) -> None:
         """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
-        with self._starting:
+        with self._lock:
             self._is_closed = True
             if self._running is not None:
                 self._running[0].stop()
@@ -113,13 +116,17 @@ class Client(ClientOptions):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the client is closed")
 
     def _started(self) -> tuple[LoopThread, AsyncClient]:
         """Return this process's event loop and its client, which are made at the first call and again after a fork."""
-        with self._starting:
+        with self._lock:
             self._check_open()
             if self._running is None or not self._running[0].is_ours:
                 client = AsyncClient(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})

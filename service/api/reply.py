@@ -95,6 +95,7 @@ def _media_quality(media: bytes, weights: dict[bytes, float]) -> float:
 
 
 def _quality(parameters: list[bytes]) -> float:
+    """Return the weight, from 0 to 1 (RFC 9110, 12.4.2); 0 if it is no number."""
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"q":
@@ -102,7 +103,7 @@ def _quality(parameters: list[bytes]) -> float:
                 weight = float(value)
             except ValueError:
                 return 0.0
-            return weight if math.isfinite(weight) else 0.0
+            return min(max(weight, 0.0), 1.0) if math.isfinite(weight) else 0.0
     return 1.0
 
 

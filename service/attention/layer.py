@@ -145,14 +145,16 @@ class Layer:
         shapes = [call.query.shape[:2] for call in calls]
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
-        context_RK = self._like.new_empty(self._rows_with_filler(tokens), padded_width(width))
+        context_RK = self._like.new_empty(
+            self._rows_with_filler(tokens, int(self._output is not None)), padded_width(width)
+        )
         fill(context_RK, tokens, width)
         weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
         parts = zip(calls, split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
-    def _rows_with_filler(self, tokens: int, num_products: int = 1) -> int:
+    def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up, and add the difference to `filler_rows`."""
         rows = padded_rows(tokens, self._least_rows)
         self.filler_rows += (rows - tokens) * num_products

@@ -73,7 +73,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
                 return Source(label, _config(where), _uncompiled(_directory_entries(where)))
             entries, config = _file_entries(where)
             if where.name in MODEL_FILES:
-                config = _config(where.parent)
+                config = _config(where.parent) or config
             return Source(label, config, _uncompiled(entries))
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error

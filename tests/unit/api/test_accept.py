@@ -31,6 +31,7 @@ def type_for(*values: bytes, offered: tuple[bytes, ...] = (JSON, BINARY)) -> byt
         (b"application/json, application/vnd.safetensors",),
         (b"text/html", b"application/json"),
         (b"application/json, text/plain, */*",),
+        (b"application/json;q=1, application/vnd.safetensors;q=5",),
     ],
 )
 def test_the_answer_has_the_form_of_the_request_unless_accept_prefers_another(values):
@@ -62,7 +63,7 @@ def test_an_accept_without_an_available_type_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    "value", [b"identity;q=0", b"*;q=0", b"identity;q=0, br", b"gzip;q=0, zstd;q=0, identity;q=0.0"]
+    "value", [b"identity;q=0", b"*;q=0", b"identity;q=0, br", b"gzip;q=0, zstd;q=0, identity;q=0.0", b"identity;q=-1"]
 )
 def test_an_accept_encoding_without_an_available_coding_is_refused(value):
     with pytest.raises(NotAcceptable, match="identity or zstd or gzip"):

@@ -108,6 +108,15 @@ def test_a_single_token_costs_four_rows_and_reports_them(counted):
     assert layer.filler_rows == 6
 
 
+@pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+def test_a_layer_without_an_output_projection_counts_no_filler_for_it(counted):
+    rows, _ = counted
+    layer = make_layer(make_spec(64, 4, has_output=False))
+    layer.forward([Call("layer", randn(1, 1, 64))])
+    assert rows == [4]
+    assert layer.filler_rows == 3
+
+
 @pytest.mark.usefixtures("plain")
 def test_a_single_token_costs_twelve_rows_with_the_product_of_torch(counted):
     rows, _ = counted

@@ -586,21 +586,39 @@ def test_a_forked_process_uses_its_own_loop():
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("end", [Client.close, lambda client: client.attend("small", X)], ids=["close", "attend"])
+def test_a_process_forked_while_another_thread_starts_or_stops_the_client_does_not_hang(end):
+    with Client(transport=Answering().transport) as client:
+        client.attend("small", X)
+        with client._lock, client._running[0]._stopping:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                status = 1
+                with contextlib.suppress(BaseException):
+                    end(client)
+                    status = 0
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("num_items", [3, 9], ids=["all are in flight", "more to come"])
 def test_an_iterator_begun_before_a_fork_raises_in_the_child(num_items):
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * num_items, window=3)
         next(answers)
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(20)
-            status = 1
-            with contextlib.suppress(BaseException):
-                try:
-                    next(answers)
-                except RuntimeError as told:
-                    status = 0 if "fork" in str(told) else 2
-            os._exit(status)
+        with client._running[0]._stopping:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                status = 1
+                with contextlib.suppress(BaseException):
+                    try:
+                        next(answers)
+                    except RuntimeError as told:
+                        status = 0 if "fork" in str(told) else 2
+                os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert len(list(answers)) == num_items - 1
 

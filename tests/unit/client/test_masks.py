@@ -160,6 +160,9 @@ def test_a_mask_that_torch_would_not_take_is_refused():
             masks.attn_mask(torch.zeros(shape), num_heads=4)
     with pytest.raises(errors.BadShape):
         masks.key_padding_mask(torch.zeros(2, 4, 5))
+    for num_heads in (0, -4):
+        with pytest.raises(errors.InvalidInput, match=f"num_heads must be at least 1, got {num_heads}"):
+            masks.attn_mask(torch.zeros(4, 3, 5), num_heads)
     for mask in (lambda: masks.attn_mask(torch.zeros(3, 5).int(), 4), lambda: masks.key_padding_mask(np.ones(3, int))):
         with pytest.raises(errors.BadDtype):
             mask()
