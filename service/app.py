@@ -72,7 +72,7 @@ def build(
 
 
 def _application(service: Service) -> FastAPI:
-    """Return FastAPI's application: all routes but the hot ones and the API documents; its lifespan is the service's."""
+    """Return FastAPI's application with the routes that `build` does not add; its lifespan starts and stops the service."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -91,7 +91,7 @@ def _application(service: Service) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
-        # `observability/tracing.py` sees every request and its end. FastAPI sees few requests, and refusals only as exceptions.
+        # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for make in (make_router, make_models_router):

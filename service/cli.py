@@ -1,6 +1,6 @@
 """Command line: `attention-service serve | health | layers | attend | attention | show | compare | golden | keys`.
 
-Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. Help is quick, so heavy imports
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. To keep help quick, heavy imports
 wait until a command needs them.
 """
 

@@ -5,7 +5,7 @@ ServiceError
 │   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
 │   │                    BadBinary)
 │   ├── InvalidInput     the bytes parse, but a value is invalid (BadShape, BadDtype, BadMask, MaskKindRequired,
-│   │                    MaskAxesRequired, CausalAlignRequired, NonFinite, MaskedRow, UnknownField)
+│   │                    MaskAxesRequired, CausalAlignRequired, LayoutRequired, NonFinite, MaskedRow, UnknownField)
 │   ├── TooLarge         the request exceeds a limit (BodyTooLarge, DecompressedTooLarge, CostLimit, TargetTooLong,
 │   │                    HeadersTooLarge)
 │   ├── NotServed        the service has no such resource, method or format (LayerNotFound, RouteNotFound, MethodNotAllowed,
@@ -13,15 +13,15 @@ ServiceError
 │   ├── Denied           this caller may not do it (Unauthorized, Forbidden)
 │   └── ClientTimeout    the headers or the body did not arrive in time
 ├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each has a time to retry after
-├── Failed               accepted, but not answered (DeadlineExceeded, EngineFailed, EngineDown)
+├── Failed               valid, but not answered: too late, or a fault of the service (DeadlineExceeded, EngineFailed, EngineDown)
 └── LayerError           a checkpoint or stored layer is invalid or missing (LayerMissing), or this process cannot load it
                          (LayerNotLoaded). The command line and the start raise it; a layer rollout turns it into
                          InvalidInput, LayerNotFound, LayerChanged or NotReady
 
-Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers; it
-never repeats the caller's values, a path, or a library's text. No status code lives here: `api/problems.py` has the table. The
-client raises the same classes and sets `status`, `request_id` and `retry_after_s`. In the service they are None, except
-`retry_after_s` of Refused.
+Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
+an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
+status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
+`status` and `request_id` of the answer. Here both are None, and only a Refused has `retry_after_s`.
 """
 
 from __future__ import annotations

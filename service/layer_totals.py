@@ -1,4 +1,4 @@
-"""LayerTotals: what the requests to one layer have taken, summed; metrics and Open Inference's statistics are made from it."""
+"""LayerTotals: counts and times of the requests to one layer, summed; they become metrics and Open Inference's statistics."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from service.settings import Settings, is_loopback
 from service.supervisor.descriptors import max_connections
 from service.wire.attend_request import RequestLimits
 
+# The default of ATTENTION_STANDING_WAIT_MS.
 STANDING_WAIT_S = 0.1
-# How long inline batches may block the loop together. A health check waits for two or three times that (docs/decisions.md).
+# How long inline batches may block the loop together. A health check may wait two or three times as long (docs/decisions.md).
 INLINE_S = 0.015
 # A batch on a CPU stops after this time, and due batches of other lanes run first.
 STEP_S = 0.025
@@ -55,7 +56,7 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
 
 
 def _standing_wait_s(settings: Settings) -> float:
-    """Return the wait that was set; else 0 if the capacity was set, because that bounds the queue; else the default."""
+    """Return the wait that is set; without one 0 if the capacity is set, because it bounds the queue, else the default."""
     if settings.standing_wait_ms is not None:
         return settings.standing_wait_ms / 1000
     return 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
@@ -100,8 +101,8 @@ def context_limits(settings: Settings) -> RequestContextLimits:
         max_shared=batch_limits(settings),
         off_loop_bytes=settings.decode_off_loop_bytes,
         intake_bytes=_intake_bytes(settings),
-        # The largest response must fit too: the most weights that a request may have, and an output as large as its body.
-        # If a layer's output rows are much wider than its input rows, a response may exceed this: 413.
+        # The largest response must fit too: the most weights that a request may have, and an output as large as its body. A layer
+        # whose output rows are much wider than its input rows may exceed this; such a request gets a 413.
         answer_bytes=max(settings.queue_bytes, 4 * (settings.max_weights_bytes + settings.max_body_bytes)),
         take_offers=settings.compress_offers,
     )

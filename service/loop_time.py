@@ -81,7 +81,7 @@ class LoopTick:
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that will call `_end`
 
     def ask(self) -> None:
-        # A closed loop never called `_end`. Look up the running loop once a tick: Python 3.11 makes a system call for it.
+        # A loop that was closed before `_end` ran never calls it. Look the loop up once a tick: Python 3.11 makes a system call.
         if self._loop is not None and not self._loop.is_closed():
             return
         try:

@@ -1,7 +1,8 @@
 """Settings: all options of the service, read once from the environment (`ATTENTION_…`) and the command line.
 
-Invariants: Only this file reads the variables. An invalid value stops the start with the variable's name. Most packages receive
-small frozen values (`limits.py`), not `Settings`. Each description is a row of docs/settings.md, and a test compares them.
+Invariants: Only this file reads the service's variables; the other commands name theirs in their options. An invalid value stops
+the start with the variable's name. Most packages receive small frozen values (`limits.py`), not `Settings`. Each description is a
+row of docs/settings.md, and a test compares them.
 """
 
 from __future__ import annotations
@@ -278,7 +279,10 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def _check_names() -> None:
-    """Raise SettingsError for a misspelt variable; pass unrelated ones, which Kubernetes adds (ATTENTION_SERVICE_HOST)."""
+    """Raise SettingsError for a variable whose name is nearly a setting's; ignore others, which Kubernetes adds.
+
+    An example is ATTENTION_SERVICE_HOST.
+    """
     known = [name.upper() for name in Settings.model_fields]
     for variable in sorted(os.environ):
         name = variable.upper().removeprefix(ENV_PREFIX)
@@ -291,7 +295,8 @@ def _check_names() -> None:
 def child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment in which a child process reads the same settings.
 
-    Libraries start one thread per core and ignore a CPU quota: on 64 cores two workers would exceed a limit of 128 threads.
+    It limits the threads of numeric libraries, which start one per core and ignore a CPU quota: on 64 cores two workers would
+    exceed a limit of 128 threads.
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}

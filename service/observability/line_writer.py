@@ -1,11 +1,9 @@
 """Line writer: writes log lines, with their time, to a standard stream without ever waiting for a reader.
 
-A module of its own because the supervisor stays small: `observability/logs.py` loads structlog (17 MB).
+It does not use structlog, so that the supervisor stays small: `observability/logs.py` loads it (17 MB).
 Invariants: The stream does not block (`processes.set_nonblocking`). A line that finds no room waits in memory and is written
-before any later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; one line reports how many, behind those that waited.
-A line written in part (a full disk) is finished before the next one.
-
-Times are ISO 8601 in UTC to the microsecond; `datetime` takes three times as long to format one.
+before any later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; after the lines that waited, one line reports the
+number. A line written in part (a full disk) is finished before the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +19,10 @@ from service import __version__
 
 
 def timestamp(at_ns: int) -> str:
-    """Return the text for a time in nanoseconds since the epoch."""
+    """Return a time in nanoseconds since the epoch as ISO 8601 in UTC, to the microsecond.
+
+    `datetime` would take three times as long.
+    """
     second, micros = divmod(at_ns // 1000, 10**6)
     return f"{_second(second)}.{micros:06d}Z"
 
@@ -37,7 +38,7 @@ FINISH_S = 0.2
 
 
 def log_line(level: str, event: str, **fields: object) -> str:
-    """Return one JSON line like those of `observability/logs.py`, without what structlog costs (17 MB)."""
+    """Return one JSON line like those of `observability/logs.py`; None is left out."""
     import json  # noqa: PLC0415 (memory: shared by all lines)
 
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
@@ -46,7 +47,7 @@ def log_line(level: str, event: str, **fields: object) -> str:
 
 
 class LineWriter:
-    """Writes to `descriptor`. Any thread may call it, even within a call of its own: a finalizer may log."""
+    """Writes to `descriptor`. Any thread may call it, even during a call of the same thread: a finalizer may log."""
 
     def __init__(self, descriptor: int) -> None:
         self.num_dropped = 0
@@ -57,7 +58,7 @@ class LineWriter:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
-        """Write whole lines, at most PIPE_BUF bytes of them: a pipe takes all or nothing of that."""
+        """Write whole lines, at most PIPE_BUF bytes together: a pipe takes all of them or none."""
         rest = text.encode()
         with self._lock:
             if self._waiting or self._num_unreported:
@@ -95,7 +96,7 @@ class LineWriter:
                 return  # it had room and took nothing: the disk is full or the reader is gone
 
     def _put(self, data: bytes) -> bytes:
-        """Write what there is room for and return the rest: there is no room, no space or no reader."""
+        """Write what there is room for; return the rest, for which there is no room in the pipe, no space or no reader."""
         try:
             return data[os.write(self._descriptor, data) :]
         except OSError:

@@ -1,7 +1,7 @@
 """Logs: writes one JSON object per line to stdout, and one such line per request.
 
 Holds structlog's configuration, the line of a request, and the handler for what libraries log or warn. Independent of routes,
-settings and what a line is about.
+settings and the meaning of events.
 Invariants: Nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES. Up to that
 size writes to a pipe are atomic, so lines of several processes never mix. A stdout that is gone or not read costs lines, never a
 request or time (`line_writer.py`). Of identical refusals only the first have lines of their own. Times are ISO 8601 in UTC. A
@@ -27,7 +27,7 @@ from service.observability.line_writer import LineWriter, timestamp
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.
 _hides_rich = "rich" not in sys.modules
 if _hides_rich:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's own mark of a module that cannot be imported
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that cannot be imported
 import structlog  # noqa: E402
 from structlog.typing import FilteringBoundLogger  # noqa: E402
 
@@ -37,7 +37,7 @@ if _hides_rich:
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
 MAX_TRACE_CHARS = 2800
-# So many refusals of one kind in a window have lines of their own; more are a flood.
+# In a window at most this many refusals of one kind have lines of their own; more are a flood.
 REFUSAL_LINES = 100
 REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -66,7 +66,7 @@ class RequestLine(NamedTuple):
 
 
 class Stream(Protocol):
-    """What lines are written to."""
+    """The target of log lines: a LineWriter, or a text file in tests."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -107,7 +107,7 @@ def log_request(line: RequestLine) -> None:
 
 
 def num_dropped_lines() -> int:
-    """Return how many lines of this process found no reader so far; retry those that still wait."""
+    """Return how many lines of this process were dropped so far; retry those that still wait."""
     _stdout.flush()
     return _stdout.num_dropped
 
@@ -119,7 +119,7 @@ def finish_logs() -> None:
 
 
 class _Lines:
-    """The output of structlog: makes as few writes as lines fit into MAX_LINE_BYTES."""
+    """The output of structlog; joins lines, up to MAX_LINE_BYTES, into one write."""
 
     def __init__(self, stream: Stream, level: int) -> None:
         self.level = level
@@ -162,14 +162,15 @@ class _Lines:
 
 
 RefusalKind = tuple[str, int, str]
-"""Route, status and code. A caller chooses none of them freely, so there are few kinds."""
+"""Route, status and code; there are few kinds, because a caller chooses none of the three freely."""
 
 
 class RefusalLimit:
     """Limits the lines of identical refusals; `report` gets the number of those without a line, once per window and kind.
 
-    A window has REFUSAL_LINES of each kind. If that is not enough the next window has none, and so on until one has fewer
-    refusals again. `now` is monotonic seconds. `call_later` is called only while there is something to report.
+    In a window the first REFUSAL_LINES of each kind have a line. If there are more, the kind has no line in the next windows,
+    until one of them has at most REFUSAL_LINES. `now` is monotonic seconds. `call_later` is called only if there is something to
+    report.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ def _call_later(delay_s: float, call: Callable[[], None]) -> None:
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, joined up to what a pipe takes at once; text beyond ASCII counts as four bytes a character."""
+    """Yield the lines, joined up to the size that a pipe takes whole; in a line beyond ASCII each character counts as four bytes."""
     joined: list[str] = []
     size = 0
     for line in lines:
@@ -250,7 +251,7 @@ _lines = _Lines(_stdout, _LEVELS["info"])
 
 
 class _LibraryHandler(logging.Handler):
-    """Makes lines like any other of what uvicorn, asyncio and `warnings` log."""
+    """Writes what uvicorn, asyncio and `warnings` log as lines of the same form."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -275,7 +276,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     }
     for name, value in fields:
         if value is not None:
-            # Most values are short: a call for each would be a fifth of the line's cost.
+            # Inline, because most values are short: a call for each would be a fifth of the line's cost.
             head[name] = value if type(value) is not str or len(value) <= MAX_TEXT_CHARS else _truncated(name, value)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
@@ -284,7 +285,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
 
 
 def _truncated(name: str, value: str) -> str:
-    """Cut a text: keep the end of a traceback and the start of any other text, which say most."""
+    """Cut a text: keep the end of a traceback, and the start of any other text, because these say most."""
     return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
 
 

@@ -5,7 +5,7 @@ Independent of HTTP and layers.
 Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
 cannot make a series. At rest received = requests + cancelled.
 
-Processes share by slot, not by pid: a replacement goes on counting where the dead process stopped, so totals never fall and
+The values belong to a slot, not to a pid: a replacement goes on counting where the dead process stopped. So totals never fall and
 files do not pile up. A dead process's live gauges are removed (`RunDirectory.clean_up`).
 """
 
@@ -19,10 +19,10 @@ from service.layer_totals import LayerTotals
 from service.observability.series import PREFIX, SIZE_BUCKETS, TIME_BUCKETS, Series, left_in
 from service.observability.shared_values import Children, Shared
 
-# The stage of requests that were in flight in a process that died.
+# The `stage` of requests that were in flight in a process that died.
 KILLED = "killed"
 
-# The series of each field of LayerTotals and, beside the layer, its label.
+# For each field of LayerTotals, its series and the label that it has besides `layer`.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {
     "successes": ("layer_requests", {"outcome": "success"}),
     "failures": ("layer_requests", {"outcome": "failure"}),
@@ -38,7 +38,7 @@ _SUMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 class LayerSeries:
-    """What each layer has done, from which Open Inference's statistics are read; updated at every heartbeat."""
+    """Series of what each layer has done, updated at every heartbeat and before they are read for Open Inference's statistics."""
 
     def __init__(self, make: Series) -> None:
         texts = {
@@ -104,9 +104,9 @@ class Metrics:
         unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
         self.values = self._series.values
-        """The values in the files of all processes; None without `shared`."""
+        """This process's values, which are in files; None without `shared`."""
         self.served: frozenset[str] | None = None
-        """Layers whose series are shown; None: all. Values of the others stay, and go on if the layer comes back."""
+        """Layers whose series are shown; None: all. The values of other layers stay, and continue if the layer is served again."""
         self._make_request_series(self._series)
         self._make_batch_series(self._series)
         self.layers = LayerSeries(self._series)
@@ -210,7 +210,7 @@ class Metrics:
         return self.layers.totals(self._series.samples())
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text form; with several processes it reads their files, so call it in a thread."""
+        """Return all series in Prometheus' text form; with `shared` it reads all processes' files, so call it in a thread."""
         return self._series.render(self.served)
 
     def restore(self) -> bool:

@@ -1,7 +1,8 @@
 """Series: makes metrics in this process's registry, merges those of all processes, and renders them.
 
 Holds the prefix, the buckets, and how to read what the slot's last process left. Independent of which series there are.
-Invariants: The caller that makes a series bounds its labels. A process shows the counts of all, but only of served layers.
+Invariants: The caller that makes a series bounds its labels. A process shows the sums over all processes, and of the series with
+a layer only those of served layers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from prometheus_client.samples import Sample
 from service.observability.shared_values import Histogram, Shared, SharedValues
 
 PREFIX = "attention"
-# One layer takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
+# A request takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
 TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 
@@ -31,7 +32,7 @@ class Series:
 
     def __init__(self, shared: Shared | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        # The library chooses by an environment variable at its import; here the choice is made in one visible place.
+        # At its import the library chooses by an environment variable; this replaces its choice.
         self.values = None if shared is None else SharedValues(shared)
         values.ValueClass = self.values or values.MutexValue
         self._registry = CollectorRegistry()
@@ -62,7 +63,7 @@ class Series:
         return (sample for family in self._all_processes().collect() for sample in family.samples)
 
     def render(self, served: frozenset[str] | None) -> bytes:
-        """Return Prometheus' text form, without layers that are not `served` (None: with all); reads the files as well."""
+        """Return Prometheus' text form with only the layers `served` (None: all); it reads the files too: call it in a thread."""
         shown = CollectorRegistry()
         shown.register(_Shown(self._all_processes(), served))
         return generate_latest(shown)
@@ -76,7 +77,7 @@ class Series:
 
 
 class _AllProcesses(Collector):
-    """Reads the files of a directory; if they change faster than they are read, gives this process's series only."""
+    """The series in the files of a directory; if a second attempt to read them fails too, those of this process only."""
 
     def __init__(self, directory: Path, own: CollectorRegistry) -> None:
         self._directory = directory
@@ -106,7 +107,7 @@ def _is_whole(file: str) -> bool:
 
 
 class _Shown(Collector):
-    """A registry's series without those of layers that are not served (any more)."""
+    """A registry's series without those of layers that are not served."""
 
     def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
         self._registry = registry

@@ -1,7 +1,8 @@
-"""Shared values: metric values, kept in memory for a loop tick and then in files that all processes read; cheaper histograms.
+"""Shared values: metric values that change in memory and are written to files, which all processes read, once a loop tick.
 
-Implements what prometheus_client needs of a value, over its own files (`MmapedDict`). The library's class writes a file at every
-change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time.
+Implements what prometheus_client needs of a value, over the library's own files (`MmapedDict`). The library's class writes a file
+at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram and
+Children save more of it.
 Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
 has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
 or find no space: they are made again with what this process has counted.
@@ -25,10 +26,10 @@ from service.loop_time import LoopTick
 
 T = TypeVar("T", bound=MetricWrapperBase)
 
-# Kinds of files, as the library names them; and space in each for the series of some fifty layers. More is reserved at need.
+# Kinds of files, as the library names them. Each file begins with space for the series of some fifty layers; `_File` adds more.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
 RESERVED_BYTES = 2**19
-# The most that an entry of a file takes beside its key.
+# The most bytes that an entry of a file takes besides its key.
 _ENTRY_BYTES = 32
 
 
@@ -49,7 +50,7 @@ class Shared:
 
 
 class Histogram(prometheus_client.Histogram):
-    """The library's histogram with many observations in one call: its `observe` searches the buckets each time, 2 µs for 18."""
+    """The library's histogram, and one call for many observations: its `observe` searches the buckets each time, 2 µs for 18."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Add these amounts, in the series' unit; no exemplars."""
@@ -76,7 +77,7 @@ class Children(dict[tuple[str, ...], T]):
 
 
 class SharedValues:
-    """The values of one process; makes one for each sample of the library. Without files only this process has them."""
+    """The values of one process; the library calls it to make one for each sample. Without files only this process has them."""
 
     _multiprocess = True  # prometheus_client's flag for values in files
 
@@ -105,7 +106,7 @@ class SharedValues:
         assert kind in KINDS, f"{kind} has no file. This is a bug."
         value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
         self._values.append(value)
-        with contextlib.suppress(OSError):  # no space for one series more: only this process has it
+        with contextlib.suppress(OSError):  # no space for another series: only this process has its value
             value.attach(self._files.get(kind))
         return value
 
@@ -154,7 +155,7 @@ class SharedValues:
 
     @contextlib.contextmanager
     def _or_without_files(self) -> Iterator[None]:
-        """Remove the files if the block fails, so that others have the space."""
+        """If the block fails, remove the files, so that other processes have the space, and go on without files."""
         try:
             yield
         except OSError:
@@ -176,7 +177,7 @@ class SharedValues:
 
 
 class _File(MmapedDict):
-    """The library's file, written as memory: a page without space is a SIGBUS, so space is reserved before it grows."""
+    """The library's memory-mapped file: a write to a page without space is a SIGBUS, so space is reserved before it grows."""
 
     def _init_value(self, key: str) -> None:
         if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
@@ -213,7 +214,7 @@ class _Value:
         self._file = file
 
     def switch_to(self, file: MmapedDict | None) -> None:
-        """Switch to another file with this value's own number; raise OSError if there is no space."""
+        """Write this value to another file from now on, beginning with its current number; raise OSError if there is no space."""
         self._file = file
         self.write()
 
