@@ -1,7 +1,7 @@
 """Attend request from the command line: asks a server over HTTP, or an engine in this process.
 
-Invariants: Both ways send the same JSON body through the same checks. Without a server there are no size limits and no settings,
-and the engine computes in float32. Arrays travel as base64, so no digit is lost. An error is one sentence.
+Invariants: The same JSON body passes the same checks on both ways. Without a server there are no size limits and no settings; a
+float64 query computes in float64, any other in float32. Arrays travel as base64, so no digit is lost. An error is one sentence.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ TIMEOUT_S = 60.0
 
 
 class AskFailed(ServiceError):
-    """The server is unreachable or returned an error; the user sees the message."""
+    """The server is unreachable or returned an error; the command prints the message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:
     """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields.
 
-    Without a layer the output has the layout of the query, and `weights` also holds the scores, the lse and the present.
+    Without a layer the output has the layout of the query, and `weights` also holds the scores, the lse and the present keys and
+    values, if the answer has them.
     """
 
     output: np.ndarray
@@ -55,7 +56,7 @@ def tensor_field(array: np.ndarray) -> dict[str, Any]:
 
 
 def load_array(path: Path, name: str | None = None) -> np.ndarray:
-    """Return the array of a .npy file; with a `name` also of an .npz file, where it is that array or the only one."""
+    """Return the array of a .npy file; with a `name` also that array of an .npz file, or its only array."""
     try:
         found = np.load(path, allow_pickle=False)
         if name is not None and not isinstance(found, np.ndarray):
@@ -72,10 +73,10 @@ def load_array(path: Path, name: str | None = None) -> np.ndarray:
 
 @contextlib.contextmanager
 def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
-    """Yield the function that sends one body after another: over one connection to a URL, or to one engine in this process.
+    """Yield a function that sends one body after another, over one client of a URL or to one engine in this process.
 
-    A directory stands for an engine here; its stored layers are served. Layer None is attention on the body's own tensors.
-    The function raises AskFailed with the server's message, or, here, the error of the check.
+    If `where` is a directory, the engine computes with the layers stored there. Layer None is attention on the body's own
+    tensors. The function raises AskFailed with the server's message or, without a server, the error of the check.
     """
     if isinstance(where, Path):
         # Imported here, because asking a server needs no torch, which takes seconds to import.

@@ -1,7 +1,7 @@
 """`attend`, `attention` and `show` commands: ask from the terminal with or without a layer, save the answer, draw the weights.
 
-Invariants: `show` requests the weights itself and draws one head. The caller gives the words on the axes, and their number must
-be the number of rows. Only weights of the answer are drawn.
+Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
+on the axes; there must be one for each row.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def attend(
     local: Local = False,
     layers_dir: LayersDir = None,
 ) -> None:
-    """Send arrays through a layer and print or keep the answer."""
+    """Send arrays through a layer, and print or save the answer."""
     body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     if weights is not None:
         body["weights"] = _fields("form", weights)
@@ -106,7 +106,7 @@ def attention(
 
 
 def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
-    """Print the answer or what it holds, and write its arrays to `out` if that is given."""
+    """Print the answer as JSON or a summary of it; write its arrays to `out` if that is given."""
     import orjson
     from rich.console import Console
 
@@ -140,7 +140,7 @@ def _write(reply: Reply, out: Path) -> None:
 
 
 def _lists(array: np.ndarray) -> Any:
-    """Return nested lists; numbers that JSON has not are the strings "nan", "inf" and "-inf", as in the service's answers."""
+    """Return nested lists; "nan", "inf" and "-inf" stand for numbers that JSON does not have, as in the service's answers."""
     import numpy as np
 
     if array.dtype.kind != "f" or np.isfinite(array).all():
@@ -210,7 +210,10 @@ def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: st
 def _body(
     request: Path | None, files: dict[str, Path | None], causal: str | None, given: list[str] | None
 ) -> dict[str, Any]:
-    """Return the request body: the file or the arrays, and further masks; raises InvalidInput unless exactly one is given."""
+    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the `given` and causal masks.
+
+    Raises InvalidInput unless exactly one of the two is given.
+    """
     from service.commands.asking import load_array, tensor_field
 
     if (request is None) == (files["query"] is None):
@@ -231,9 +234,9 @@ def _body(
 
 
 def _fields(first: str, text: str) -> dict[str, Any]:
-    """Return the object that an option writes as one word and name=value pairs; the service checks the names and values.
+    """Return the object that an option gives as one word and name=value pairs; the service checks the names and values.
 
-    A value is JSON, or else text; `values` that are no JSON are an array's file.
+    A value that is not JSON is text; for `values` it is the path of an array's file.
     """
     import orjson
 
@@ -275,7 +278,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _asked_head(
     layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None, place: tuple[int, int]
 ) -> np.ndarray:
-    """Return [L, S] of the weights that the layer gives, for a sequence and a head."""
+    """Return the weights [L, S] that the layer computes for one sequence and head; raises InvalidInput for a missing sequence."""
     sequence, head = place
     reply = _ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}}, where, api_key)
     weights: np.ndarray = reply.weights["weights"]
@@ -288,7 +291,7 @@ def _asked_head(
 
 
 def _stored_head(path: Path, sequence: int, head: int) -> np.ndarray:
-    """Return [L, S] of weights in a file; raises InvalidInput for another shape, or a sequence or head that it lacks."""
+    """Return the weights [L, S] of one sequence and head in a file; raises InvalidInput if the file does not have them."""
     from service.commands.asking import load_array
 
     array = load_array(path, "weights")

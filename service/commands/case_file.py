@@ -13,7 +13,7 @@ from attention_client import safetensors_body
 from attention_client.arrays import Raw
 from service.errors import InvalidInput
 
-# By dtype: bits of the fraction, least exponent, and the tolerance as a part of the output's largest magnitude.
+# By dtype: bits of the fraction, least exponent, and the tolerance as a fraction of the output's largest magnitude.
 _FLOATS = {
     "float16": (10, -14, 4e-3),
     "bfloat16": (7, -126, 3e-2),
@@ -23,7 +23,7 @@ _FLOATS = {
 
 
 class CaseFile(NamedTuple):
-    """`request` is the JSON object in the metadata of that name, or a golden vector's; `sha256` is the hash of the file."""
+    """`request` is the JSON object in the metadata `request`, or a golden vector's request; `sha256` is the hash of the file."""
 
     tensors: dict[str, Raw]
     request: dict[str, Any]
@@ -31,7 +31,7 @@ class CaseFile(NamedTuple):
 
 
 def read_case(path: Path) -> CaseFile:
-    """Return the case; raises InvalidInput for a file that is no safetensors file, or whose `request` is no JSON object."""
+    """Return the case; raises InvalidInput if the file is not a safetensors file, or its `request` is not a JSON object."""
     try:
         body = path.read_bytes()
         entries, metadata = safetensors_body.read(body)
@@ -53,7 +53,7 @@ def read_case(path: Path) -> CaseFile:
 
 
 def rounded(array: np.ndarray, dtype: str) -> Raw:
-    """Return the numbers in a dtype, ties to even; bfloat16 goes through float32, and is held as its bits."""
+    """Return the numbers rounded to a dtype, ties to even; bfloat16 is rounded from float32 and held as its bits."""
     if dtype != "bfloat16":
         return Raw(dtype, np.ascontiguousarray(array, _stored(dtype)).reshape(array.shape))
     bits = array.astype(np.float32).view(np.uint32)
@@ -74,7 +74,7 @@ def tolerance(output: np.ndarray, dtype: str) -> float:
 def errors(output: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[float, float]:
     """Return the largest absolute error, and the largest in units in the last place of the expected number in `dtype`.
 
-    NaN equals NaN, and an infinity equals itself; against any other number they are off by infinity.
+    NaN equals NaN, and an infinity equals itself; the error between either and any other number is infinite.
     """
     fraction, least, _ = _FLOATS[dtype]
     with np.errstate(invalid="ignore", over="ignore"):

@@ -19,7 +19,7 @@ Top = Annotated[int, typer.Option("--top", min=1, help="how many readings to lis
 
 
 class NotReproduced(ServiceError):
-    """No reading reproduces the output; the user sees the nearest one."""
+    """No reading reproduces the output; the message names the nearest one."""
 
 
 def compare(
@@ -32,9 +32,9 @@ def compare(
 ) -> None:
     """Find the conventions of the kernel that computed an output.
 
-    The metadata `request` (JSON) may fix layout, num_heads, num_kv_heads, scale, softcap and window. A reading reproduces
-    the output if no number is off by more than a part of the output's largest magnitude: float64 1e-9, float32 1e-5,
-    float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
+    A reading is one combination of conventions. The metadata `request` (JSON) may fix layout, num_heads, num_kv_heads,
+    scale, softcap and window. A reading reproduces the output if no number is off by more than a fraction of the output's
+    largest magnitude: float64 1e-9, float32 1e-5, float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
     """
     from rich.console import Console
     from rich.table import Table

@@ -24,14 +24,14 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of the inputs")]
 
 
 class NotGolden(ServiceError):
-    """An answer is farther from its reference than the tolerance; the user sees which."""
+    """An answer is farther from its reference than the tolerance; the message names the vector."""
 
 
 def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, local: Local = False) -> None:
     """Write test vectors for kernels, and compare the service with them.
 
-    Exit code 1 if an answer is off by more than this part of its reference's largest magnitude: float64 1e-9, float32 1e-5,
-    float16 4e-3, bfloat16 3e-2.
+    Exit code 1 if an answer is off by more than this fraction of its reference's largest magnitude: float64 1e-9,
+    float32 1e-5, float16 4e-3, bfloat16 3e-2.
     """
     from rich.console import Console
 

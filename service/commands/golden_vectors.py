@@ -1,8 +1,9 @@
 """Golden vectors: seeded inputs of attention calls, with float64 references of output and log-sum-exp.
 
 Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows with P past ones, d and V head widths.
-Invariants: The reference is computed from the inputs as the file holds them. A key that no row may attend to is poisoned: a
-kernel that reads it gives it weight in every row, and its value is large. The same seed gives the same bytes on one machine.
+Invariants: The reference is computed from the inputs after rounding to the dtype of the file. A key that no row may attend to is
+poisoned: its value is large, and a kernel that reads it gives it weight in every row. The same seed gives the same bytes on one
+machine.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from service.commands.asking import tensor_field
 from service.commands.case_file import rounded, widened
 
 QUERIES, KEYS, WIDTH, VALUE_WIDTH = 5, 7, 8, 6
-LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the share of keys that a table of booleans blocks
-# Finite in the dtype times a query row, so that a blocked score is never infinite or NaN before it is blocked.
+LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the fraction of keys that a table of booleans blocks
+# Its product with a query row is finite in the dtype, so that a score is never infinite or NaN before the mask blocks it.
 POISON = {"float16": 1e3, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
 class Vector(NamedTuple):
-    """What one vector has; `masks` are names that `_mask` knows."""
+    """The options of one test vector; `masks` are names that `_mask` takes."""
 
     name: str
     layout: str = "bhld"
@@ -85,7 +86,7 @@ VECTORS = (
 
 
 def golden_of(vector: Vector, seed: int) -> Golden:
-    """Return inputs and references; the name of a vector gives it random numbers of its own."""
+    """Return inputs and references; the random numbers follow from the seed and the vector's name."""
     random = np.random.default_rng([seed, *vector.name.encode()])
     axes = "blhd" if vector.layout == "packed" else vector.layout
     b, h, g = 2 if "b" in axes else 1, *((4, 2) if "h" in axes else (1, 1))
@@ -136,8 +137,8 @@ def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
 
 
 def _mask(name: str, random: np.random.Generator, b: int, h: int) -> Mask:
-    """Return a mask of these names: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
-    # How many keys a key lies before the last one that its query may see.
+    """Return the mask called `name`: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
+    # For each query row and key: how far the key lies before the row's own key, with the last row at the last key.
     before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
     if name in ("top_left", "bottom_right"):
         blocked = before < (KEYS - QUERIES) * (name == "top_left")

@@ -1,8 +1,8 @@
 """`health` command: asks the service on this machine or in this container whether it is ready.
 
-Must not import: torch, httpx2 (a check runs every few seconds, so it imports little).
-Invariants: The exit code is the answer, and one line describes the state. The command needs no shell, no curl and no key. It
-derives the address from the service's settings. It follows no redirect.
+Must not import: torch, httpx2, because a check runs every few seconds.
+Invariants: The exit code is the answer, and one line describes the state. The command needs no shell, no curl and no key. By
+default it derives the address from the service's settings. It follows no redirect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def health(
 
 
 def service_url(given: str | None) -> str:
-    """Return the address that a command asks: the given one, else that of a service with the settings of this environment."""
+    """Return the given address, else that of a service with the settings of this environment."""
     from service.settings import load_settings  # it takes 0.3 s to import
 
     return given or own_url(load_settings())

@@ -1,7 +1,7 @@
-"""Heat map: draws attention weights as a table in the terminal, labelled with their words.
+"""Heat map: draws attention weights as a table in the terminal, labelled with words.
 
-Invariants: The input is numbers and the output is text. Only the weight decides a colour. The legend's bounds are exact: `*`
-above 0.5, `+` above 0.2, `.` above 0.05, blank otherwise.
+Invariants: Only the weight decides a colour. The legend's bounds are exact: `*` above 0.5, `+` above 0.2, `.` above 0.05, blank
+otherwise.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw(
 
 
 def _cell(weight: float) -> Text:
-    """Return hundredths, from 0 to 100, on a background as bright as the weight; a weight that is not finite shows as ??."""
+    """Return the weight in hundredths on a background that is brighter for larger weights; ?? for one that is not finite."""
     if not np.isfinite(weight):
         return Text("??", style="red")
     step = min(len(_RAMP) - 1, int(weight**0.5 * len(_RAMP)))

@@ -1,6 +1,6 @@
 """`keys new` command: makes an API key and the keys-file line that allows it.
 
-Invariants: The key is shown once, on stderr, and stored nowhere. stdout is the line of the keys file, so that `>>` appends it.
+Invariants: The key is printed once, to stderr, and stored nowhere. Only the line goes to stdout, so that `>>` appends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def new(
     role: Annotated[str, typer.Option("--role", help="infer or admin; admin may also change layers")] = "infer",
     name: Annotated[str, typer.Option("--name", help="owner of the key, a comment in the file")] = "",
 ) -> None:
-    """Print a new key (stderr, this once) and its line for the keys file (stdout)."""
+    """Print a new key to stderr, once, and its line for the keys file to stdout."""
     from service.api.auth.key_ring import Role, line_for, new_secret
 
     if role not in list(Role):

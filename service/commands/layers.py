@@ -1,8 +1,8 @@
 """`layers import | list | check` commands: manage stored layers from the terminal.
 
 Invariants: A layer is checked completely before it is stored, and replaces another one only with `--replace`. `import` and
-`check` compare the layer, run as it is served (float32, on the CPU), with a float64 reference on the source's own tensors.
-Progress goes to stderr, results to stdout.
+`check` run the layer in float32 on the CPU, and compare it with a float64 reference on the source's own tensors. Progress goes to
+stderr, results to stdout.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def directory(given: Path | None) -> Path:
 
 
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
-    """Return a command's arguments and the pairs of --map, of which all but the first reach it as arguments too."""
+    """Return a command's own arguments, and the pairs of --map: the command line gives all but the first pair as arguments."""
     words = [*given, *context.args]
     pairs = [word for word in words if PAIR.match(word)] if maps else []
     rest = [word for word in words if word not in pairs]
@@ -79,7 +79,7 @@ def import_(
     replace: Replace = False,
     layers_dir: LayersDir = None,
 ) -> None:
-    """Take one attention layer out of a checkpoint and store it."""
+    """Import one attention layer of a checkpoint into the layer directory."""
     from rich.console import Console
 
     chosen: dict[str, Any] = dict(
@@ -110,7 +110,7 @@ def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
 
 
 def _check_free(store: Store, stored: StoredLayer) -> None:
-    """Raise LayerError if the directory has another layer of this name, or a file of it that cannot be read."""
+    """Raise LayerError if the directory has another layer of this name, or its file cannot be read."""
     try:
         held = store.load(stored.name)
     except LayerMissing:
@@ -137,9 +137,9 @@ def _print(stored: StoredLayer, parity: Parity) -> None:
 
 @app.command("list")
 def list_(layers_dir: LayersDir = None) -> None:
-    """List the stored layers from the heads of their files, and say of each file that is no stored layer why.
+    """List the stored layers, and report the files that are not stored layers; exit code 1 if there are any.
 
-    `layers check` and the service read the tensors too.
+    It reads only the headers of the files; `layers check` and the service read the tensors too.
     """
     from rich.console import Console
     from rich.table import Table
@@ -147,7 +147,7 @@ def list_(layers_dir: LayersDir = None) -> None:
     place, failures = directory(layers_dir), []
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True)
     for column in ("name", "width", "heads", "dtype", "family", "digest", "source"):
-        # The source alone is cut to the width of the terminal.
+        # Only the source is cut to the width of the terminal.
         table.add_column(column, no_wrap=True, ratio=1 if column == "source" else None)
     try:
         files = sorted(path for path in place.iterdir() if path.suffix == ".safetensors" and path.name[0] != ".")
@@ -166,7 +166,7 @@ def list_(layers_dir: LayersDir = None) -> None:
 
 
 def _row(path: Path) -> tuple[str, ...]:
-    """Return what the head of a stored layer's file says about it, without torch, which takes seconds to import."""
+    """Return a row of the list from the header of a stored layer's file, without torch, which takes seconds to import."""
     import orjson
 
     try:

@@ -1,8 +1,8 @@
 """Readings: the combinations of conventions with which a kernel may have computed the output of a case.
 
-Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows. Invariants: The service computes every
-reading in float64, so that only the other kernel rounds. A softcap after the masks is computed by the reference, because the
-service has no such order. Readings with the same numbers are asked once.
+Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows. Invariants: Every reading is computed in
+float64, so that only the other kernel's rounding counts. The service computes it, but the reference computes a softcap after the
+masks, because the service has no such order. Readings with the same numbers are computed once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.commands.asking import Ask, tensor_field
 from service.commands.case_file import CaseFile, errors, rounded, widened
 from service.errors import InvalidInput
 
-# What a case may fix, and the type of each value.
+# The fields that a case may fix, and the type of each value.
 FIELDS: dict[str, Any] = dict.fromkeys(("num_heads", "num_kv_heads", "window"), int)
 FIELDS |= {"layout": str, "scale": int | float, "softcap": int | float}
 LEAST = {"num_heads": 1, "num_kv_heads": 1, "window": 0}
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class MaskReading(NamedTuple):
-    """One meaning of the masks; `masks` is the request's list, `added` [B|1, H|1, L|1, S|1] the same in numbers."""
+    """One meaning of the masks: `masks` as a request has them, `added` [B|1, H|1, L|1, S|1] as numbers to add to the scores."""
 
     words: str
     masks: list[dict[str, Any]]
@@ -75,7 +75,7 @@ def readings_of(case: CaseFile, scales: list[float]) -> Iterator[Reading]:
 
 
 def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
-    """Yield how far the answer is, with each convention for rows that may attend to no key."""
+    """Yield how far the reading's answer is from the output, for each convention for rows that may attend to no key."""
     inputs, added = [reading.arrays[name] for name in TENSORS[:3]], reading.mask.added
     options: dict[str, Any] = {"scale": reading.scale, "softcap": reading.softcap}
     is_masked = np.isneginf(added).all(axis=-1, keepdims=True) & (not reading.is_capped_last)
@@ -92,7 +92,7 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
 
 
 def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
-    """Yield layout, grouping and arrays: query head h uses key head h // (H / Hkv) ("repeat") or h % Hkv ("tile")."""
+    """Yield layouts and groupings with their arrays: query head h uses key head h // (H / Hkv) ("repeat") or h % Hkv ("tile")."""
     arrays, request = {name: widened(case.tensors[name]) for name in TENSORS}, case.request
     heads, kv_heads = (request.get(name, request.get("num_heads")) for name in ("num_heads", "num_kv_heads"))
     known = ("packed",) if heads else LAYOUTS.get(arrays["query"].ndim, ())
@@ -129,7 +129,7 @@ def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
 
 
 def _masks(case: CaseFile, sizes: tuple[int, ...]) -> list[MaskReading]:
-    """Return each polarity and each choice of axes that the mask's values and shape allow."""
+    """Return each kind (attend, ignore, bias) and each choice of axes that the mask's values and shape allow."""
     if "mask" not in case.tensors:
         return [MaskReading("", [], np.zeros((1, 1, 1, 1)))]
     numbers, is_float = widened(case.tensors["mask"]), "float" in case.tensors["mask"].dtype
@@ -155,11 +155,11 @@ def _masks(case: CaseFile, sizes: tuple[int, ...]) -> list[MaskReading]:
 
 
 def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[MaskReading]:
-    """Yield no mask and causal ones; with a window, each within it and within one key less and more."""
+    """Yield no mask and a causal one, for both alignments; if there is a window, with it and with one key less and more."""
     rows, keys = sizes[2:]
     widths = [None] if window is None else [width for width in (window, window - 1, window + 1) if width >= 0]
     for align, is_causal, width in itertools.product(("top_left", "bottom_right"), (False, True), widths):
-        # How many keys a key lies before the query's own place.
+        # For each query row and key: how far the key lies before the row's own key.
         before = np.arange(rows)[:, None] + (keys - rows) * (align == "bottom_right") - np.arange(keys)
         masks: list[dict[str, Any]] = [{"kind": "causal", "align": align}] * is_causal
         blocked, words = (before < 0) & is_causal, ["causal"] * is_causal
@@ -171,7 +171,7 @@ def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[MaskReadi
 
 
 def _check(case: CaseFile) -> None:
-    """Raise InvalidInput for a missing tensor, an output that is not of floats, or a field that a case cannot fix."""
+    """Raise InvalidInput for a tensor that is missing or not of floats, or a field that a case cannot fix."""
     for name in TENSORS:
         if name not in case.tensors or "float" not in case.tensors[name].dtype:
             raise InvalidInput(f"the case has no tensor {name} of floats")

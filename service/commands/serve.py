@@ -1,7 +1,7 @@
 """`serve` and `worker` commands: start the supervisor, and the worker processes that it runs.
 
-Invariants: A worker has one event loop; one thread at a time computes. `serve` does not import torch: the supervisor stays small.
-Options become environment variables, so a worker needs only its settings and layer directory. A failed start reports one line.
+Invariants: A worker has one event loop; one thread at a time computes. `serve` does not import torch. Its options become
+environment variables, from which a worker reads its settings. A failed start prints one line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from service.worker.service import Service
     from service.worker.tls import Tls
 
-# How long one thread may keep the interpreter from another. The compute thread needs it between two products, a hundred times in
-# a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
+# How long a thread may hold the interpreter lock while another waits for it. The compute thread needs the lock between two
+# products, a hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a
+# product takes.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -42,7 +43,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
 ) -> None:
     """Serve the layers of a directory until told to stop."""
-    # The other commands do not need these, and the settings take 0.3 s to import.
+    # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.settings import SettingsError, child_environment, is_loopback, load_settings
     from service.supervisor.descriptors import max_connections
     from service.supervisor.processes import nonblocking_streams, write_log_line
@@ -76,7 +77,7 @@ def serve(
 
 
 def _check_files(settings: Settings) -> None:
-    """Raise ServiceError for errors at which every worker would fail to start."""
+    """Raise ServiceError if the keys file, the TLS files or the exporter would make the start of every worker fail."""
     from service.settings import SettingsError
 
     if settings.api_keys_file is not None:
@@ -159,7 +160,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
 
     export = _trace_export(settings)
     run = RunDirectory(run_dir)
-    with contextlib.suppress(OSError):  # the first report says why
+    with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
     metrics = Metrics(Shared(run.metrics, slot))
     telemetry = Telemetry(metrics, time.monotonic)
@@ -184,7 +185,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
 def _import_torch(settings: Settings) -> None:
     import torch
 
-    # Sets it for this thread, which also computes, whatever OMP_NUM_THREADS says.
+    # This thread computes too: it gets the setting's number of threads even if OMP_NUM_THREADS has another.
     torch.set_num_threads(settings.compute_threads)
 
 
@@ -196,7 +197,7 @@ def _server(
     export: TraceExport | None,
     restore: Callable[[], bool],
 ) -> Server:
-    """Build the service and the server around it; raises ServiceError for what cannot be served."""
+    """Build the service and the server around it; raises ServiceError if the settings cannot be served."""
     from service.app import build
     from service.limits import transport_limits
     from service.supervisor.supervisor import EXIT_REFUSED
@@ -222,8 +223,8 @@ def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socke
 
     found = listen(settings.host, port)
     if not has_peers:
-        # The first process listens at once: while it imports torch, an early request waits for its 503 and is not refused.
-        # A replacement does not: the kernel would send it requests that other workers could answer.
+        # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not
+        # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
     return found
 

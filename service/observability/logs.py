@@ -231,7 +231,7 @@ def _call_later(delay_s: float, call: Callable[[], None]) -> None:
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, joined up to the size that a pipe takes whole; in a line beyond ASCII each character counts as four bytes."""
+    """Yield the lines, joined up to the size that a pipe takes whole; a line beyond ASCII counts four bytes per character."""
     joined: list[str] = []
     size = 0
     for line in lines:

@@ -106,7 +106,7 @@ class Metrics:
         self.values = self._series.values
         """This process's values, which are in files; None without `shared`."""
         self.served: frozenset[str] | None = None
-        """Layers whose series are shown; None: all. The values of other layers stay, and continue if the layer is served again."""
+        """Layers whose series are shown; None: all. Other layers keep their values, and continue if they are served again."""
         self._make_request_series(self._series)
         self._make_batch_series(self._series)
         self.layers = LayerSeries(self._series)

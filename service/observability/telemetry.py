@@ -1,8 +1,8 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
-Invariants: Each request is counted once, refusals too. What `is_counted` excludes, health and metrics, is not counted. A
-request's line and its count come from the same record, so they agree. Series that every request changes are updated once a
-loop tick, because a call of prometheus_client costs ten of ours. The time of each layer's last answer is kept here, because
+Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`is_counted`). A request's line
+and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick, because a
+call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here, because
 readiness depends on it.
 """
 
@@ -36,7 +36,7 @@ def is_counted(path: str) -> bool:
 
 
 class LayerCounters:
-    """Sums by layer of what this process has done since the last `take`; `wall_clock` is seconds since the epoch.
+    """What this process has done for each layer since the last `take`; `wall_clock` is seconds since the epoch.
 
     A request costs a few additions. Only answered requests count; successes and failures are separate.
     """
@@ -112,7 +112,7 @@ class Telemetry:
         log_request(_line(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
-        """Report a caller that left before the answer, by the stage of its request (receiving, decoding, queued, sending)."""
+        """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
         if not is_counted(record.path):
             return
         self._cancelled.append(record.stage)
@@ -163,7 +163,7 @@ class Telemetry:
         self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
 
     def job_cancelled(self, event: CancelEvent) -> None:
-        """Do nothing: the request is counted by the stage that its record reached."""
+        """Do nothing: `abandoned` counts the request, by the stage that its record has reached."""
 
     def died(self, event: DeathEvent) -> None:
         self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
@@ -171,7 +171,10 @@ class Telemetry:
     # Events of layers, the engine and the process.
 
     def built(self, numerics: Fingerprint, queue_capacity: int, queue_bytes: int, processes: int) -> None:
-        """Report the limits of the queue; start the series of all error codes at zero, so that rates see the first event."""
+        """Report the queue's limits, the number of processes and the build.
+
+        The series of all error codes start at zero, so that rates see the first event.
+        """
         metrics = self._metrics
         for code in codes_of(Rejected, Refused, Failed):
             metrics.rejected.labels(code)
@@ -183,7 +186,7 @@ class Telemetry:
         metrics.build.labels(__version__, numerics.torch, numerics.device, numerics.dtype).set(1)
 
     def routes_known(self, routes: list[str]) -> None:
-        """Start the times of these routes, which objectives cover, at zero for the same reason."""
+        """Start the duration series of these routes, which the objectives cover, at zero, so that rates see the first request."""
         for route in routes:
             self._metrics.request_seconds[route,]
 
@@ -197,7 +200,7 @@ class Telemetry:
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
 
     def layer_refused(self, name: str, error: ServiceError) -> None:
-        """Report that a layer's file cannot be served; an admin's request for it fails with an error of its own."""
+        """Report that a layer's file cannot be served; an admin's request for the layer also fails, with its own error."""
         code = error.code if isinstance(error, LayerError) else LayerError.code
         self._metrics.load_failures.labels(code).inc()
         self._log.error("layer_refused", layer=name, reason=error.message)
@@ -230,16 +233,16 @@ class Telemetry:
         self._log.warning("run_directory_recreated", effect="counters of ended processes start again at zero")
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
-        """Set readiness; `num_ready` is the number of ready processes that this one knows of."""
+        """Report this process's readiness, and how many ready processes it knows of."""
         self._metrics.ready.set(is_ready)
         self._metrics.ready_processes.set(num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
-        """Return the seconds since the layer last gave an answer (its check at load counts)."""
+        """Return the seconds since the layer's last answer; its load, with the self-check, counts as one."""
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """Update what no event reports: memory, and what the engine has done and the log has lost since the last call."""
+        """Update what no event reports: memory, and the engine's work and the lost log lines since the last call."""
         metrics = self._metrics
         busy, filled, dropped = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
         metrics.compute_busy.inc(busy - self._busy_seconds)
@@ -254,7 +257,7 @@ class Telemetry:
         return self._metrics.render()
 
     def flush(self) -> None:
-        """Count what the events of this loop tick have brought, and write all changes into the files."""
+        """Apply the events of this loop tick to the series, and write all changed values to the files."""
         metrics = self._metrics
         metrics.received.inc(self._num_received)
         self._num_received = 0

@@ -1,8 +1,8 @@
 """Trace export: sends spans over OTLP by HTTP, as the standard `OTEL_…` variables say.
 
 Imported only if tracing is on.
-Invariants: A request never waits for it: a thread of the SDK sends, and drops what is too much. A collector that is gone costs
-spans and log lines, and at the end no more than FLUSH_S.
+Invariants: A request never waits for it: a thread of the SDK sends the spans, and drops those that do not fit into its queue. A
+collector that does not answer costs spans and log lines, and delays the end of the process by at most FLUSH_S.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TraceExport:
 
 
 def _resource() -> Resource:
-    """Return what the environment says of this service, with its name and version if the environment gives none."""
+    """Return the resource that the environment describes, with this service's name and version where it gives none."""
     attributes = Resource.create().attributes
     name = NAME if str(attributes["service.name"]).startswith(_UNNAMED) else attributes["service.name"]
     return Resource({"service.version": __version__, **attributes, "service.name": name})

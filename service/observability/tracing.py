@@ -3,8 +3,9 @@
 Holds an ASGI wrapper around the API, inside the outer middleware's count, and an observer around the telemetry. Neither exists
 unless tracing is on, so a service without it does no extra work. Independent of where spans go (`observability/trace_export.py`).
 Invariants: Each request has one server span, whatever its outcome, in the caller's trace if it has one. Its phases are its
-children, with the times that are measured anyway. It links to the span of its batch, which is a trace of its own, as no caller
-owns a batch. Health checks and scrapes have no span. No attribute repeats a caller's text, except a known method.
+children, with the times that are measured anyway. It links to the span of its batch, which is a trace of its own, because a batch
+belongs to no single caller. Health checks and scrapes have no span. No attribute repeats a caller's text, except a known method
+and a well-formed request id.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SPAN = "span"
 
 
 class RequestSpans:
-    """Makes spans of requests; `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans."""
+    """Makes spans of requests; `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans (epoch, ns)."""
 
     def __init__(
         self, tracer: Tracer, now: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
@@ -79,7 +80,7 @@ class RequestSpans:
         span.end(end)
 
     def _record_phases(self, span: Span, trace: RequestRecord, start: int, end: int) -> None:
-        """Make spans of the phases in order; an unfinished one is named by the stage that the request had reached."""
+        """Make a span of each phase, in order; an unfinished phase has the name of the stage that the request had reached."""
         if trace.receive_s is None:
             return
         inside = set_span_in_context(span, Context())
@@ -104,7 +105,7 @@ class RequestSpans:
 
 
 class BatchSpans(Observer):
-    """Passes every event on to `inner` and makes a span of each batch but the probes."""
+    """Passes every event on to `inner`, and makes a span of each batch except probes."""
 
     def __init__(self, tracer: Tracer, inner: Observer, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._tracer = tracer
@@ -161,7 +162,7 @@ def _method(trace: RequestRecord) -> str:
 
 
 def _attributes(scope: Scope, trace: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
-    """Yield HTTP's attributes by their semantic conventions (1.44), then ours."""
+    """Yield the HTTP attributes by OpenTelemetry's semantic conventions (1.44), then this service's own."""
     yield "http.request.method", trace.method if trace.method in _METHODS else "_OTHER"
     yield "url.scheme", scope.get("scheme", "http")
     yield "network.protocol.version", scope.get("http_version", "1.1")
