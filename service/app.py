@@ -48,7 +48,7 @@ def build(
     service = Service(settings, telemetry, channel, leave, engine, tracer, restore)
     app, access = _application(service), _access(settings, service)
     endpoints = hot_endpoints(service.layer_requests)
-    hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+    hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
     app.router.routes.extend(hot)
     telemetry.routes_known([route.path for route in hot])
 
@@ -94,8 +94,8 @@ def _application(service: Service) -> FastAPI:
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for make in (make_router, make_models_router):
-        app.include_router(make(service))
+    app.include_router(make_router(service))
+    app.include_router(make_models_router(service))
     return app
 
 

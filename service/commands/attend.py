@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.health import Url, service_url
-from service.commands.layers import directory
+from service.commands.layers import LAYERS_DIR
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ ApiKey = Annotated[
     ),
 ]
 Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
-LayersDir = Annotated[Path | None, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
+LayersDir = Annotated[Path, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
 
 
 def attend(
@@ -62,13 +62,13 @@ def attend(
     url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
-    layers_dir: LayersDir = None,
+    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
     body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     if weights is not None:
         body["weights"] = _fields("form", weights)
-    _report(_ask(layer, body, directory(layers_dir) if local else service_url(url), api_key), out, as_json=as_json)
+    _report(_ask(layer, body, layers_dir if local else service_url(url), api_key), out, as_json=as_json)
 
 
 def attention(
@@ -170,7 +170,7 @@ def show(
     url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,
-    layers_dir: LayersDir = None,
+    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
     if (layer is None) == (weights is None):
@@ -179,9 +179,7 @@ def show(
         drawn = _stored_head(weights, sequence, head)
     else:
         body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        drawn = _asked_head(
-            layer, body, directory(layers_dir) if local else service_url(url), api_key, (sequence, head)
-        )
+        drawn = _asked_head(layer, body, layers_dir if local else service_url(url), api_key, (sequence, head))
     _print_map(drawn, tokens, key_tokens, f"{layer or (weights and weights.name)}, head {head}", use_legend=legend)
 
 

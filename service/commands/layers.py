@@ -27,10 +27,9 @@ TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
-LAYERS_DIR = Path(".layers")
+LAYERS_DIR = Path(".layers")  # the setting's default; an import of the settings takes 0.3 s
 LayersDir = Annotated[
-    Path | None,
-    typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="directory of stored layers [.layers]"),
+    Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="directory of stored layers")
 ]
 Source = Annotated[Path, typer.Argument(help=".safetensors, directory with config.json, .npz, or torch state_dict")]
 Number = Annotated[int | None, typer.Option("--layer", help="number of the layer in the checkpoint")]
@@ -45,11 +44,6 @@ PAIR = re.compile("(query|key|value|output|qkv)=")
 Replace = Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
-
-
-def directory(given: Path | None) -> Path:
-    """Return the option or its variable, else the setting's default, without the 0.3 s that the settings take to import."""
-    return given if given is not None else LAYERS_DIR
 
 
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
@@ -77,7 +71,7 @@ def import_(
     map_: Map = None,
     fused: Fused = None,
     replace: Replace = False,
-    layers_dir: LayersDir = None,
+    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
     from rich.console import Console
@@ -91,7 +85,7 @@ def import_(
         from service.layers.key_map import parse_key_map
 
         stored = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
-        parity = _save(stored, directory(layers_dir), replace=replace)
+        parity = _save(stored, layers_dir, replace=replace)
     _print(stored, parity)
 
 
@@ -136,7 +130,7 @@ def _print(stored: StoredLayer, parity: Parity) -> None:
 
 
 @app.command("list")
-def list_(layers_dir: LayersDir = None) -> None:
+def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
     """List the stored layers, and report the files that are not stored layers; exit code 1 if there are any.
 
     It reads only the headers of the files; `layers check` and the service read the tensors too.
@@ -144,15 +138,15 @@ def list_(layers_dir: LayersDir = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    place, failures = directory(layers_dir), []
+    failures = []
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True)
     for column in ("name", "width", "heads", "dtype", "family", "digest", "source"):
         # Only the source is cut to the width of the terminal.
         table.add_column(column, no_wrap=True, ratio=1 if column == "source" else None)
     try:
-        files = sorted(path for path in place.iterdir() if path.suffix == ".safetensors" and path.name[0] != ".")
+        files = sorted(path for path in layers_dir.iterdir() if path.suffix == ".safetensors" and path.name[0] != ".")
     except OSError as error:
-        raise LayerError(f"the layer directory {place} cannot be read: {error.strerror}") from None
+        raise LayerError(f"the layer directory {layers_dir} cannot be read: {error.strerror}") from None
     for path in files:
         try:
             table.add_row(path.stem, *_row(path))
@@ -195,7 +189,7 @@ def check(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
-    layers_dir: LayersDir = None,
+    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     from rich.console import Console
@@ -209,7 +203,7 @@ def check(
         from service.layers.key_map import parse_key_map
         from service.layers.store import Store
 
-        stored = Store(directory(layers_dir)).load(name)
+        stored = Store(layers_dir).load(name)
         origin = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
     _print_check(stored, origin)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import json
 import os
 import select
 import threading
@@ -39,8 +40,6 @@ FINISH_S = 0.2
 
 def log_line(level: str, event: str, **fields: object) -> str:
     """Return one JSON line like those of `observability/logs.py`; None is left out."""
-    import json  # noqa: PLC0415 (memory: shared by all lines)
-
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
     line = {name: value for name, value in {**head, **fields}.items() if value is not None}
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"

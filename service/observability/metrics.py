@@ -44,7 +44,7 @@ class LayerSeries:
         texts = {
             "layer_requests": ("Requests to a layer that were answered, by outcome", "outcome"),
             "layer_request_seconds": (
-                "Time of a layer's requests from the complete headers to the answer, by outcome",
+                "Time of a layer's requests from the complete headers to the end of the answer, by outcome",
                 "outcome",
             ),
             "layer_phase_seconds": ("Time that successful requests spent in each phase", "phase"),
@@ -100,7 +100,7 @@ class Metrics:
     """The series of one process as attributes; with `shared`, `render` gives the whole service's."""
 
     def __init__(self, shared: Shared | None = None) -> None:
-        is_replacement = shared is not None and shared.counters.exists()
+        is_replacement = shared is not None and shared.file("counter").exists()  # of another process that had the slot
         unanswered = 0 if shared is None else _left_unanswered(shared)
         self._series = Series(shared)
         self.values = self._series.values
@@ -128,7 +128,7 @@ class Metrics:
         self.request_seconds = Children(
             make.histogram(
                 "request_seconds",
-                "Time from the complete headers to the answer, refusals included",
+                "Time from the complete headers to the end of the answer, refusals included",
                 TIME_BUCKETS,
                 ("route",),
             )
@@ -178,7 +178,7 @@ class Metrics:
     def _make_process_series(self, make: Series) -> None:
         self.ready = make.gauge("ready", "1 while every live process is ready", "livemin")
         self.ready_processes = make.gauge(
-            "ready_processes", "Ready processes (the minimum over all processes' views)", "livemin"
+            "ready_processes", "Ready processes (the smallest number that a process knows of)", "livemin"
         )
         self.expected_processes = make.gauge("expected_processes", "Processes that the service should have", "livemax")
         self.replacements = make.counter("process_replacements", "Processes started to replace one that ended")
@@ -194,7 +194,7 @@ class Metrics:
         )
         self.device_bytes = make.gauge(
             "device_memory_bytes",
-            "Memory that torch holds on a GPU; on a CPU, the bytes of the layers' matrices",
+            "Bytes that torch holds on a GPU; on a CPU, bytes of the layers' matrices",
             labels=("device",),
         )
         self.resident_bytes = make.gauge("process_resident_bytes", "Resident memory of all processes")

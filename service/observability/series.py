@@ -129,7 +129,7 @@ def left_in(shared: Shared) -> dict[str, float]:
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         if not all(map(math.isfinite, sums.values())):
-            raise ValueError("numbers that nobody counted")  # noqa: TRY301 (one exit for any fault)
+            raise ValueError("a sum is not finite")  # noqa: TRY301 (one exit for any fault)
     except Exception:  # noqa: BLE001 (a page half written by a killed process may raise anything)
         for file in files:
             with contextlib.suppress(OSError):

@@ -40,11 +40,6 @@ class Shared:
     directory: Path
     slot: int
 
-    @property
-    def counters(self) -> Path:
-        """The file of counters; it exists already if another process had the slot before."""
-        return self.file("counter")
-
     def file(self, kind: str) -> Path:
         return self.directory / f"{kind}_{self.slot}.db"
 

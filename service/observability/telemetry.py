@@ -288,28 +288,22 @@ class Telemetry:
         self._metrics.close()
 
     def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
-        numbers: dict[tuple[str, int], int] = {}
         total_s: dict[str, list[float]] = {}
         queue_s: dict[str, list[float]] = {}
-        masked_rows, refused = 0, []
         for record, seconds in answered:
-            status = record.route, record.status
-            numbers[status] = numbers.get(status, 0) + 1
             total_s.setdefault(record.route, []).append(seconds)
             if record.layer is not None and record.queue_s is not None:
                 queue_s.setdefault(record.layer, []).append(record.queue_s)
             if record.code is not None:
-                refused.append(record.code)
-            masked_rows += record.masked_rows
-        for (route, code), number in numbers.items():
-            self._metrics.requests[route, str(code)].inc(number)
+                self._metrics.rejected.labels(record.code).inc()
+        numbers = collections.Counter((record.route, record.status) for record, _ in answered)
+        for (route, status), number in numbers.items():
+            self._metrics.requests[route, str(status)].inc(number)
         for route, times in total_s.items():
             self._metrics.request_seconds[route,].observe_all(times)
         for layer, times in queue_s.items():
             self._metrics.queue_seconds[layer,].observe_all(times)
-        for reason in refused:
-            self._metrics.rejected.labels(reason).inc()
-        if masked_rows:
+        if masked_rows := sum(record.masked_rows for record, _ in answered):
             self._metrics.masked_rows.inc(masked_rows)
 
 

@@ -19,7 +19,6 @@ from service import __version__
 from service.observability.tracing import NAME
 
 FLUSH_S = 1.0
-_UNNAMED = "unknown_service"
 
 
 class TraceExport:
@@ -45,5 +44,5 @@ class TraceExport:
 def _resource() -> Resource:
     """Return the resource that the environment describes, with this service's name and version where it gives none."""
     attributes = Resource.create().attributes
-    name = NAME if str(attributes["service.name"]).startswith(_UNNAMED) else attributes["service.name"]
+    name = NAME if str(attributes["service.name"]).startswith("unknown_service") else attributes["service.name"]
     return Resource({"service.version": __version__, **attributes, "service.name": name})
