@@ -54,8 +54,8 @@ class Malformed(Rejected): ...
 
 
 class BadRequest(Malformed):
-    """The request line, a header or the framing of the body is not valid HTTP. Let an HTTP library write the request; behind a
-    proxy, check what it forwards.
+    """The request line, a header or the framing of the body is not valid HTTP, or the host is not allowed. Let an HTTP library
+    write the request; check what a proxy forwards, and `ATTENTION_ALLOWED_HOSTS`.
     """
 
 
@@ -64,7 +64,7 @@ class BadJson(Malformed):
 
 
 class JsonTooDeep(Malformed):
-    """The JSON is nested deeper than `ATTENTION_MAX_JSON_DEPTH`. A request needs seven levels at most."""
+    """The JSON is nested deeper than `ATTENTION_MAX_JSON_DEPTH`. Nest it less; a request needs at most seven levels."""
 
 
 class DuplicateKey(Malformed):
@@ -76,13 +76,11 @@ class BadEncoding(Malformed):
 
 
 class BadBinary(Malformed):
-    """The lengths in a binary body do not match its bytes. Write it with a safetensors library, or check
-    Inference-Header-Content-Length.
-    """
+    """The lengths in a binary body do not match its bytes. Use a safetensors library or check Inference-Header-Content-Length."""
 
 
 class InvalidInput(Rejected, code="invalid"):
-    """A field's value is not one that it takes. `param` points to the field, and `detail` says what is expected."""
+    """A field has a value that it does not take. `param` points to the field, and `detail` says what is expected."""
 
 
 class BadShape(InvalidInput):
@@ -120,20 +118,16 @@ class LayoutRequired(InvalidInput):
 
 
 class NonFinite(InvalidInput):
-    """A tensor has a NaN or an infinity, or a number beyond its dtype's range. Find it at the index in `detail`; only a bias
-    takes -inf.
-    """
+    """A tensor has a NaN, an infinity, or a number beyond its dtype's range. `detail` has its index; only a bias takes -inf."""
 
 
 class MaskedRow(InvalidInput):
-    """The masks leave a query no key, and the request said `"masked_rows": "error"`. Correct the masks, or take zeros with
-    `"zero"`.
-    """
+    """The masks leave a query without a key, and `masked_rows` is `"error"`. Correct the masks, or set `"zero"` to get zeros."""
 
 
 class UnknownField(InvalidInput):
-    """The request has a name that does not exist here. `detail` lists the names, the nearest one, and what other libraries'
-    names are called here.
+    """The request has a field that the service does not know. `detail` lists the known fields and the nearest one, and gives the
+    names of other libraries' fields here.
     """
 
 
@@ -145,15 +139,11 @@ class BodyTooLarge(TooLarge):
 
 
 class DecompressedTooLarge(TooLarge):
-    """The body is larger than `ATTENTION_MAX_BODY_BYTES` after decompression. Send tensors as safetensors or in base64, or fewer
-    sequences.
-    """
+    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
 
 
 class CostLimit(TooLarge):
-    """The request needs more rows, scores, numbers or memory than one request may. `detail` names the setting and a cheaper
-    form.
-    """
+    """The request exceeds a limit of rows, scores, numbers or memory. `detail` names the setting and a cheaper form."""
 
 
 class TargetTooLong(TooLarge):
@@ -194,8 +184,8 @@ class UnsupportedMediaType(NotServed):
 
 
 class UnsupportedContentEncoding(NotServed):
-    """The body is compressed in a way that the service cannot read. Compress it once, with gzip, deflate or
-    zstd, or send it plain.
+    """The body is compressed in a way that the service cannot read. Send it plain, or compress it once: `/v1` takes gzip and
+    zstd, `/v2` gzip and deflate.
     """
 
 
@@ -213,9 +203,7 @@ class Forbidden(Denied):
 
 
 class ClientTimeout(Rejected):
-    """The headers or the body did not arrive in time. Send faster, or raise `ATTENTION_HEADER_TIMEOUT_S` or
-    `ATTENTION_BODY_TIMEOUT_S`.
-    """
+    """The headers or body came too late. Send faster, or raise `ATTENTION_HEADER_TIMEOUT_S` or `ATTENTION_BODY_TIMEOUT_S`."""
 
 
 class Refused(ServiceError):
@@ -227,27 +215,27 @@ class Refused(ServiceError):
 
 
 class QueueFull(Refused):
-    """The request would wait too long, or the queue has no room for it. Repeat it after Retry-After seconds; in the long run add
-    workers.
-    """
+    """The request would wait too long, or the queue is full. Repeat it after Retry-After seconds; if that recurs, add workers."""
 
 
 class RateLimited(Refused):
-    """The key has sent more requests than `ATTENTION_RATE_LIMIT_PER_S`. Repeat it after Retry-After seconds."""
+    """The key (without keys: all clients) exceeded `ATTENTION_RATE_LIMIT_PER_S`. Repeat it after Retry-After seconds."""
 
 
 class LayerChanged(Refused):
-    """The layer's file changed while the processes loaded it, or another change of the layer came first. Look at what is served,
-    then repeat it.
+    """The layer's file changed while the processes loaded it, or another change of the layer came first. GET the layer, then
+    repeat the change if it is still needed.
     """
 
 
 class NotReady(Refused):
-    """The service is starting, or cannot serve this now. Repeat it after Retry-After seconds; GET /readyz gives the reason."""
+    """The service is not ready, has no free connection, or cannot change a layer now. Repeat it after Retry-After seconds; GET
+    /readyz gives the reason if the service is not ready.
+    """
 
 
 class Draining(Refused):
-    """The service is shutting down. Repeat it at another instance."""
+    """The service is shutting down. Send the request to another instance."""
 
 
 class Failed(ServiceError): ...
@@ -258,7 +246,7 @@ class DeadlineExceeded(Failed):
 
 
 class EngineFailed(Failed):
-    """A fault inside the service. The log has it under the request id; please report it."""
+    """The service has a fault. The log has its traceback under the request id; please report it."""
 
 
 class EngineDown(Failed):

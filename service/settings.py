@@ -85,7 +85,7 @@ class Settings(BaseSettings):
         "auto", description="device on which layers run; auto = GPU if present, else CPU"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype in which layers compute")
-    compute_threads: int = Field(1, ge=1, le=256, description="torch threads of the one compute thread in each process")
+    compute_threads: int = Field(1, ge=1, le=256, description="threads with which torch computes in each process")
     exact: bool = Field(
         False,
         description="on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch",
@@ -93,8 +93,8 @@ class Settings(BaseSettings):
 
     api_keys_file: Path | None = Field(
         None,
-        description="file of API keys, each line a SHA-256 digest and a role (`infer` or `admin`); unset: requests need no "
-        "key, and layers cannot be changed at run time",
+        description="file of API keys, each line the SHA-256 digest of a key and a role (`infer` or `admin`); unset: requests "
+        "need no key, and layers cannot be changed at run time",
     )
     open_metrics: bool = Field(False, description="serve `/metrics` without a key even if API keys are set")
     rate_limit_per_s: float = Field(
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
         0, ge=0, le=10**6, description="requests that one key may send at once after a pause; 0 = those of one second"
     )
     cors_origins: Annotated[str, AfterValidator(_checked_origins)] = Field(
-        "", description="origins whose pages may read answers, `https://app.example, …` or `*`; unset: none"
+        "", description="origins whose web pages may read answers, `https://app.example, …` or `*`; unset: none"
     )
     allowed_hosts: Annotated[str, AfterValidator(_checked_hosts)] = Field(
         "",
@@ -126,8 +126,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=10**6,
-        description="connections that a process keeps; above this number only health and metrics are served; other requests "
-        "are refused with Retry-After; 0 = as many as its file descriptors allow, at most 8192",
+        description="connections that a process keeps; a connection above this number is served health and metrics only, and its "
+        "other requests are refused with Retry-After; 0 = as many as the file descriptors allow, at most 8192",
     )
     max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target, that is path and query (bytes)")
     max_header_bytes: int = Field(16384, ge=1024, le=MIB, description="all header fields of a request together (bytes)")
@@ -173,8 +173,8 @@ class Settings(BaseSettings):
     min_response_bytes_per_s: int = Field(
         256 * 1024,
         ge=0,
-        description="lowest rate at which the client may read a long answer: all waits for the client together last at most "
-        "the write timeout plus the time of the answer's bytes at this rate; 0 = any rate (bytes per second)",
+        description="lowest rate at which the client may read a long answer (bytes per second); all waits for the client "
+        "together last at most the write timeout plus the answer's bytes divided by this rate; 0 = any rate",
     )
     request_timeout_ms: int = Field(
         10_000, ge=1, le=3_600_000, description="deadline of a request, counted from its complete body (milliseconds)"
@@ -183,7 +183,7 @@ class Settings(BaseSettings):
     max_batch_requests: Positive = Field(16, description="requests that may share a batch")
     max_batch_tokens: Positive = Field(
         2048,
-        description="rows that may share a batch, on a CPU in forward passes of about 1,024 rows; a larger request runs alone",
+        description="rows that may share a batch; a larger request runs alone; a CPU computes about 1,024 rows at a time",
     )
     max_batch_cells: Positive = Field(
         2**24, description="attention scores that may share a batch; a larger request runs alone"
@@ -198,8 +198,8 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(
         128 * MIB,
         ge=1024,
-        description="decoded tensors that may wait in a process (bytes); separate limits follow from it: at least a quarter "
-        "of it for undecoded bodies, at least the same for unsent answers",
+        description="decoded tensors that may wait in a process (bytes); two more limits follow from it: a quarter of it or more "
+        "for undecoded bodies, and all of it or more for unsent answers",
     )
     queue_cells: int = Field(
         2**32,
@@ -215,10 +215,10 @@ class Settings(BaseSettings):
     )
 
     drain_delay_s: Seconds = Field(
-        0.0, description="normal service at shutdown after readiness turns off and before the listener closes (seconds)"
+        0.0, description="time of normal service at shutdown, with readiness off, until the listener closes (seconds)"
     )
     shutdown_grace_s: Seconds = Field(30.0, description="time for accepted requests to finish at shutdown (seconds)")
-    heartbeat_s: float = Field(1.0, gt=0, le=60, description="time between two heartbeats of a process (seconds)")
+    heartbeat_s: float = Field(1.0, gt=0, le=60, description="time between updates of readiness and metrics (seconds)")
     probe_s: float = Field(
         10.0,
         gt=0,
@@ -279,10 +279,7 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def _check_names() -> None:
-    """Raise SettingsError for a variable whose name is nearly a setting's; ignore others, which Kubernetes adds.
-
-    An example is ATTENTION_SERVICE_HOST.
-    """
+    """Raise SettingsError for a misspelt variable; ignore unrelated ones, which Kubernetes adds (ATTENTION_SERVICE_HOST)."""
     known = [name.upper() for name in Settings.model_fields]
     for variable in sorted(os.environ):
         name = variable.upper().removeprefix(ENV_PREFIX)
@@ -295,8 +292,8 @@ def _check_names() -> None:
 def child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment in which a child process reads the same settings.
 
-    It limits the threads of numeric libraries, which start one per core and ignore a CPU quota: on 64 cores two workers would
-    exceed a limit of 128 threads.
+    It limits numeric libraries, which start a thread per core and ignore a CPU quota: on 64 cores two workers would exceed a
+    limit of 128 threads.
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}

@@ -28,21 +28,20 @@ if TYPE_CHECKING:
     from service.worker.service import Service
     from service.worker.tls import Tls
 
-# How long a thread may hold the interpreter lock while another waits for it. The compute thread needs the lock between two
-# products, a hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a
-# product takes.
+# How long a thread may hold the interpreter lock that another waits for. The compute thread needs it between two products, a
+# hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="port to bind, 0 = a free one [8000]")] = None,
-    layers_dir: Annotated[Path | None, typer.Option(help="directory of stored layers [.layers]")] = None,
-    workers: Annotated[int | None, typer.Option(help="processes; 0 = one per usable core, on a GPU one")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda [auto]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32]")] = None,
+    host: Annotated[str | None, typer.Option(help="address to bind; default: 127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="port to bind; 0 = a free one; default: 8000")] = None,
+    layers_dir: Annotated[Path | None, typer.Option(help="directory of stored layers; default: .layers")] = None,
+    workers: Annotated[int | None, typer.Option(help="processes; default: one per usable core, one on a GPU")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: auto")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: float32")] = None,
 ) -> None:
-    """Serve the layers of a directory until told to stop."""
+    """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.settings import SettingsError, child_environment, is_loopback, load_settings
     from service.supervisor.descriptors import max_connections
