@@ -211,7 +211,10 @@ class Telemetry:
         self._log.error("layer_not_loaded", reason=error.message)
 
     def serving(self, names: list[str], num_layers: int) -> None:
-        """Report what is served from now on, attention without a layer included; series of other names are no longer shown."""
+        """Report what is served from now on: `num_layers` layers, whose `names` also include attention without a layer.
+
+        Series of other names are no longer shown.
+        """
         self._metrics.served = frozenset(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
