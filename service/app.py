@@ -43,7 +43,7 @@ def build(
     """Return the ASGI application and the service behind it.
 
     `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
-    With a `tracer`, requests and batches are spans. `restore` makes what is missing of the run directory.
+    With a `tracer`, requests and batches are spans. `restore` makes the missing parts of the run directory again.
     """
     service = Service(settings, telemetry, channel, leave, engine, tracer, restore)
     app, access = _application(service), _access(settings, service)

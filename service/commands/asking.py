@@ -123,12 +123,12 @@ def _ask_engine(
     from service.wire.json_document import parse
 
     stored = None if layer is None else stored_layer(layer)
-    plenty = RequestLimits(*(2**62,) * 5)
+    unlimited = RequestLimits(*(2**62,) * 5)
     document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
     if stored is None:
-        request = check_attention(document, plenty).counted()
+        request = check_attention(document, unlimited).counted()
     else:
-        request = check_request(document, stored.name, stored.spec, plenty).counted()
+        request = check_request(document, stored.name, stored.spec, unlimited).counted()
     answers: Any = engine.run([LayerCall(loaded_layer(layer), request.call)]).result()  # the engine stops no batch here
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
-LEGEND_WORDS = "* > 0.5   + > 0.2   . > 0.05"
 # From nearly black to bright, because the eye reads brightness as strength.
 _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
 
@@ -43,7 +42,8 @@ def draw(
         strongest = Text(f"{keys[best]} {row[best]:.3f}" if row[best] > 0 else "-")
         cells = [Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row]
         table.add_row(Text(word if has_room else f"{number} {word}"), *cells, strongest)
-    note = LEGEND_WORDS if use_legend else "weights in hundredths; brighter = stronger"
+    marks = "   ".join(f"{mark} > {bound}" for bound, mark in LEGEND)
+    note = marks if use_legend else "weights in hundredths; brighter = stronger"
     return Group(table, Text(note, style="dim"))
 
 

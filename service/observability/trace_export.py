@@ -1,4 +1,4 @@
-"""Trace export: sends spans over OTLP by HTTP, as the standard `OTEL_…` variables say.
+"""Trace export: sends spans by OTLP over HTTP, as the standard `OTEL_…` variables configure.
 
 Imported only if tracing is on.
 Invariants: A request never waits for it: a thread of the SDK sends the spans, and drops those that do not fit into its queue. A
