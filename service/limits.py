@@ -24,7 +24,7 @@ from service.wire.attend_request import RequestLimits
 STANDING_WAIT_S = 0.1
 # How long inline batches may block the loop together. A health check may wait two or three times as long (docs/decisions.md).
 INLINE_S = 0.015
-# A batch on a CPU stops after this time, and due batches of other lanes run first.
+# On a CPU a batch pauses after this time, and due batches of other lanes run before it goes on.
 STEP_S = 0.025
 
 

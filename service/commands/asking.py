@@ -36,8 +36,8 @@ class AskFailed(ServiceError):
 class Reply:
     """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields.
 
-    Without a layer the output has the layout of the query, and `weights` also holds the scores, the lse and the present keys and
-    values, if the answer has them.
+    Without a layer the output has the layout of the query. Then `weights` also holds the scores, the lse and the present key and
+    value that the answer has.
     """
 
     output: np.ndarray

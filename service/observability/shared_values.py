@@ -2,7 +2,7 @@
 
 Implements what prometheus_client needs of a value, over the library's own files (`MmapedDict`). The library's class writes a file
 at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram and
-Children save more of it.
+Children make updates cheaper still.
 Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
 has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
 or find no space: they are made again with what this process has counted.

@@ -1,9 +1,9 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
 Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`is_counted`). A request's line
-and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick, because a
-call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here, because
-readiness depends on it.
+and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick: a call of
+prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here, because readiness
+depends on it.
 """
 
 from __future__ import annotations
