@@ -44,20 +44,20 @@ def serve(
     """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.settings import SettingsError, child_environment, is_loopback, load_settings
-    from service.supervisor.descriptors import max_connections
     from service.supervisor.processes import nonblocking_streams, write_log_line
     from service.supervisor.supervisor import WORKER_OPTIONS, Plan, exec_supervisor
 
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
-        if not settings.layers_dir.is_dir():
-            raise SettingsError(f"ATTENTION_LAYERS_DIR: the directory {settings.layers_dir} does not exist")
-        if not any(settings.layers_dir.glob("*.safetensors")):
+        try:
+            has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
+        except OSError as error:
+            raise SettingsError(f"ATTENTION_LAYERS_DIR: {error.filename} cannot be read: {error.strerror}") from None
+        if not has_layers:
             reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
             write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
-        max_connections(settings.max_connections)
-        _check_files(settings)
+        _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     settings = settings.model_copy(update={"workers": num_workers(settings)})
@@ -75,10 +75,12 @@ def serve(
     exec_supervisor(plan)
 
 
-def _check_files(settings: Settings) -> None:
-    """Raise ServiceError if the keys file, the TLS files or the exporter would make the start of every worker fail."""
+def _check_start(settings: Settings) -> None:
+    """Raise ServiceError if descriptors, keys, TLS files or the exporter would make the start of every worker fail."""
     from service.settings import SettingsError
+    from service.supervisor.descriptors import max_connections
 
+    max_connections(settings.max_connections)
     if settings.api_keys_file is not None:
         from service.api.auth.key_ring import read_keys
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 import typer
 
+from service import cli
 from service.attention import heap as memory
 from service.commands import serve
 from service.observability import logs
@@ -34,3 +35,16 @@ def test_a_worker_keeps_freed_memory_and_shares_the_interpreter_quickly(served, 
     assert ended.value.exit_code == 3
     assert served["kept"] == [True]
     assert served["interval"] == pytest.approx(serve.SWITCH_INTERVAL_S)
+
+
+@pytest.mark.parametrize("place", ["none", "file/layers", "file", "a" * 300, "a" * 300 + "/layers"])
+def test_a_layer_directory_that_cannot_be_read_is_one_sentence_with_its_path(tmp_path, monkeypatch, capfd, place):
+    """The system refuses a name of 300 characters to root too, which may search every directory."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["attention-service", "serve", "--layers-dir", str(tmp_path / place)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (1, "", 1)
+    start = f"attention-service: ATTENTION_LAYERS_DIR: {tmp_path / place} cannot be read: "
+    assert err.startswith(start)
