@@ -84,13 +84,16 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
 
     try:
         where = urlsplit(url)
-        host, port = where.hostname, where.port
-    except ValueError:
-        host, port = None, None
-    if host is None or where.scheme not in ("http", "https"):
-        raise InvalidInput("--url must be like http://127.0.0.1:8000")
+        host, port = where.hostname or "", where.port
+        host.encode("idna")  # as the request does; it refuses a label without characters or with more than 63
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        is_valid = host != "" and where.scheme in ("http", "https")
+    except (ValueError, http.client.InvalidURL):
+        is_valid = False
+    if not is_valid:
+        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url}")
     if where.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        return connection
     # The certificate has the service's public name, not the address used here; the request has no secret.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

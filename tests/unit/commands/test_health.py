@@ -113,7 +113,26 @@ def test_port_zero_cannot_be_checked():
         own_url(load_settings(port=0))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:x"])
-def test_an_invalid_url_is_refused(url):
-    with pytest.raises(InvalidInput, match="must be like"):
+HOSTS = [
+    "",
+    "[::1",
+    "127.0.0.1:x",
+    "127.0.0.1:70000",
+    "a..b",
+    ".a",
+    "é..b",
+    "a" * 64,
+    f"x.{'a' * 64}:80",
+    "a b",
+    "a\x7fb",
+]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://127.0.0.1", *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https"))],
+)
+def test_an_invalid_url_is_refused_and_named(url):
+    with pytest.raises(InvalidInput) as told:
         ask(url, 1)
+    assert told.value.message == f"--url must be like http://127.0.0.1:8000, not {url}"
