@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -58,14 +59,14 @@ def tensor_field(array: np.ndarray) -> dict[str, Any]:
 def load_array(path: Path, name: str | None = None) -> np.ndarray:
     """Return the array of a .npy file; with a `name` also that array of an .npz file, or its only array."""
     try:
-        found = np.load(path, allow_pickle=False)
-        if name is not None and not isinstance(found, np.ndarray):
-            with found as arrays:
-                found = arrays[name if name in arrays or len(arrays) != 1 else next(iter(arrays))]
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            if name is not None and not isinstance(found, np.ndarray):
+                found = found[name if name in found or len(found) != 1 else next(iter(found))]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError):
-        raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from None
+    except Exception as error:  # for damaged bytes numpy and zipfile raise a dozen unrelated types
+        raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from error
     if not isinstance(found, np.ndarray):
         raise InvalidInput(f"{path} must hold one array (.npy)")
     return found
@@ -124,7 +125,7 @@ def _ask_engine(
 
     stored = None if layer is None else stored_layer(layer)
     unlimited = RequestLimits(*(2**62,) * 5)
-    document = parse(orjson.dumps(body), max_depth=32, max_numbers=2**62)
+    document = parse(json.dumps(body).encode(), max_depth=32, max_numbers=2**62)
     if stored is None:
         request = check_attention(document, unlimited).counted()
     else:

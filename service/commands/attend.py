@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.commands.console import console
 from service.commands.health import Url, service_url
 from service.commands.layers import LAYERS_DIR
 from service.errors import InvalidInput
@@ -39,13 +40,10 @@ Weights = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
 ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one", show_default=False
-    ),
+    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
 ]
 Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
-LayersDir = Annotated[Path, typer.Option("--layers-dir", help="directory of stored layers, for --local")]
+LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
 
 
 def attend(
@@ -108,7 +106,6 @@ def attention(
 def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
     """Print the answer as JSON or a summary of it; write its arrays to `out` if that is given."""
     import orjson
-    from rich.console import Console
 
     if out is not None:
         _write(reply, out)
@@ -116,14 +113,14 @@ def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
         arrays = {"output": reply.output, **reply.weights}
         typer.echo(orjson.dumps({**{name: _lists(array) for name, array in arrays.items()}, **reply.facts}).decode())
         return
-    console = Console()
-    console.print(f"output {_about(reply.output)}", highlight=False)
+    screen = console()
+    screen.print(f"output {_about(reply.output)}")
     for name, array in reply.weights.items():
-        console.print(f"{name} {_about(array)}", highlight=False)
-    console.print_json(orjson.dumps(reply.facts).decode())
+        screen.print(f"{name} {_about(array)}")
+    screen.print_json(orjson.dumps(reply.facts).decode())
     if out is not None:
         what = "the output alone is " if out.suffix == ".npy" and reply.weights else ""
-        console.print(f"{what}written to {out}", highlight=False, soft_wrap=True)
+        screen.print(f"{what}written to {out}", soft_wrap=True)
 
 
 def _write(reply: Reply, out: Path) -> None:
@@ -156,7 +153,7 @@ def show(
     request: RequestFile = None,
     causal: Causal = None,
     mask: Masks = None,
-    head: Annotated[int, typer.Option("--head", min=0, help="which head to draw")] = 0,
+    head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
     sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence of a batch to draw")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
     weights: Annotated[
@@ -176,25 +173,24 @@ def show(
     if (layer is None) == (weights is None):
         raise InvalidInput("give either a layer or --weights FILE")
     if weights is not None:
-        drawn = _stored_head(weights, sequence, head)
+        drawn, title = _stored_head(weights, sequence, head)
     else:
         body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        drawn = _asked_head(layer, body, layers_dir if local else service_url(url), api_key, (sequence, head))
-    _print_map(drawn, tokens, key_tokens, f"{layer or (weights and weights.name)}, head {head}", use_legend=legend)
+        drawn = _asked_head(layer, body, layers_dir if local else service_url(url), api_key, (sequence, head or 0))
+        title = f"{layer}, head {head or 0}"
+    _print_map(drawn, tokens, key_tokens, title, use_legend=legend)
 
 
 def _print_map(
     weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool
 ) -> None:
-    from rich.console import Console
-
     from service.commands.heat_map import draw
 
     rows, columns = weights.shape
     queries = _words(tokens, rows, "--tokens")
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
-    console = Console()
-    console.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=console.width))
+    screen = console()
+    screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
 
 
 def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
@@ -279,30 +275,29 @@ def _asked_head(
     """Return the weights [L, S] that the layer computes for one sequence and head; raises InvalidInput for a missing sequence."""
     sequence, head = place
     reply = _ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}}, where, api_key)
-    weights: np.ndarray = reply.weights["weights"]
-    if weights.ndim == 3:  # noqa: PLR2004 (one sequence: [heads, L, S])
-        weights = weights[None]
-    if sequence >= len(weights):
-        raise InvalidInput(f"--sequence must be below {len(weights)}, the number of sequences")
-    found: np.ndarray = weights[sequence, 0]
-    return found
+    weights = reply.weights["weights"]
+    sequences: list[np.ndarray] = [*weights.reshape(-1, *weights.shape[-2:])]
+    if sequence >= len(sequences):
+        raise InvalidInput(f"--sequence must be below {len(sequences)}, the number of sequences")
+    return sequences[sequence]
 
 
-def _stored_head(path: Path, sequence: int, head: int) -> np.ndarray:
-    """Return the weights [L, S] of one sequence and head in a file; raises InvalidInput if the file does not have them."""
+def _stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray, str]:
+    """Return the weights [L, S] of one sequence and head in a file, and their title; raises InvalidInput if it lacks them."""
     from service.commands.asking import load_array
 
     array = load_array(path, "weights")
-    if array.ndim not in (2, 3, 4) or array.dtype.kind != "f":
-        raise InvalidInput(
-            f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {array.dtype} {list(array.shape)}"
-        )
-    lead = {2: (), 3: (sequence,), 4: (sequence, head)}[array.ndim]
-    for option, index, size in zip(("--sequence", "--head"), lead, array.shape, strict=False):
+    found = f"{array.dtype} {list(array.shape)}"
+    if array.ndim not in (2, 3, 4) or array.dtype.kind != "f" or not array.size:
+        raise InvalidInput(f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {found}")
+    has_heads = array.ndim == 4  # noqa: PLR2004 ([B, H, L, S])
+    if head is not None and not has_heads:
+        raise InvalidInput(f"{path} has no heads to choose from: {found}")
+    table = array.reshape(-1, array.shape[1] if has_heads else 1, *array.shape[-2:])
+    for option, index, size in zip(("--sequence", "--head"), (sequence, head or 0), table.shape, strict=False):
         if index >= size:
             raise InvalidInput(f"{option} must be below {size}")
-    found: np.ndarray = array[lead]
-    return found
+    return table[sequence, head or 0], f"{path.name}, head {head or 0}" if has_heads else path.name
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from service.commands.attend import ApiKey, Local
+from service.commands.console import console
 from service.commands.health import Url, service_url
 from service.errors import ServiceError
 
@@ -36,7 +37,6 @@ def compare(
     scale, softcap and window. A reading reproduces the output if no number is off by more than a fraction of the output's
     largest magnitude: float64 1e-9, float32 1e-5, float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from service.commands.asking import asking
@@ -49,13 +49,13 @@ def compare(
         found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)
-    console = Console(highlight=False)
-    console.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
-    console.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
+    screen = console()
+    screen.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
+    screen.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
     table = Table("same", "max abs error", "max ULP", "reading", box=None, width=80)
     for one in found[: max(count, top)]:
         table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
-    console.print(table)
+    screen.print(table)
     if not count:
         raise NotReproduced(
             f"no reading reproduces the output within {limit:.3g}; "

@@ -13,6 +13,7 @@ import typer
 
 from service import __version__
 from service.commands.attend import ApiKey, Local
+from service.commands.console import console
 from service.commands.health import Url, service_url
 from service.errors import InvalidInput, ServiceError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from service.commands.golden_vectors import Golden, Vector
 
 Out = Annotated[Path, typer.Option("--out", help="directory for the files; made if it is missing")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of the inputs")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")]
 
 
 class NotGolden(ServiceError):
@@ -33,8 +34,6 @@ def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, lo
     Exit code 1 if an answer is off by more than this fraction of its reference's largest magnitude: float64 1e-9,
     float32 1e-5, float16 4e-3, bfloat16 3e-2.
     """
-    from rich.console import Console
-
     from service.commands.asking import asking
     from service.commands.case_file import errors, tolerance
     from service.commands.golden_vectors import VECTORS, golden_of
@@ -42,7 +41,7 @@ def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, lo
     made = [(vector, golden_of(vector, seed)) for vector in VECTORS]
     for vector, one in made:
         _write(out / f"{vector.name}.safetensors", vector, one, seed)
-    console, shares = Console(highlight=False), []
+    screen, shares = console(), []
     with asking(Path() if local else service_url(url), api_key) as ask:
         for vector, one in made:
             reply = ask(None, one.body())
@@ -54,9 +53,10 @@ def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, lo
             for name, (answer, reference, dtype) in answers.items():
                 error, ulps = errors(answer.astype(float), reference, dtype)
                 shares.append((error / tolerance(reference, dtype), f"{name} of {vector.name}"))
-                console.print(f"{vector.name:20} {name:6} max abs error {error:8.3g}, max ULP {ulps:.3g}")
+                screen.print(f"{vector.name:20} {name:6} max abs error {error:8.3g}, max ULP {ulps:.3g}")
     share, where = max(shares)
-    console.print(f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}")
+    text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
+    screen.print(text, soft_wrap=True)
     if share > 1:
         raise NotGolden(f"the service's {where} is off by {share:.3g} times the tolerance")
 

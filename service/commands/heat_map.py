@@ -51,6 +51,6 @@ def _cell(weight: float) -> Text:
     """Return the weight in hundredths on a background that is brighter for larger weights; ?? for one that is not finite."""
     if not np.isfinite(weight):
         return Text("??", style="red")
-    step = min(len(_RAMP) - 1, int(weight**0.5 * len(_RAMP)))
+    step = min(len(_RAMP) - 1, int(max(weight, 0.0) ** 0.5 * len(_RAMP)))
     ink = "black" if step >= len(_RAMP) // 2 else "white"
     return Text(f"{round(weight * 100):2d}", style=f"{ink} on {_RAMP[step]}")

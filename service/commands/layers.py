@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from service.commands.console import console
 from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
@@ -74,13 +75,11 @@ def import_(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
-    from rich.console import Console
-
     chosen: dict[str, Any] = dict(
         layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
     )
     (path,), pairs = separated(context, [str(source)], map_)
-    with Console(stderr=True).status("importing …"):
+    with console(stderr=True).status("importing …"):
         from service.layers.importer import import_layer  # torch takes seconds to import
         from service.layers.key_map import parse_key_map
 
@@ -135,7 +134,6 @@ def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
 
     It reads only the headers of the files; `layers check` and the service read the tensors too.
     """
-    from rich.console import Console
     from rich.table import Table
 
     failures = []
@@ -152,9 +150,9 @@ def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
             table.add_row(path.stem, *_row(path))
         except LayerError as error:
             failures.append(f'layer "{path.stem}": {error.message}')
-    Console().print(table)
+    console().print(table, highlight=True)
     for failure in failures:
-        Console(stderr=True, highlight=False).print(failure, markup=False, soft_wrap=True)
+        console(stderr=True).print(failure, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
 
@@ -192,13 +190,11 @@ def check(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
-    from rich.console import Console
-
     chosen: dict[str, Any] = dict(
         layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
     )
     (name, path), pairs = separated(context, [name, str(source)], map_)
-    with Console(stderr=True).status("checking …"):
+    with console(stderr=True).status("checking …"):
         from service.layers.importer import import_layer
         from service.layers.key_map import parse_key_map
         from service.layers.store import Store

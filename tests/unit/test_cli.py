@@ -62,3 +62,16 @@ def test_an_example_is_understood(line):
     commands()[name].make_context(
         name, words[len(name.split()) :]
     )  # raises a usage error for an option that it has not
+
+
+@pytest.mark.parametrize(("option", "variable"), [("--layers-dir", "ATTENTION_LAYERS_DIR"), ("--url", "ATTENTION_URL")])
+def test_an_option_takes_the_same_variable_in_every_command(option, variable):
+    """`serve` reads the variable with its settings."""
+    found = {
+        name: parameter.envvar
+        for name, command in commands().items()
+        for parameter in command.params
+        if option in parameter.opts and name != "serve"
+    }
+    assert len(found) > 3
+    assert set(found.values()) == {variable}

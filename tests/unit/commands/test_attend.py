@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,73 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
         run(*arguments)
 
 
+def archive(compressed: bytes) -> bytes:
+    """An .npz file whose one array has these bytes instead of its own."""
+    made, array = io.BytesIO(), np.ones((2, 4), np.float32)
+    np.savez_compressed(made, weights=array)
+    content = made.getvalue()
+    place = content.index(b".npy") + len(b".npy") + 20
+    return content[:place] + compressed + content[place + len(compressed) :]
+
+
+def header(shape: str) -> bytes:
+    """The head of an .npy file of format 1.0 without its data."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+DAMAGED = {
+    "empty": b"",
+    "magic of a zip alone": b"PK\x03\x04",
+    "no zip": b"PK\x03\x04" + b"x" * 60,
+    "no npy": b"\x93NUMPY\x01",
+    "damaged array of a zip": archive(b"\xff" * 16),
+    "zip that is cut off": archive(b"")[:-30],
+    "npy without data": header("(2, 4)"),
+    "npy that no memory holds": header(f"({10**15},)"),
+    "npy with a damaged header": header("((("),
+    "text": b"1 2 3",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("attend", "small", "--query", "damaged"),
+        ("attention", "--query", "q.npy", "--key", "damaged"),
+        ("attention", "--query", "q.npy", "--mask", "attend axes=ls values=damaged"),
+        ("attention", "--request", "damaged"),
+        ("show", "small", "--query", "damaged"),
+        ("show", "--weights", "damaged"),
+        ("compare", "damaged"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arguments, content):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    Path("damaged").write_bytes(content)
+    with pytest.raises(ServiceError, match=r"^damaged (is not a|must hold one)[^\n]*$"):
+        run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [("--layout", "\udcff"), ("--causal", "\udcff"), ("--mask", "\udcff"), ("--num-heads", str(10**20))],
+)
+@pytest.mark.parametrize("where", [("--local",), ("--url", "http://127.0.0.1:9")])
+def test_a_word_that_json_cannot_hold_is_one_sentence(files, option, word, where):
+    """Bytes of an argument that are not UTF-8 arrive as lone surrogates."""
+    with pytest.raises(ServiceError):
+        run("attention", *options(files), option, word, *where)
+
+
+def test_weights_that_are_not_from_0_to_1_are_drawn_too(tmp_path):
+    np.save(tmp_path / "w.npy", np.array([[-0.5, np.nan], [np.inf, 1.5]]))
+    rows = run("show", "--weights", tmp_path / "w.npy").splitlines()[2:4]
+    assert [row.split()[1:3] for row in rows] == [["-50", "??"], ["??", "150"]]
+
+
 @pytest.mark.parametrize("variables", [{"ATTENTION_URL": "http://127.0.0.1:9"}, {"ATTENTION_PORT": "9"}])
 @pytest.mark.parametrize("command", ["attend small --query q.npy", "attention --query q.npy", "golden --out x"])
 def test_every_command_that_asks_takes_the_address_of_the_environment_and_names_it(
@@ -207,12 +275,34 @@ def test_attention_refuses_what_the_service_refuses(files):
         run("attention", *options(files), "--layout", "hld", "--local")
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 4, 4), (4, 4)])
-def test_show_draws_weights_from_a_file(tmp_path, shape):
+@pytest.mark.parametrize(("shape", "title"), [((2, 3, 4, 4), "w.npz, head 0"), ((2, 4, 4), "w.npz"), ((4, 4), "w.npz")])
+def test_show_draws_weights_from_a_file(tmp_path, shape, title):
+    """Its title names a head only if the file has heads."""
     weights = np.zeros(shape, np.float32)
     weights[..., 0] = 1.0
     np.savez(tmp_path / "w.npz", weights=weights)
-    assert "w.npz, head 0" in run("show", "--weights", tmp_path / "w.npz", "--legend", "--tokens", "a b c d")
+    text = run("show", "--weights", tmp_path / "w.npz", "--legend", "--tokens", "a b c d")
+    assert text.splitlines()[0].strip() == title
+
+
+def test_show_draws_the_sequence_and_head_that_are_chosen(tmp_path):
+    weights = np.zeros((2, 3, 4, 4), np.float32)
+    weights[1, 2, :, 3] = 1.0
+    np.save(tmp_path / "w.npy", weights)
+    text = run("show", "--weights", tmp_path / "w.npy", "--sequence", 1, "--head", 2)
+    assert text.splitlines()[0].strip() == "w.npy, head 2"
+    assert text.count("3 1.000") == 4
+
+
+@pytest.mark.parametrize("name", ["w[v2].npy", "[red]w[.npy", "w[", ":key:.npy"])
+def test_names_of_files_are_printed_as_they_are(files, name):
+    """What rich calls markup is text in a name; a path may also have a closing tag."""
+    np.save(files / "w.npy", np.eye(4, dtype=np.float32))
+    assert run("show", "--weights", (files / "w.npy").rename(files / name)).splitlines()[0].strip() == name
+    for out in (files / name, files / "x[" / f"y]{name}"):
+        out.parent.mkdir(exist_ok=True)
+        text = run("attention", *options(files), "--out", out, "--local")
+        assert text.splitlines()[-1].endswith(f"written to {out}")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +312,11 @@ def test_show_draws_weights_from_a_file(tmp_path, shape):
         (("show", "layer", "--weights", "w.npz"), "either a layer or --weights"),
         (("show", "--weights", "missing.npz"), "missing.npz"),
         (("show", "--weights", "w.npz", "--sequence", 2), "--sequence must be below 2"),
+        (("show", "--weights", "w3.npy", "--sequence", 2), "--sequence must be below 2"),
+        (("show", "--weights", "w2.npy", "--sequence", 1), "--sequence must be below 1"),
+        (("show", "--weights", "w3.npy", "--head", 0), r"^w3.npy has no heads to choose from: float32 \[2, 4, 4\]$"),
+        (("show", "--weights", "w2.npy", "--head", 3), r"^w2.npy has no heads to choose from: float32 \[4, 4\]$"),
+        (("show", "--weights", "none.npy"), r"must hold weights .* got float32 \[4, 0\]"),
         (("show", "--weights", "w.npz", "--head", 3), "--head must be below 3"),
         (("show", "--weights", "flat.npy"), "must hold weights"),
     ],
@@ -229,6 +324,7 @@ def test_show_draws_weights_from_a_file(tmp_path, shape):
 def test_show_says_what_is_wrong_with_the_file_or_the_choice(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     np.savez("w.npz", weights=np.ones((2, 3, 4, 4), np.float32))
-    np.save("flat.npy", np.ones(4, np.float32))
+    for name, shape in {"flat": (4,), "w2": (4, 4), "w3": (2, 4, 4), "none": (4, 0)}.items():
+        np.save(f"{name}.npy", np.ones(shape, np.float32))
     with pytest.raises(ServiceError, match=words):
         run(*arguments)

@@ -164,6 +164,12 @@ def test_a_file_that_is_no_case_is_one_sentence(path, content, words):
         CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("name", ["case[v2]", "[red]case[", ":key:"])
+def test_the_name_of_the_case_is_printed_as_it_is(tmp_path, name):
+    """What rich calls markup is text in a name."""
+    assert compared(tmp_path / name, kernel()).startswith(f"{name}, sha256 ")
+
+
 def test_an_error_counts_units_in_the_last_place_of_the_outputs_dtype():
     one = np.array([1.0, 0.0, np.nan, np.inf])
     assert errors(one, one, "float16") == (0.0, 0.0)

@@ -183,3 +183,14 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ServiceError, match="cannot be written: Not a directory"):
         run("--out", tmp_path / "file" / "new", "--local")
+
+
+@pytest.mark.parametrize("name", ["x[v2]", "[red]x[", ":key:"])
+def test_the_directory_is_printed_as_it_is(tmp_path, name):
+    """What rich calls markup is text in a name."""
+    assert f" vectors in {tmp_path / name}; the largest error " in run("--out", tmp_path / name, "--local")
+
+
+def test_a_seed_that_json_cannot_hold_is_refused(tmp_path):
+    found = CliRunner().invoke(app, ["golden", "--out", str(tmp_path), "--seed", str(2**64)])
+    assert found.exit_code == 2

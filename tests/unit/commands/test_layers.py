@@ -173,6 +173,20 @@ def test_a_list_says_which_file_is_no_stored_layer(told, tmp_path, content):
     assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
 
 
+@pytest.mark.parametrize("name", ["m[v2]", "[red]m[", "m[/y]", ":key:"])
+def test_a_list_shows_the_names_of_files_as_they_are(told, tmp_path, monkeypatch, name):
+    """What rich calls markup is text in a name."""
+    monkeypatch.setenv("COLUMNS", "200")
+    source = tmp_path / f"{name}.safetensors"
+    source.parent.mkdir(exist_ok=True)
+    assert told("import", file(tmp_path, gpt2(12), source.name), "--heads", 3, "--name", "good")[0] == 0
+    (tmp_path / "layers" / f"{name.replace('/', '')}.safetensors").touch()
+    code, out, err = told("list")
+    assert code == 1
+    assert out.splitlines()[1].partition(" gpt2 ")[2].split()[1] == source.name
+    assert err.startswith(f'layer "{name.replace("/", "")}": ')
+
+
 def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(told, tmp_path):
     message = f"attention-service: the layer directory {tmp_path / 'none'} cannot be read: No such file or directory\n"
     assert told("list", "--layers-dir", tmp_path / "none") == (1, "", message)
