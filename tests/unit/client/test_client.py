@@ -590,7 +590,8 @@ def test_a_forked_process_uses_its_own_loop():
 def test_a_process_forked_while_another_thread_starts_or_stops_the_client_does_not_hang(end):
     with Client(transport=Answering().transport) as client:
         client.attend("small", X)
-        with client._lock, client._running[0]._stopping:
+        thread, _ = client._started()
+        with client._lock, thread._stopping:
             pid = os.fork()
             if pid == 0:
                 signal.alarm(20)
@@ -608,7 +609,8 @@ def test_an_iterator_begun_before_a_fork_raises_in_the_child(num_items):
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * num_items, window=3)
         next(answers)
-        with client._running[0]._stopping:
+        thread, _ = client._started()
+        with thread._stopping:
             pid = os.fork()
             if pid == 0:
                 signal.alarm(20)
