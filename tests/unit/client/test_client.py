@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
 
@@ -571,57 +572,54 @@ def test_an_interrupt_cancels_the_call(monkeypatch):
         assert cancelled.wait(20)
 
 
+def exit_code_of_fork(is_right: Callable[[], bool]) -> int:
+    """Return the exit code of a forked process: 0 if `is_right` returns true there, 1 if it raises."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = 0 if is_right() else 2
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_uses_its_own_loop():
     with Client(transport=Answering().transport) as client:
         client.attend("small", X)
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                status = 0 if client.attend("small", X).output.shape == (3, 2) else 2
-            os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert exit_code_of_fork(lambda: client.attend("small", X).output.shape == (3, 2)) == 0
         assert client.attend("small", X).output.shape == (3, 2)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("end", [Client.close, lambda client: client.attend("small", X)], ids=["close", "attend"])
 def test_a_process_forked_while_another_thread_starts_or_stops_the_client_does_not_hang(end):
+    def has_ended() -> bool:
+        end(client)
+        return True
+
     with Client(transport=Answering().transport) as client:
         client.attend("small", X)
         thread, _ = client._started()
         with client._lock, thread._stopping:
-            pid = os.fork()
-            if pid == 0:
-                signal.alarm(20)
-                status = 1
-                with contextlib.suppress(BaseException):
-                    end(client)
-                    status = 0
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert exit_code_of_fork(has_ended) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("num_items", [3, 9], ids=["all are in flight", "more to come"])
 def test_an_iterator_begun_before_a_fork_raises_in_the_child(num_items):
+    def names_the_fork() -> bool:
+        with pytest.raises(RuntimeError) as raised:
+            next(answers)
+        return "fork" in str(raised.value)
+
     with Client(transport=Answering().transport) as client:
         answers = client.attend_many("small", [X] * num_items, window=3)
         next(answers)
         thread, _ = client._started()
         with thread._stopping:
-            pid = os.fork()
-            if pid == 0:
-                signal.alarm(20)
-                status = 1
-                with contextlib.suppress(BaseException):
-                    try:
-                        next(answers)
-                    except RuntimeError as told:
-                        status = 0 if "fork" in str(told) else 2
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert exit_code_of_fork(names_the_fork) == 0
         assert len(list(answers)) == num_items - 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,30 +15,28 @@ from service.layers.store import Store
 
 def refused_import(path: Path, **options) -> str:
     """Return why the import is refused."""
-    with pytest.raises(LayerError) as caught:
-        import_layer(path, **{"name": "x", **options})
-    assert len(caught.value.message) <= 500
-    return caught.value.message
+    return _refused(lambda: import_layer(path, **{"name": "x", **options}))
 
 
 def refused_source(path: str | Path) -> str:
     """Return why the source is refused when it is opened."""
-    with pytest.raises(LayerError) as caught:
-        open_source(path)
-    message = caught.value.message
+    message = _refused(lambda: open_source(path))
     assert message.startswith("source '")
-    assert len(message) <= 500
     assert not isinstance(path, Path) or str(path.parent) not in message
     return message
 
 
 def refused_load(store: Store, name: str = "tiny") -> str:
     """Return why the stored layer is refused."""
-    with pytest.raises(LayerError) as caught:
-        store.load(name)
-    message = caught.value.message
+    message = _refused(lambda: store.load(name))
     assert message.startswith(f'layer "{name}": ')
-    assert len(message) <= 500
     assert "Error" not in message
     assert str(store.directory) not in message
     return message
+
+
+def _refused(act: Callable[[], object]) -> str:
+    with pytest.raises(LayerError) as caught:
+        act()
+    assert len(caught.value.message) <= 500
+    return caught.value.message
