@@ -51,9 +51,8 @@ class Client(ClientOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._locks: dict[
-            int, threading.Lock
-        ] = {}  # by process: a lock that was held at a fork stays held in the child
+        # By process id: a lock that another thread holds at a fork stays held in the child.
+        self._locks: dict[int, threading.Lock] = {}
         self._running: tuple[LoopThread, AsyncClient] | None = None
         self._is_closed = False
 

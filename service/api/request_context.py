@@ -161,7 +161,7 @@ class RequestContext:
             raise self._end() from None
 
     def cancel_on_disconnect(self) -> None:
-        """From now until the answer is sent, end the request with ClientGone when the client disconnects."""
+        """From now until `send` begins, end the request with ClientGone when the client disconnects."""
         self._caller.on_disconnect(lambda: self._cancel(ClientGone))
 
     def settle(self) -> None:

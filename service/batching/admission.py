@@ -21,7 +21,7 @@ from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-# A longer queue is long: three callers, each of whose requests fills a batch, are no overload.
+# A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
 # A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
 # would allow it ever fewer.
@@ -77,7 +77,8 @@ class Congestion:
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
     number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
     drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
-    a dispatch empties the lane and nothing was refused since the one before; a sooner end would let the next burst in.
+    a dispatch empties the lane and nothing was refused since the one before, when the last job leaves untaken, or when the engine
+    idles; a sooner end would let the next burst in.
     """
 
     def __init__(self, wait_s: float, min_batches: int = 1) -> None:
