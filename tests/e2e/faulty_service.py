@@ -31,8 +31,9 @@ ENDS: dict[float, type[BaseException]] = {
 }
 
 
-def replace(owner: type, name: str, method: object) -> None:
-    setattr(owner, name, method)
+def replace(owner: object, name: str, value: object) -> None:
+    getattr(owner, name)  # a fault that replaces nothing is an AttributeError
+    setattr(owner, name, value)
 
 
 def be_supervisor() -> None:
@@ -44,7 +45,7 @@ def be_supervisor() -> None:
         command = (sys.executable, __file__, *plan.command[3:])  # instead of `-m service`
         exec_supervisor(dataclasses.replace(plan, command=command))
 
-    vars(supervisor)["exec_supervisor"] = of_this_file
+    replace(supervisor, "exec_supervisor", of_this_file)
 
 
 def fail(marks: list[float]) -> None:
@@ -99,8 +100,8 @@ def be_worker() -> None:
         time.sleep(float(os.environ.get("FAULTY_LOAD_S", "0")))
         return load(self, name)
 
-    vars(access)["_ADMIN_METHODS"] = frozenset()  # everybody may change layers here
-    vars(runner)["FAR_TOO_LONG"] = FAR_TOO_LONG
+    replace(access, "needs_admin", lambda scope: False)  # everybody may change layers here
+    replace(runner, "FAR_TOO_LONG", FAR_TOO_LONG)
     replace(Engine, "_forward", faulty_forward)
     if os.environ.get("FAULTY_INLINE") == "0":
         replace(Engine, "run", lambda self, batch, **_: run(self, batch))
