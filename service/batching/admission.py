@@ -21,6 +21,9 @@ from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
+# An overload goes on until nothing was refused for this time. If large requests, a few in each batch, arrive at three times the
+# capacity, some batches pass without a refusal.
+CALM_S = 4 * BURST_S
 # A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
 # A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
@@ -38,16 +41,16 @@ SHARE = 4
 
 
 class _Long(NamedTuple):
-    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts.
-
-    `is_shedding`: it has refused a request since its last dispatch.
-    """
+    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts."""
 
     most: float
     since: float
     left_flops: int
     is_overloaded: bool = False
-    is_shedding: bool = False
+    refused_at: float = -math.inf
+
+    def outlasts_an_empty_queue(self, now: float) -> bool:
+        return self.is_overloaded and now - self.refused_at < CALM_S
 
 
 class _Drain(NamedTuple):
@@ -77,8 +80,7 @@ class Congestion:
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
     number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
     drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
-    a dispatch empties the lane and nothing was refused since the one before, when the last job leaves untaken, or when the engine
-    idles; a sooner end would let the next burst in.
+    the lane is empty and has refused nothing for `CALM_S`; a sooner end would let the next burst in.
     """
 
     def __init__(self, wait_s: float, min_batches: int = 1) -> None:
@@ -106,10 +108,9 @@ class Congestion:
         most = batch_flops * max(self._min_batches, in_time // max(batch_flops, 1))
         before = self._long.get(lane)
         if before is not None and before.is_overloaded:
-            if left_flops or before.is_shedding:
-                self._long[lane] = before._replace(most=most, is_shedding=False)
-            else:
-                del self._long[lane]
+            self._long[lane] = before._replace(most=most)
+            if not left_flops:
+                self._emptied(lane, now)
         elif left_flops <= max(MAX_BATCHES * batch_flops, in_time):
             self._long.pop(lane, None)
         elif before is None or left_flops < before.left_flops:
@@ -126,23 +127,29 @@ class Congestion:
             self._drains[lane] = drain
         return drain.rate
 
-    def withdrawn(self, lane: Hashable, left_flops: int) -> None:
-        """Record that a job left the lane without being taken and `left_flops` stay; an empty lane is not overloaded."""
+    def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:
+        """Record that a job left the lane without being taken and `left_flops` stay."""
         if not left_flops:
-            self._long.pop(lane, None)
-            self._drains.pop(lane, None)
+            self._emptied(lane, now)
 
-    def clear(self) -> None:
-        """Forget all lanes: nothing waits anywhere."""
-        self._long.clear()
+    def idle(self, now: float) -> None:
+        """Record that nothing waits anywhere."""
+        for lane in [*self._long]:
+            self._emptied(lane, now)
         self._drains.clear()
+
+    def _emptied(self, lane: Hashable, now: float) -> None:
+        self._drains.pop(lane, None)
+        before = self._long.pop(lane, None)
+        if before is not None and before.outlasts_an_empty_queue(now):
+            self._long[lane] = before
 
     def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
         found = self._long.get(lane)
         if found is None or not found.is_overloaded or queued_flops < found.most:
             return None
-        self._long[lane] = found._replace(is_shedding=True)
+        self._long[lane] = found._replace(refused_at=now)
         return now - found.since
 
 

@@ -125,8 +125,8 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_overloaded(self) -> int:
-        """Number of lanes in sustained overload."""
-        return self._congestion.num_overloaded
+        """Number of lanes in sustained overload; 0 while nothing waits or runs."""
+        return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
         """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons.
@@ -174,7 +174,7 @@ class Batcher(Generic[P, R]):
         """Return when a batch is due; the engine is idle meanwhile."""
         if not self._lanes.num_jobs:
             self._lanes.reset_shares()
-            self._congestion.clear()
+            self._congestion.idle(self._clock.now())
             self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
@@ -265,7 +265,7 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrawn(job.lane, self._lanes.flops(job.lane))
+            self._congestion.withdrawn(job.lane, self._lanes.flops(job.lane), self._clock.now())
             self._arrived.set()
             self._report_queue()
         self._left.set()

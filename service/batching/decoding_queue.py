@@ -82,7 +82,7 @@ class DecodingQueue:
             self.num_bodies -= 1
             self.num_bytes -= num_bytes
             if not self.num_bytes:
-                self._congestion.clear()
+                self._congestion.idle(self._clock.now())
 
     @property
     def _rate(self) -> float:

@@ -229,7 +229,7 @@ def test_sustained_overload_limits_the_queue_to_100_ms_of_work_and_batches_stay_
             assert "requests of this kind have arrived faster than they can be computed" in str(overload.refusals[-1])
             assert 20 - 4 <= room.batcher.num_queued <= 20, "five batches take 0.1 s"
             assert {len(batch) for batch in room.engine.batches[1:]} == {4}
-            await overload.go_on(10, arriving=1)
+            await overload.go_on(30, arriving=1)  # 0.6 s, longer than CALM_S
             num_refused = len(overload.refusals)
             await overload.go_on(5, arriving=20)
             assert len(overload.refusals) == num_refused, "what was over is forgotten: a burst is a burst again"

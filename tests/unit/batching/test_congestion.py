@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.admission import BURST_S, MAX_BATCHES, Congestion
+from service.batching.admission import BURST_S, CALM_S, MAX_BATCHES, Congestion
 
 BATCH = 1000
 RATE = 10 * BATCH
@@ -56,7 +56,7 @@ def test_the_rate_of_a_lane_forgets_what_was_before_it_was_empty():
     found, fast = Congestion(WAIT_S), 1000 * BATCH
     for number in range(100):
         found.dispatched("a", BATCH, 200 * BATCH, fast, number * 0.004)
-    found.withdrawn("a", 0)
+    found.withdrawn("a", 0, 59.0)
     for number in range(200):
         found.dispatched("a", BATCH, 200 * BATCH, fast, 60.0 + number * 0.001)
     assert found.refuse("a", 99 * BATCH, 61.0) is None
@@ -78,14 +78,6 @@ def test_a_stalled_engine_is_no_overload(queued, now):
     assert after(MOST + 1).refuse("a", queued, now) is None
 
 
-def test_an_empty_lane_is_no_overload():
-    found = after(MOST + 1, MOST + 1)
-    found.withdrawn("a", MOST)
-    assert found.num_overloaded == 1
-    found.withdrawn("a", 0)
-    assert (found.num_overloaded, found.has_long_queue) == (0, False)
-
-
 @pytest.mark.parametrize(("rate", "kept"), [(RATE / 2, 1), (25 * BATCH, 2), (39 * BATCH, 3)])
 def test_an_overloaded_lane_keeps_the_whole_batches_that_are_computed_in_the_allowed_time(rate, kept):
     found = after(*[5 * BATCH] * 20, every_s=BATCH / rate, rate=rate)
@@ -101,25 +93,44 @@ def test_a_queue_whose_running_job_counts_keeps_at_least_two():
     assert found.refuse("a", 2 * BATCH, BURST_S) == BURST_S
 
 
-def test_an_overload_lasts_until_a_dispatch_empties_the_lane_and_nothing_was_refused_since_the_one_before():
-    def then(*lefts: int) -> Congestion:
-        return after(MOST + 1, MOST + 1, *lefts)
-
-    assert then(1).refuse("a", MOST, 1.0) == 1.0
-    assert then(0).refuse("a", MOST, 1.0) is None
-    assert then(0, MOST + 1).refuse("a", MOST, 1.0) is None
-    found = then()
-    assert found.refuse("a", MOST, 0.2) is not None
-    found.dispatched("a", BATCH, 0, RATE, 0.3)
-    assert found.num_overloaded == 1, "the next request would have been refused a moment ago"
-    found.dispatched("a", BATCH, 0, RATE, 0.4)
-    assert found.num_overloaded == 0
+def dispatched(found: Congestion, now: float) -> None:
+    found.dispatched("a", BATCH, 0, RATE, now)
 
 
-def test_an_idle_batcher_forgets_the_overload():
+def withdrawn(found: Congestion, now: float) -> None:
+    found.withdrawn("a", 0, now)
+
+
+EMPTIED = [dispatched, withdrawn, Congestion.idle]
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
+def test_an_overload_ends_with_an_empty_lane_that_refused_nothing(emptied):
     found = after(MOST + 1, MOST + 1)
-    found.clear()
-    assert found.refuse("a", MOST + 1, 9.0) is None
+    found.dispatched("a", BATCH, 1, RATE, 0.2)
+    found.withdrawn("a", 1, 0.2)
+    assert found.num_overloaded == 1, "something waits"
+    emptied(found, 0.2)
+    assert (found.num_overloaded, found.has_long_queue) == (0, False)
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
+def test_an_overload_outlasts_an_empty_lane_until_nothing_was_refused_for_the_calm_time(emptied):
+    found = after(MOST + 1, MOST + 1)
+    assert found.refuse("a", MOST, 1.0) is not None
+    for now in (1.0, 1.01, 0.99 + CALM_S):
+        emptied(found, now)
+        assert found.num_overloaded == 1, "a burst would be admitted"
+        assert found.refuse("a", BATCH - 1, now) is None, "what is admitted is no refusal"
+    emptied(found, 1.01 + CALM_S)
+    assert (found.num_overloaded, found.has_long_queue) == (0, False)
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
+def test_a_long_queue_that_is_no_overload_yet_is_forgotten_once_the_lane_is_empty(emptied):
+    found = after(MOST + 1)
+    emptied(found, 0.0)
+    assert not found.has_long_queue
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
