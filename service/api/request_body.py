@@ -174,9 +174,10 @@ def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int)
     if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
         raise BadRequest("Content-Length must be one number of bytes")
     for length in lengths:
-        # Compare the number of digits first: a length of forty digits is not worth converting.
-        if len(length.lstrip(b"0")) > len(str(max_bytes)) or int(length) > max_bytes:
-            raise _too_large(max_bytes, int(length) if len(length) < MAX_DIGITS else None)
+        # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
+        digits = length.lstrip(b"0") or b"0"
+        if len(digits) > len(str(max_bytes)) or int(digits) > max_bytes:
+            raise _too_large(max_bytes, int(digits) if len(digits) < MAX_DIGITS else None)
     return names[0] if names else None
 
 

@@ -85,9 +85,9 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, 
     """Return the JSON of a body and the bytes after it; `json_length` is the header's text or None. Raises BadBinary."""
     size = head = len(body)
     if json_length is not None:
-        # Compare the number of digits first: a length of forty digits is not worth converting.
-        is_length = json_length.isdigit() and len(json_length.lstrip(b"0")) <= len(str(size))
-        if not is_length or (head := int(json_length)) > size:
+        # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
+        digits = json_length.lstrip(b"0") or b"0"
+        if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
             raise BadBinary(
                 f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
             )

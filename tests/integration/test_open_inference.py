@@ -183,7 +183,7 @@ def test_an_id_of_any_text_is_returned(served):
     served(story)
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0"])
+@pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0", "0" * 5000])
 def test_an_impossible_length_of_the_json_is_refused(served, length):
     """B2."""
 
@@ -192,6 +192,16 @@ def test_an_impossible_length_of_the_json_is_refused(served, length):
         answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)
         assert answer.status_code == 400
         assert "error" in answer.json()
+
+    served(story)
+
+
+def test_leading_zeros_of_the_length_of_the_json_are_ignored(served):
+    async def story(service):
+        content = json.dumps({"inputs": [QUERY]})
+        headers = {"inference-header-content-length": "0" * 5000 + str(len(content))}
+        answer = await service.client.post(INFER, content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
 
     served(story)
 
