@@ -6,7 +6,7 @@ Every form of a body becomes the same `CheckedRequest` and shares every later st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type
 from service.api.request_body import joined
@@ -42,24 +42,21 @@ INFER_CODINGS = (b"gzip", b"deflate")
 
 def hot_endpoints(layer_requests: LayerRequests) -> dict[str, Application]:
     """Return the ASGI endpoint of each path."""
-    layer = AttendRoute(layer_requests, lambda catalog, path: catalog.get(path["layer"]))
-    attention = AttendRoute(layer_requests, lambda catalog, _: catalog.model(SDPA))
-    infer = InferRoute(layer_requests)
-    return {ROUTE: layer, ATTENTION_ROUTE: attention, **dict.fromkeys(INFER_ROUTES, infer)}
+    attend, infer = AttendRoute(layer_requests), InferRoute(layer_requests)
+    return {ROUTE: attend, ATTENTION_ROUTE: attend, **dict.fromkeys(INFER_ROUTES, infer)}
 
 
 class AttendRoute:
-    """The ASGI endpoint of a path of `/v1`; `find` returns what computes, from the catalog and the path's parameters."""
+    """The ASGI endpoint of `/v1`: attention through the layer that the path names, or without a layer."""
 
-    def __init__(self, layer_requests: LayerRequests, find: Callable[[Catalog, Mapping[str, str]], Served]) -> None:
+    def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
-        self._find = find
         self._limits = limits = layer_requests.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._layer_requests.open(scope, receive) as context:
-            limits, model = self._limits, context.model(self._find, scope["path_params"])
+            limits, model = self._limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
 
@@ -85,6 +82,10 @@ class AttendRoute:
         limits = self._limits
         document = parse_safetensors(body, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
         return check_attention(document, limits.request)
+
+
+def _find(catalog: Catalog, path: Mapping[str, str]) -> Served:
+    return catalog.get(path["layer"]) if "layer" in path else catalog.model(SDPA)
 
 
 def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
