@@ -10,14 +10,14 @@ import asyncio
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from service import __version__
 from service.api.attend_route import find_model
 from service.api.problems import problem_responses
-from service.api.routes import ServiceView, check_ready, note_route
+from service.api.routes import ServiceView, check_ready
 from service.api.shared_work import Throttle
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Served, ServedAttention
@@ -73,22 +73,22 @@ def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def make_models_router(service: ServiceView) -> APIRouter:
-    router = APIRouter(tags=["open inference protocol"], dependencies=[Depends(note_route)])
+    router = APIRouter(tags=["open inference protocol"])
     statistics = Throttle(lambda: _statistics(service), LoopClock())
 
-    @router.get("/v2", summary="The server and its extensions", response_model=ServerMetadata)
+    @router.get("/v2", summary="The server and its extensions")
     @router.get("/v2/", include_in_schema=False)
-    async def server() -> JSONResponse:
-        return JSONResponse({"name": "attention-service", "version": __version__, "extensions": EXTENSIONS})
+    async def server() -> ServerMetadata:
+        return ServerMetadata(name="attention-service", version=__version__, extensions=EXTENSIONS)
 
-    @router.get("/v2/health/live", summary="The process runs", response_model=ServerLive)
-    async def live() -> JSONResponse:
-        return JSONResponse({"live": True})
+    @router.get("/v2/health/live", summary="The process runs")
+    async def live() -> ServerLive:
+        return ServerLive(live=True)
 
-    @router.get("/v2/health/ready", summary="Every layer answers", response_model=ServerReady, responses=_answers(503))
-    async def ready() -> JSONResponse:
+    @router.get("/v2/health/ready", summary="Every layer answers", responses=_answers(503))
+    async def ready() -> ServerReady:
         check_ready(service)
-        return JSONResponse({"ready": True})
+        return ServerReady(ready=True)
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
     async def all_stats() -> Response:
@@ -123,13 +123,13 @@ def _statistics_answer(*stats: bytes) -> Response:
 def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throttle[dict[str, bytes]]) -> None:
     """Add each route with and without the version in its path."""
 
-    async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(_metadata(find_model(service.catalog, request.path_params)).model_dump())
+    async def metadata(request: Request) -> ModelMetadata:
+        return _metadata(find_model(service.catalog, request.path_params))
 
-    async def is_ready(request: Request) -> JSONResponse:
+    async def is_ready(request: Request) -> ModelReady:
         model = find_model(service.catalog, request.path_params)
         check_ready(service)
-        return JSONResponse({"name": model.name, "ready": True})
+        return ModelReady(name=model.name, ready=True)
 
     async def config(request: Request) -> JSONResponse:
         return JSONResponse(_config(find_model(service.catalog, request.path_params), service.max_sequences))
@@ -140,16 +140,14 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
         return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
 
     routes = (
-        ("", metadata, "A model's inputs and outputs", ModelMetadata),
-        ("/ready", is_ready, "The model answers", ModelReady),
-        ("/config", config, "A model's configuration, as load generators read it", None),
-        ("/stats", stats, "What a model has done, over all processes", None),
+        ("", metadata, "A model's inputs and outputs"),
+        ("/ready", is_ready, "The model answers"),
+        ("/config", config, "A model's configuration, as load generators read it"),
+        ("/stats", stats, "What a model has done, over all processes"),
     )
-    for tail, endpoint, summary, model in routes:
+    for tail, endpoint, summary in routes:
         for path in (f"/v2/models/{{layer}}{tail}", f"/v2/models/{{layer}}/versions/{{version}}{tail}"):
-            router.add_api_route(
-                path, endpoint, summary=summary, response_model=model, responses=_answers(404, 503), methods=["GET"]
-            )
+            router.get(path, summary=summary, responses=_answers(404, 503))(endpoint)
 
 
 def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:

@@ -14,8 +14,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from service.api.outer_middleware import record_of
@@ -132,7 +132,7 @@ _CHANGE_MEANINGS = {
 
 
 async def note_route(request: Request) -> None:
-    """Put the path template of the matched route into the request's record; every router depends on it."""
+    """Put the path template of the matched route into the request's record; every route of FastAPI depends on it."""
     record_of(request.scope).route = request.scope["route"].path.rstrip("/")
 
 
@@ -142,7 +142,7 @@ def check_ready(service: ServiceView) -> None:
 
 
 def make_router(service: ServiceView) -> APIRouter:
-    router = APIRouter(dependencies=[Depends(note_route)])
+    router = APIRouter()
     _add_operations(router, service)
     _add_layers(router, service)
     _add_layer_changes(router, service)
@@ -150,20 +150,19 @@ def make_router(service: ServiceView) -> APIRouter:
 
 
 def _add_operations(router: APIRouter, service: ServiceView) -> None:
-    @router.get("/healthz", summary="The process runs", response_model=HealthAnswer, tags=["operations"])
-    async def healthz() -> JSONResponse:
-        return JSONResponse({"status": "ok"})
+    @router.get("/healthz", summary="The process runs", tags=["operations"])
+    async def healthz() -> HealthAnswer:
+        return HealthAnswer(status="ok")
 
     @router.get(
         "/readyz",
         summary="Every layer has answered a real forward pass lately, in every process",
-        response_model=HealthAnswer,
         responses=problem_responses(_MEANINGS, 503),
         tags=["operations"],
     )
-    async def readyz() -> JSONResponse:
+    async def readyz() -> HealthAnswer:
         check_ready(service)
-        return JSONResponse({"status": "ready"})
+        return HealthAnswer(status="ready")
 
     @router.get(
         "/metrics", summary="Prometheus metrics, summed over processes", response_class=Response, tags=["operations"]
@@ -195,12 +194,11 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/v1/layers/{layer}",
         summary="One layer: widths, heads, digest, numerics, limits",
-        response_model=LayerAnswer,
         responses=problem_responses(_MEANINGS, 404, 503),
         tags=["layers"],
     )
-    async def get_layer(layer: str) -> JSONResponse:
-        return JSONResponse(service.describe(service.catalog.get(layer)).model_dump())
+    async def get_layer(layer: str) -> LayerAnswer:
+        return service.describe(service.catalog.get(layer))
 
 
 def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
@@ -208,16 +206,16 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         "/v1/layers/{layer}",
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
-        response_model=LayerAnswer,
         tags=["admin"],
         responses={
             201: {"description": "the layer is new", "model": LayerAnswer},
             **problem_responses(_CHANGE_MEANINGS, 403, 404, 409, 422, 503),
         },
     )
-    async def put_layer(request: Request, layer: str) -> JSONResponse:
+    async def put_layer(request: Request, response: Response, layer: str) -> LayerAnswer:
         served, is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
-        return JSONResponse(service.describe(served).model_dump(), status_code=201 if is_new else 200)
+        response.status_code = 201 if is_new else 200
+        return service.describe(served)
 
     @router.delete(
         "/v1/layers/{layer}",

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
@@ -23,7 +23,6 @@ from starlette.types import Scope
 
 from service.api.outer_middleware import record_of
 from service.api.problems import ERRORS_PAGE, error_rows
-from service.api.routes import note_route
 from service.api.shared_work import Memo
 from service.errors import RouteNotFound
 from service.http.request_parser import fields_of
@@ -48,7 +47,7 @@ def make_docs_router(
     title: str, depends_on: Callable[[], K], openapi: Callable[[K], dict[str, Any]], thread: Executor
 ) -> APIRouter:
     """Return the router; `openapi` writes the document in `thread`, anew when the value of `depends_on` changes."""
-    router = APIRouter(include_in_schema=False, dependencies=[Depends(note_route)])
+    router = APIRouter(include_in_schema=False)
     static = resources.files("fastapi_offline") / "static"
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
