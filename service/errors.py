@@ -263,15 +263,11 @@ class LayerNotLoaded(LayerError):
     """This process cannot load the layer; no fault of its file is known."""
 
 
-def codes_of(*branches: type[ServiceError]) -> frozenset[str]:
-    """Return the codes of these branches' subclasses in this file; a branch without subclasses gives its own.
+def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
+    """Return the classes of these branches that are raised, in the order of this file: those without subclasses here.
 
-    InvalidInput and LayerError are raised themselves too, so their codes (`invalid`, `layer_error`) are included.
+    InvalidInput and LayerError have subclasses, and are raised themselves too.
     """
-    found: set[str] = set()
-    for branch in branches:
-        below = [kind for kind in branch.__subclasses__() if kind.__module__ == __name__]
-        found |= codes_of(*below)
-        if not below or branch in (InvalidInput, LayerError):
-            found.add(branch.code)
-    return frozenset(found)
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, branches)]
+    parents = {parent for kind in kinds for parent in kind.__bases__} - {InvalidInput, LayerError}
+    return [kind for kind in kinds if kind not in parents]

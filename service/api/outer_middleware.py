@@ -185,13 +185,8 @@ class OuterMiddleware:
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
-        except HTTPException as error:
-            await self._problem(self._translated(error, scope), send, record)
-        except ServiceError as error:
-            await self._problem(error, send, record, error.__cause__)
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            fault = EngineFailed("an internal fault; the log has its traceback under the request id")
-            await self._problem(fault, send, record, error)
+            await self._problem(self._translated(error, scope), send, record)
 
     def _admit(self, scope: Scope, record: RequestRecord) -> None:
         try:
@@ -213,25 +208,29 @@ class OuterMiddleware:
                 break
         return found
 
-    async def _problem(
-        self, error: ServiceError, send: Send, record: RequestRecord, cause: BaseException | None = None
-    ) -> None:
+    async def _problem(self, error: ServiceError, send: Send, record: RequestRecord) -> None:
         problem = render(error, record.request_id, as_inference=is_inference(record.path))
         record.code, record.detail = error.code, error.message
         if problem.status == 500:  # noqa: PLR2004
-            self._log.faulted(record, cause or error)
+            self._log.faulted(record, error.__cause__ or error)
         if record.status:
             # The status is already sent, so it is only counted. The connection breaks, so the client sees a cut answer.
             record.status = problem.status
             raise error
         await _send_whole(send, problem.status, problem.headers, problem.body)
 
-    def _translated(self, error: HTTPException, scope: Scope) -> ServiceError:
-        """Translate Starlette's own errors, which are about routes and methods."""
-        if error.status_code == 405:  # noqa: PLR2004
+    def _translated(self, error: Exception, scope: Scope) -> ServiceError:
+        """Return the error to answer with. Starlette's own are about routes and methods; any other is a fault of the service."""
+        if isinstance(error, ServiceError):
+            return error
+        if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
             allow = self._allowed(scope)
             return MethodNotAllowed(f"this path allows {allow}", allow=allow)
-        return _not_found()
+        if isinstance(error, HTTPException):
+            return _not_found()
+        fault = EngineFailed("an internal fault; the log has its traceback under the request id")
+        fault.__cause__ = error
+        return fault
 
     async def _options(self, scope: Scope, send: Send) -> None:
         headers = []

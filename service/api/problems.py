@@ -78,12 +78,9 @@ class ErrorRow(NamedTuple):
 def error_rows() -> list[ErrorRow]:
     """Return a row for each code of an answer, in the order of the tree; the first sentence of a docstring is the cause."""
     rows = []
-    for kind in vars(errors).values():
-        is_answered = isinstance(kind, type) and issubclass(kind, errors.Rejected | errors.Refused | errors.Failed)
-        if is_answered and (kind is errors.InvalidInput or not kind.__subclasses__()):
-            cause, _, remedy = " ".join((kind.__doc__ or "").split()).partition(". ")
-            statuses = status_of(kind), status_of(kind, INFERENCE_STATUS)
-            rows.append(ErrorRow(kind.code, *statuses, f"{cause}.", remedy))
+    for kind in errors.raised_kinds(errors.Rejected, errors.Refused, errors.Failed):
+        cause, _, remedy = " ".join((kind.__doc__ or "").split()).partition(". ")
+        rows.append(ErrorRow(kind.code, status_of(kind), status_of(kind, INFERENCE_STATUS), f"{cause}.", remedy))
     return rows
 
 

@@ -18,7 +18,7 @@ from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
 from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
-from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, codes_of
+from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, raised_kinds
 from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
 from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
@@ -176,10 +176,10 @@ class Telemetry:
         The series of all error codes start at zero, so that rates see the first event.
         """
         metrics = self._metrics
-        for code in codes_of(Rejected, Refused, Failed):
-            metrics.rejected.labels(code)
-        for code in codes_of(LayerError):
-            metrics.load_failures.labels(code)
+        for kind in raised_kinds(Rejected, Refused, Failed):
+            metrics.rejected.labels(kind.code)
+        for kind in raised_kinds(LayerError):
+            metrics.load_failures.labels(kind.code)
         metrics.capacity_requests.set(queue_capacity)
         metrics.capacity_bytes.set(queue_bytes)
         metrics.expected_processes.set(processes)
