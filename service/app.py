@@ -53,7 +53,7 @@ def build(
     telemetry.routes_known([route.path for route in hot])
 
     def document(examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-        return write_openapi(app, examples_for, None if service.keys is None else access.needs_key)
+        return write_openapi(app, examples_for, access.needs_key)
 
     if settings.docs:
         app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))
@@ -68,7 +68,7 @@ def build(
             inside = CrossOrigin(inside, origins)
         return inside if tracer is None else RequestSpans(tracer).around(inside)
 
-    return OuterMiddleware(app, lambda: app.router.routes, telemetry, time.monotonic, hot, access, around), service
+    return OuterMiddleware(app, app.router.routes, telemetry, time.monotonic, hot, access, around), service
 
 
 def _application(service: Service) -> FastAPI:

@@ -127,7 +127,7 @@ class OuterMiddleware:
     def __init__(
         self,
         inner: Application,
-        routes: Callable[[], list[BaseRoute]],
+        routes: Sequence[BaseRoute],
         log: RequestLog,
         now: Callable[[], float],
         hot: Sequence[Route] = (),
@@ -192,7 +192,7 @@ class OuterMiddleware:
         try:
             self._access.admit(scope)
         except ServiceError:  # refused before routing, but its log line and its count must name the route
-            record.route = _template_of(scope, self._routes()) or record.route
+            record.route = _template_of(scope, self._routes) or record.route
             raise
 
     def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
@@ -246,7 +246,7 @@ class OuterMiddleware:
         methods = {
             method
             for method in _METHODS
-            for route in self._routes()
+            for route in self._routes
             if route.matches({**scope, "method": method})[0] is Match.FULL
         }
         if "GET" in methods:

@@ -158,5 +158,5 @@ def test_starlette_matches_routes_and_paths_as_access_and_the_outer_middleware_d
 def test_starlettes_cors_answers_a_preflight_by_itself():
     rules = CORSMiddleware(FastAPI(), allow_origins=["https://a"])
     asked = Headers({"origin": "https://a", "access-control-request-method": "GET"})
-    moved = "starlette moved CORSMiddleware.preflight_response, which service/api/auth/access.py calls"
+    moved = "starlette moved CORSMiddleware.preflight_response, which service/api/auth/access.py overrides"
     assert rules.preflight_response(asked).status_code == 200, moved

@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -19,7 +20,7 @@ from starlette.routing import compile_path
 from service.api.auth.key_ring import Key, KeyRing, Role
 from service.api.auth.rate_limit import Limiter
 from service.errors import BadRequest, Forbidden, NotReady, Unauthorized
-from service.http.asgi import CROWDED, KEY_DIGEST, KEY_NAME, Application, Receive, Scope, Send
+from service.http.asgi import CROWDED, KEY_DIGEST, KEY_NAME, Application, Scope
 from service.http.request_parser import HeaderFields, fields_of
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[^:\[\]]+)(?::[0-9]*)?")
@@ -205,7 +206,7 @@ EXPOSED = ("X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Con
 MAX_AGE_S = 600
 
 
-class CrossOrigin:
+class CrossOrigin(CORSMiddleware):
     """Adds CORS for `origins` (`*`: any) by Starlette's rules to refusals too, or a page could not read them.
 
     An allowed preflight is answered without a key, because browsers send none with it. Any other preflight is an ordinary
@@ -213,8 +214,7 @@ class CrossOrigin:
     """
 
     def __init__(self, application: Application, origins: Sequence[str]) -> None:
-        self._application = application
-        self._rules = CORSMiddleware(
+        super().__init__(
             application,
             allow_origins=origins,
             allow_methods=METHODS,
@@ -223,13 +223,7 @@ class CrossOrigin:
             max_age=MAX_AGE_S,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        if scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers:
-            answer = self._rules.preflight_response(headers)
-            if answer.status_code == HTTPStatus.OK:
-                await answer(scope, receive, send)
-            else:
-                await self._application(scope, receive, send)
-        else:
-            await self._rules.simple_response(scope, receive, send, request_headers=headers)
+    def preflight_response(self, request_headers: Headers) -> Any:
+        """Return the ASGI application that answers a preflight."""
+        answer = super().preflight_response(request_headers)
+        return answer if answer.status_code == HTTPStatus.OK else self.app

@@ -76,12 +76,9 @@ _INFER_DESCRIPTION = (
 
 
 def write_openapi(
-    app: FastAPI, examples_for: tuple[str, LayerSpec] | None, needs_key: Callable[[str], bool] | None
+    app: FastAPI, examples_for: tuple[str, LayerSpec] | None, needs_key: Callable[[str], bool]
 ) -> dict[str, Any]:
-    """Return the document.
-
-    `examples_for`: name and spec of a served layer, None while there is none. `needs_key`: which paths need a key; None: no keys.
-    """
+    """Return the document; `examples_for`: name and spec of a served layer, None while there is none."""
     page = get_openapi(
         title=app.title,
         version=app.version,
@@ -105,7 +102,7 @@ def write_openapi(
             _give_examples(path, operation, examples_for)
     for name in ("HTTPValidationError", "ValidationError"):
         page["components"]["schemas"].pop(name, None)
-    if needs_key is not None:
+    if any(map(needs_key, page["paths"])):
         _announce_keys(page, needs_key)
     describe_headers(page)
     return page

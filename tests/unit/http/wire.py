@@ -178,9 +178,7 @@ class Room:
         self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, coalescer: WriteCoalescer | None = None
     ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
-        edge = OuterMiddleware(
-            self.echo, lambda: [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now
-        )
+        edge = OuterMiddleware(self.echo, [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
         config = uvicorn.Config(
             edge, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=75
         )
