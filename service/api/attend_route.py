@@ -68,7 +68,6 @@ class AttendRoute:
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))
 
-            context.cancel_on_disconnect()
             request = await context.decoded(decode)
             tensors, facts = await context.ask(model, request)
             is_json = wanted == JSON
@@ -118,7 +117,6 @@ class InferRoute:
                 request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
                 return wanted, request
 
-            context.cancel_on_disconnect()
             wanted, request = await context.decoded(decode)
             context.shorten(wanted.timeout_s)
             tensors, facts = await context.ask(model, request)

@@ -160,10 +160,6 @@ class RequestContext:
             self._task.uncancel()
             raise self._end() from None
 
-    def cancel_on_disconnect(self) -> None:
-        """From now until `send` begins, end the request with ClientGone when the client disconnects."""
-        self._caller.on_disconnect(lambda: self._cancel(ClientGone))
-
     def settle(self) -> None:
         """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
         if self._record.stage in ("receiving", "decoding"):
@@ -218,7 +214,11 @@ class RequestContext:
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
+        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it.
+
+        From now until `send` begins, the request ends with ClientGone when the client disconnects.
+        """
+        self._caller.on_disconnect(lambda: self._cancel(ClientGone))
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()

@@ -152,7 +152,6 @@ def test_a_disconnect_during_decoding_frees_its_entry():
 
         async def serve() -> None:
             with context:
-                context.cancel_on_disconnect()
                 await context.decoded(held.work)
 
         serving = asyncio.ensure_future(serve())
@@ -283,7 +282,6 @@ def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
 
         async def decode(context: RequestContext, work: Any) -> None:
             with context:
-                context.cancel_on_disconnect()
                 await context.decoded(work)
 
         tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
