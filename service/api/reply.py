@@ -41,8 +41,7 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
     media = value.partition(b";")[0].strip().lower()
     charsets = [text.strip(b'"').lower() for name, text in _PARAMETER.findall(value) if name.lower() == b"charset"]
     if media not in taken or any(charset not in _UTF8_NAMES for charset in charsets):
-        named = " or ".join(name.decode("ascii") for name in taken)
-        raise UnsupportedMediaType(f"Content-Type must be {named}, with text in UTF-8")
+        raise UnsupportedMediaType(f"Content-Type must be {b' or '.join(taken).decode()}, with text in UTF-8")
     return media
 
 
@@ -53,7 +52,7 @@ def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
         return offered[0]
     best = max(offered, key=lambda media: _media_quality(media, weights))  # max keeps the first of equals
     if not _media_quality(best, weights) > 0:
-        raise NotAcceptable(f"Accept must allow {' or '.join(media.decode('ascii') for media in offered)}")
+        raise NotAcceptable(f"Accept must allow {b' or '.join(offered).decode()}")
     return best
 
 
@@ -70,9 +69,7 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
     quality = weights.get(best, wildcard or 0.0)
     is_asked = len(weights) == 1 or take_offers
     if plain == quality == 0:
-        raise NotAcceptable(
-            f"Accept-Encoding must allow identity or {' or '.join(coding.decode('ascii') for coding in offered)}"
-        )
+        raise NotAcceptable(f"Accept-Encoding must allow {b' or '.join((b'identity', *offered)).decode()}")
     if plain is not None:
         return best if quality > plain else None
     return best if quality > 0 and is_asked else None

@@ -168,8 +168,7 @@ def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int)
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if len(names) > 1 or not set(names) <= set(codings):
-        named = " or ".join(name.decode("ascii") for name in codings)
-        raise UnsupportedContentEncoding(f"a body may be compressed once, with {named}")
+        raise UnsupportedContentEncoding(f"a body may be compressed once, with {b' or '.join(codings).decode()}")
     lengths = fields[b"content-length"]
     if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
         raise BadRequest("Content-Length must be one number of bytes")
