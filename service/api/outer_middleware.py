@@ -9,6 +9,7 @@ because it hides disconnects.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from random import getrandbits
@@ -83,7 +84,7 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
-# Cached paths of hot routes. Matching a path again costs as much as writing the answer's head.
+# Cached paths of POST requests. Matching a path again costs as much as writing the answer's head.
 NUM_CACHED = 256
 # On every answer: no-store, because it is about the client's own tensors, and nosniff, because its declared type is right.
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -137,8 +138,7 @@ class OuterMiddleware:
         self._inner = inner
         self._access = access or Access()
         self._application = around(self._serve)
-        self._hot = hot
-        self._found: dict[str, tuple[Route, Scope]] = {}
+        self._hot_route = functools.lru_cache(NUM_CACHED)(functools.partial(_hot_route, hot))
         self._routes = routes
         self._log = log
         self._now = now
@@ -170,18 +170,18 @@ class OuterMiddleware:
             if (refusal := scope.get(REFUSED)) is not None:
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
             self._admit(scope, record)
+            if scope["method"] == "POST" and (hot := self._hot_route(scope["path"])) is not None:
+                route, child = hot
+                scope.update(child)
+                record.route = route.path
+                await route.app(scope, receive, send)
+                return
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send)
                 return
             if scope["method"] == "HEAD":
                 # Copy the scope, because the server still needs the method HEAD.
                 scope = {**scope, "method": "GET"}
-            if scope["method"] == "POST" and (hot := self._hot_route(scope)) is not None:
-                route, child = hot
-                scope.update(child)
-                record.route = route.path
-                await route.app(scope, receive, send)
-                return
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
@@ -194,19 +194,6 @@ class OuterMiddleware:
         except ServiceError:  # refused before routing, but its log line and its count must name the route
             record.route = _template_of(scope, self._routes) or record.route
             raise
-
-    def _hot_route(self, scope: Scope) -> tuple[Route, Scope] | None:
-        found = self._found.get(scope["path"])
-        if found is not None:
-            return found
-        for route in self._hot:
-            match, child = route.matches(scope)
-            if match is Match.FULL:
-                if len(self._found) == NUM_CACHED:
-                    self._found.clear()
-                found = self._found[scope["path"]] = route, child
-                break
-        return found
 
     async def _problem(self, error: ServiceError, send: Send, record: RequestRecord) -> None:
         problem = render(error, record.request_id, as_inference=is_inference(record.path))
@@ -252,6 +239,15 @@ class OuterMiddleware:
         if "GET" in methods:
             methods.add("HEAD")
         return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+
+
+def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
+    """Return which of `hot` takes a POST to this path, and what it adds to the scope."""
+    for route in hot:
+        match, child = route.matches({"type": "http", "method": "POST", "path": path})
+        if match is Match.FULL:
+            return route, child
+    return None
 
 
 def _template_of(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:
