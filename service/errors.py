@@ -21,7 +21,7 @@ ServiceError
 Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
 an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
 status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
-`status` and `request_id` of the answer. Here both are None, and only a Refused has `retry_after_s`.
+`status` and `request_id` of the answer. Only a Refused has `retry_after_s`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class ServiceError(Exception):
     """Root of the tree: a stable `code`, a message for people, and a JSON pointer to the field (`param`) if there is one."""
 
     code: ClassVar[str]
-    status: int | None = None
-    request_id: str | None = None
     retry_after_s: float | None = None
 
     def __init_subclass__(cls, *, code: str = "") -> None:
