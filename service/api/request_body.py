@@ -118,19 +118,17 @@ class BodyLimits:
 
 
 async def read_body(
-    fields: HeaderFields,
+    coding: bytes | None,
     caller: Caller,
     limits: BodyLimits,
-    codings: tuple[bytes, ...],
     reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
-    """Return the whole body in parts, decompressed if it has one of `codings`.
+    """Return the whole body in parts, decompressed if it has a `coding`.
 
-    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BadRequest,
-    UnsupportedContentEncoding, BodyTooLarge, DecompressedTooLarge, ClientTimeout, BadEncoding or ClientGone.
+    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge,
+    DecompressedTooLarge, ClientTimeout, BadEncoding or ClientGone.
     """
-    coding = fields.make(_announced, codings, limits.max_bytes)
     num_arrived = 0
 
     def count(num_bytes: int) -> None:
@@ -163,21 +161,24 @@ def joined(parts: list[Part]) -> bytearray:
     return body
 
 
-def _announced(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> bytes | None:
-    """Return the body's content coding, None if it has none; raise if it is not in `codings` or the body is too large."""
+def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> tuple[bytes | None, int]:
+    """Return the content coding of the body (None if it has none) and its announced length (0 if there is none).
+
+    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding, BadRequest or BodyTooLarge.
+    """
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if len(names) > 1 or not set(names) <= set(codings):
         raise UnsupportedContentEncoding(f"a body may be compressed once, with {b' or '.join(codings).decode()}")
     lengths = fields[b"content-length"]
-    if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
+    length = lengths[0] if lengths else b"0"
+    if len(lengths) > 1 or not length.isdigit():
         raise BadRequest("Content-Length must be one number of bytes")
-    for length in lengths:
-        # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
-        digits = length.lstrip(b"0") or b"0"
-        if len(digits) > len(str(max_bytes)) or int(digits) > max_bytes:
-            raise _too_large(max_bytes, int(digits) if len(digits) < MAX_DIGITS else None)
-    return names[0] if names else None
+    # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
+    digits = length.lstrip(b"0") or b"0"
+    if len(digits) > len(str(max_bytes)) or int(digits) > max_bytes:
+        raise _too_large(max_bytes, int(digits) if len(digits) < MAX_DIGITS else None)
+    return names[0] if names else None, int(digits)
 
 
 async def _receive_all(caller: Caller) -> list[Part]:

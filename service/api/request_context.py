@@ -28,7 +28,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Caller, Part, caller_of, read_body
+from service.api.request_body import BodyLimits, Caller, Part, announced_body, caller_of, read_body
 from service.attention.call import AnyAnswer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -188,15 +188,13 @@ class RequestContext:
         Under overload it refuses a body of that length: before it reads the body if the length is announced, else afterwards.
         """
         self._is_binary = is_binary
-        announced = self.fields.make(_announced_bytes)
-        if announced <= self.limits.body.max_bytes:  # read_body refuses a larger one
-            self._check_lane(layer, announced)
-            if self._requests.bodies.num_bytes:
-                self.shorten(self.fields.make(_asked_timeout_s))
-                self._check_bodies(announced)
-        run_off_loop = self._requests.run_off_loop
-        reserve = self._body_bytes.grow
-        parts = await read_body(self.fields, self._caller, self.limits.body, codings, reserve, run_off_loop)
+        limits = self.limits.body
+        coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
+        self._check_lane(layer, num_announced)
+        if self._requests.bodies.num_bytes:
+            self.shorten(self.fields.make(_asked_timeout_s))
+            self._check_bodies(num_announced)
+        parts = await read_body(coding, self._caller, limits, self._body_bytes.grow, self._requests.run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._requests.now()
         self._record.receive_s = self._complete - self._record.started
@@ -310,12 +308,6 @@ class RequestContext:
 
     def _elapsed_s(self) -> float:
         return self._requests.now() - self._complete
-
-
-def _announced_bytes(fields: HeaderFields) -> int:
-    """Return the announced length of the body, 0 if there is none; a compressed body is larger once decompressed."""
-    values = fields[b"content-length"]
-    return int(values[0]) if values and values[0].isdigit() and len(values[0]) <= MAX_TIMEOUT_DIGITS else 0
 
 
 def _asked_timeout_s(fields: HeaderFields) -> float | None:

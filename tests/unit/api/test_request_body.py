@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from service.api.request_body import BodyLimits, caller_of, read_body
+from service.api.request_body import BodyLimits, announced_body, caller_of, read_body
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
@@ -58,18 +58,8 @@ async def in_a_thread(work):
 def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
-    return b"".join(
-        asyncio.run(
-            read_body(
-                HeaderFields(headers),
-                caller_of({}, receive),
-                limits,
-                codings,
-                lambda _: None,
-                in_a_thread,
-            )
-        )
-    )
+    coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
+    return b"".join(asyncio.run(read_body(coding, caller_of({}, receive), limits, lambda _: None, in_a_thread)))
 
 
 def test_parts_are_joined():
@@ -147,7 +137,7 @@ def test_the_bytes_of_a_refused_body_are_not_counted():
     """What still arrives would be added to a reservation that was released."""
     byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(HeaderFields(), caller, LIMITS, (), Reservation(byte_budget).grow, in_a_thread))
+        asyncio.run(read_body(None, caller, LIMITS, Reservation(byte_budget).grow, in_a_thread))
     assert caller.callback is None
     assert byte_budget.num_bytes == 0
 

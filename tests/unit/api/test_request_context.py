@@ -17,7 +17,17 @@ from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
-from service.errors import BadJson, CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.errors import (
+    BadJson,
+    BadRequest,
+    BodyTooLarge,
+    CostLimit,
+    DeadlineExceeded,
+    Draining,
+    InvalidInput,
+    QueueFull,
+    UnsupportedContentEncoding,
+)
 from service.http.asgi import ClientGone
 from service.limits import context_limits
 from service.settings import load_settings
@@ -205,6 +215,29 @@ def test_under_sustained_overload_the_body_is_not_read():
         with pytest.raises(QueueFull, match="stands"):
             await context.read((), LAYER, is_binary=True)
         assert received == []
+
+    story(check)
+
+
+@pytest.mark.parametrize(
+    ("header", "error"),
+    [
+        ((b"content-encoding", b"br"), UnsupportedContentEncoding),
+        ((b"content-length", b"x"), BadRequest),
+        ((b"content-length", b"9" * 15), BodyTooLarge),
+    ],
+)
+def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(header, error):
+    async def check(setup: Setup) -> None:
+        def refuse(lane: Any, caller: Any, num_coming: int) -> None:
+            raise QueueFull("the queue stands")
+
+        setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [header]}
+        start_record(scope, setup.clock.now())
+        context = setup.layer_requests.open(scope, asyncio.Queue[dict[str, Any]]().get)
+        with pytest.raises(error):
+            await context.read((b"gzip",), LAYER, is_binary=True)
 
     story(check)
 
