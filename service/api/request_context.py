@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -35,7 +35,7 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
 from service.http.asgi import KEY_DIGEST, ClientGone, Receive, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
@@ -321,21 +321,29 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000
 
 
+class Layers(Protocol):
+    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
+
+    catalog: Catalog | None
+
+
 class LayerRequests:
-    """What all requests of a process share. `catalog` returns the served layers; it raises NotReady until all are loaded."""
+    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
 
     def __init__(
         self,
-        catalog: Callable[[], Catalog],
+        layers: Layers,
+        not_loaded: Callable[[], str],
         batcher: Batcher[LayerCall, AnyAnswer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self.catalog = catalog
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
+        self._layers = layers
+        self._not_loaded = not_loaded
         self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
@@ -344,6 +352,12 @@ class LayerRequests:
         self._is_closed = False
         self.opened: set[RequestContext] = set()
         self._bytes_each: dict[tuple[str, bool], float] = {}
+
+    def catalog(self) -> Catalog:
+        """Return the layers that are served now; raise NotReady until all are loaded and checked."""
+        if self._layers.catalog is None:
+            raise NotReady(self._not_loaded(), retry_after_s=1)
+        return self._layers.catalog
 
     def open(self, scope: Scope, receive: Receive) -> RequestContext:
         """Return the context of a request whose headers have arrived; raise Draining after `close`."""

@@ -30,7 +30,7 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.errors import InvalidInput, NotReady, ServiceError
+from service.errors import InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -85,7 +85,7 @@ class Service:
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            self._served, self.batcher, bodies, context_limits(settings), time.monotonic
+            self._registry, self._not_loaded, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
@@ -105,12 +105,10 @@ class Service:
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        return self._served()
+        return self.layer_requests.catalog()
 
-    def _served(self) -> Catalog:
-        if self._registry.catalog is None:
-            raise NotReady(self.readiness.reason)
-        return self._registry.catalog
+    def _not_loaded(self) -> str:
+        return self.readiness.reason
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
