@@ -356,7 +356,7 @@ class LayerRequests:
     def catalog(self) -> Catalog:
         """Return the layers that are served now; raise NotReady until all are loaded and checked."""
         if self._layers.catalog is None:
-            raise NotReady(self._not_loaded(), retry_after_s=1)
+            raise NotReady(self._not_loaded())
         return self._layers.catalog
 
     def open(self, scope: Scope, receive: Receive) -> RequestContext:

@@ -126,8 +126,7 @@ class Access:
             return
         if CROWDED in scope and path != METRICS:
             raise NotReady(
-                "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered",
-                retry_after_s=1,
+                "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered"
             )
         if self._are_docs_open and is_docs(path):
             return
