@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Protocol
 
 import torch
 
@@ -20,40 +19,34 @@ from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import ServiceError
 from service.layers.catalog import Catalog, Served, ServedAttention, ServedLayer
-from service.observability.telemetry import PROBE
+from service.observability.telemetry import PROBE, Telemetry
 
 # If a layer has answered nothing for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
-
-
-class AnswerTimes(Protocol):
-    """Knows when each layer last answered (`observability/telemetry.py`)."""
-
-    def seconds_since_answer(self, name: str) -> float: ...
 
 
 class Probes:
     """Probes a layer that has answered nothing for `interval_s`; a probe may take `timeout_s`."""
 
     def __init__(
-        self, batcher: Batcher[LayerCall, AnyAnswer], answer_times: AnswerTimes, interval_s: float, timeout_s: float
+        self, batcher: Batcher[LayerCall, AnyAnswer], telemetry: Telemetry, interval_s: float, timeout_s: float
     ) -> None:
         self._batcher = batcher
-        self._answer_times = answer_times
+        self._telemetry = telemetry
         self._interval_s = interval_s
         self._timeout_s = timeout_s
 
     async def run(self, catalog: Catalog) -> None:
         """Probe every layer that is due; a probe that fails raises nothing."""
         for model in catalog.models():
-            if self._answer_times.seconds_since_answer(model.name) >= self._interval_s:
+            if self._telemetry.seconds_since_answer(model.name) >= self._interval_s:
                 with contextlib.suppress(ServiceError):
                     await self._probe(model)
 
     def why_not_ready(self, catalog: Catalog) -> str | None:
         """Return which layer has not answered for STALE_INTERVALS, or None."""
         for model in catalog.models():
-            age = self._answer_times.seconds_since_answer(model.name)
+            age = self._telemetry.seconds_since_answer(model.name)
             if age > STALE_INTERVALS * self._interval_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
