@@ -19,6 +19,7 @@ from service.worker.probes import Probes
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
+ENGINE_DOWN = "the engine is down"
 
 
 class Log(Protocol):
@@ -109,7 +110,7 @@ class Readiness:
         if not self._is_listening:
             return NOT_LISTENING
         if not self._batcher.is_alive:
-            return "the engine is down"
+            return ENGINE_DOWN
         catalog = self._registry.catalog
         if catalog is None:
             return LOADING

@@ -30,7 +30,8 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.errors import InvalidInput, ServiceError
+from service.batching.engine_protocol import DeathEvent
+from service.errors import EngineDown, InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -44,7 +45,7 @@ from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.probes import Probes
-from service.worker.readiness import Readiness
+from service.worker.readiness import ENGINE_DOWN, Readiness
 from service.worker.reconciler import Reconciler
 
 # How long a process waits at its end for a forward pass whose result no request needs any more.
@@ -234,6 +235,8 @@ class Service:
     async def _load_and_beat(self) -> None:
         try:
             await self._load()
+        except EngineDown:
+            raise  # a refusal would end the whole service
         except ServiceError as error:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
@@ -247,11 +250,16 @@ class Service:
             await self.batcher.ended_within(self._settings.heartbeat_s)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
-        self._leave(EXIT_ENGINE_DOWN, "the engine is down")
+        self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """End the process after a task failed: without loading or heartbeats it cannot serve."""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EngineDown):
+            self.readiness.give_up(ENGINE_DOWN)
+            self._telemetry.died(DeathEvent(0, error))
+            self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
+        elif error is not None:
             self.readiness.give_up("an internal fault")
             self._telemetry.task_failed(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
