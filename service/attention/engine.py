@@ -39,6 +39,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # later call of this process fails as well. torch raises AcceleratorError, libraries below it a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
 _CLOSED = "the engine is closed"
+_DOWN = "the device failed; this process computes nothing until it is replaced"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,7 +140,8 @@ class Engine:
     def load(self, spec: LayerSpec | None, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
         """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.
 
-        Without a spec it is attention without a layer.
+        Without a spec it is attention without a layer. The future fails with EngineDown if the device has failed or the engine
+        is closed meanwhile, and with torch's own error otherwise. Raises EngineDown if the engine is closed.
         """
         if self._is_closed:
             raise EngineDown(_CLOSED)
@@ -261,7 +263,7 @@ class Engine:
         except StopIteration:
             done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
-            done.set_exception(error)
+            done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
 
     def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
         dtype = torch.float32 if loaded.spec is None else self.options.dtype
@@ -287,14 +289,14 @@ class Engine:
         try:
             return self._forward(batch)
         except (MemoryError, RuntimeError) as error:
-            is_memory = _is_out_of_memory(error)
-            if not is_memory and not _has_device_failed(error):
+            has_device_failed = _has_device_failed(error)
+            if not has_device_failed and not _is_out_of_memory(error):
                 raise
         finally:
             self.busy_seconds += time.perf_counter() - started - stopped_s()
         # Raised outside the handler: the caught exception would keep the batch's tensors alive.
-        if not is_memory:
-            raise EngineDown("the device failed; this process computes nothing until it is replaced")
+        if has_device_failed:
+            raise EngineDown(_DOWN)
         self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
@@ -339,5 +341,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _has_device_failed(error: BaseException) -> bool:
+    """Return whether the device is lost. One that is out of memory is not, although its message may be a "CUDA error" too."""
+    if _is_out_of_memory(error):
+        return False
     text = str(error).lower()
     return isinstance(error, torch.AcceleratorError) or any(words in text for words in _DEVICE_FAILED)

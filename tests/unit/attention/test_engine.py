@@ -361,7 +361,7 @@ def test_closing_waits_a_limited_time_for_a_batch_that_does_not_end(engine, monk
     assert engine.engine.close(10) is True
 
 
-@pytest.mark.parametrize(
+device_failures = pytest.mark.parametrize(
     "failure",
     [
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
@@ -370,6 +370,9 @@ def test_closing_waits_a_limited_time_for_a_batch_that_does_not_end(engine, monk
     ],
     ids=["accelerator", "assert", "cublas"],
 )
+
+
+@device_failures
 def test_a_device_failure_ends_the_engine_rather_than_one_batch(engine, monkeypatch, failure):
     def fail(self, calls):
         raise failure
@@ -379,6 +382,29 @@ def test_a_device_failure_ends_the_engine_rather_than_one_batch(engine, monkeypa
         engine.run([call()]).result()
     assert caught.value.__context__ is None
     assert "illegal" not in caught.value.message
+
+
+@device_failures
+def test_a_device_failure_in_a_load_ends_the_engine_rather_than_one_load(engine, monkeypatch, failure):
+    def fail(self, calls):
+        raise failure
+
+    monkeypatch.setattr(Layer, "forward", fail)
+    with pytest.raises(EngineDown) as caught:
+        engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    assert caught.value.__context__ is None
+    assert "illegal" not in caught.value.message
+
+
+def test_a_load_that_runs_out_of_device_memory_fails_alone(engine, monkeypatch):
+    def fail(self, calls):
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Layer, "forward", fail)
+        with pytest.raises(torch.AcceleratorError, match="out of memory"):
+            engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    engine.engine.load(SPEC, make_tensors(SPEC)).result()
 
 
 def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
