@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from service.worker.control_channel import SupervisorChannel
     from service.worker.server import Drain, Server
     from service.worker.service import Service
-    from service.worker.tls import Tls
 
 # How long a thread may hold the interpreter lock that another waits for. The compute thread needs it between two products, a
 # hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
@@ -85,8 +84,8 @@ def _check_start(settings: Settings) -> None:
         from service.api.auth.key_ring import read_keys
 
         read_keys(settings.api_keys_file)
-    if tls := tls_files(settings):
-        tls.check()
+    if tls := _tls_files(settings):
+        _check_tls(*tls)
     if settings.traces and not _has_exporter():
         raise SettingsError("ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')")
 
@@ -100,13 +99,33 @@ def _has_exporter() -> bool:
         return False
 
 
-def tls_files(settings: Settings) -> Tls | None:
+def _check_tls(certificate: Path, key: Path | None) -> None:
+    """Raise SettingsError if the files cannot be used; it names the setting, never a file's content or OpenSSL's text."""
+    import ssl
+
+    from service.settings import SettingsError
+
+    for name, path in (("CERT", certificate), ("KEY", key)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise SettingsError(f"ATTENTION_TLS_{name}_FILE: it cannot be read: {error.strerror}") from None
+    try:
+        # With a passphrase, even a wrong one, OpenSSL does not ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "?")
+    except OSError:
+        raise SettingsError(
+            "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
+        ) from None
+
+
+def _tls_files(settings: Settings) -> tuple[Path, Path | None] | None:
+    """Return the files of the certificate and of its private key, None without TLS."""
     from service.settings import SettingsError
 
     if settings.tls_cert_file is not None:
-        from service.worker.tls import Tls  # saves memory: ssl is loaded only if it is used
-
-        return Tls(settings.tls_cert_file, settings.tls_key_file)
+        return settings.tls_cert_file, settings.tls_key_file
     if settings.tls_key_file is not None:
         raise SettingsError("ATTENTION_TLS_KEY_FILE needs ATTENTION_TLS_CERT_FILE")
     return None
@@ -211,7 +230,7 @@ def _server(
 
     tracer = None if export is None else export.tracer
     outer, service = build(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
-    limits, tls, opened = transport_limits(settings), tls_files(settings), service.readiness.port_opened
+    limits, tls, opened = transport_limits(settings), _tls_files(settings), service.readiness.port_opened
     drain = _drain(settings, service)
     server = Server(outer, listener, drain, limits, opened=opened, tls=tls)
     channel.ended = server.supervisor_ended

@@ -199,6 +199,11 @@ class Connection(HttpToolsProtocol):
         elif self._stage is not Stage.DROP:
             super().shutdown()
 
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the client has acknowledged every byte that was written to it, or is gone."""
+        return self.transport.get_write_buffer_size() == 0 and self._slot.is_acknowledged
+
     def shed(self) -> None:
         """Close after the next response. An idle connection stays open, because a request may be arriving."""
         self._is_shedding = True

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import mmap
 import socket
 import ssl
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,6 +57,15 @@ class ConnectionSlot:
     def is_reset(self) -> bool:
         """Whether the client has reset the connection. Without a read or a write only the kernel knows."""
         return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the client has acknowledged every byte that was sent to it, or is gone."""
+        try:
+            unacknowledged = fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0" * 4)
+        except (OSError, ValueError):  # the socket is closed
+            return True
+        return int.from_bytes(unacknowledged, sys.byteorder) == 0
 
     def discard(self) -> int:
         """Discard the bytes that have arrived without copying them; return how many, 0 at the end of the stream.

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -31,7 +32,6 @@ from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import ReadAhead, WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
 from service.observability.logs import finish_logs, get_logger
-from service.worker.tls import Tls, is_acknowledged
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
@@ -77,7 +77,8 @@ class Drain:
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    `opened` is called once connections are accepted.
+    `opened` is called once connections are accepted. `tls` has the files of the certificate and of its private key, in PEM;
+    without the second the key is in the first too.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Server(uvicorn.Server):
         limits: ConnectionLimits,
         *,
         opened: Callable[[], None] = _nothing,
-        tls: Tls | None = None,
+        tls: tuple[Path, Path | None] | None = None,
         force: Callable[[int], object] = _exit_at_once,
     ) -> None:
         super().__init__(_config(application, tls))
@@ -231,7 +232,7 @@ class Server(uvicorn.Server):
             if await self._all_closed(min(TLS_CHECK_S, left_s)):
                 return True
             for connection in list(self._connections):
-                if connection.transport.is_closing() and is_acknowledged(connection.transport):
+                if connection.transport.is_closing() and connection.is_acknowledged:
                     connection.transport.abort()
         return await self._all_closed(0)
 
@@ -250,7 +251,8 @@ def _is_idle(connection: Any) -> bool:
     return connection.cycle is None or connection.cycle.response_complete
 
 
-def _config(application: Any, tls: Tls | None) -> uvicorn.Config:
+def _config(application: Any, tls: tuple[Path, Path | None] | None) -> uvicorn.Config:
+    certificate, key = tls or (None, None)
     return uvicorn.Config(
         application,
         loop="uvloop",
@@ -265,6 +267,6 @@ def _config(application: Any, tls: Tls | None) -> uvicorn.Config:
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=None if tls is None else tls.certificate,
-        ssl_keyfile=None if tls is None else tls.key,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )

@@ -1072,6 +1072,15 @@ async def test_over_tls_a_client_that_sends_eof_is_disconnected():
     assert not room.connection.eof_received()
 
 
+@on_the_loop
+async def test_bytes_that_are_not_sent_yet_are_not_acknowledged():
+    room = Room()
+    room.wire.is_stuck = True
+    assert not room.connection.is_acknowledged
+    room.wire.is_stuck = False
+    assert room.connection.is_acknowledged
+
+
 # Overflow connections, accepted above max_connections
 
 

@@ -173,3 +173,29 @@ def test_bytes_that_arrived_are_discarded_without_being_read():
             assert slot.discard() == 1000
             client.shutdown(socket.SHUT_WR)
             assert slot.discard() == 0
+
+
+@pytest.fixture
+def pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        other, _ = listener.accept()
+        with other:
+            yield one, other
+
+
+def test_a_peer_that_reads_nothing_has_not_acknowledged_all(pair):
+    one, other = pair
+    slot = ConnectionSlot(one, {}, is_overflow=False)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    assert slot.is_acknowledged
+    one.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one.send(b"x" * 2**16)
+    assert not slot.is_acknowledged
+
+
+def test_a_closed_connection_is_not_waited_for(pair):
+    one, _ = pair
+    one.close()
+    assert ConnectionSlot(one, {}, is_overflow=False).is_acknowledged

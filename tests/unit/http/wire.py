@@ -116,6 +116,9 @@ class Taken:
         found, self.num_arrived = self.num_arrived or 0, self.num_arrived and 0
         return found
 
+    def fileno(self):
+        return -1  # as once it is closed
+
     def getsockopt(self, *_):
         return bytes([7 if self.is_reset else 8])
 
