@@ -8,18 +8,21 @@ a layer only those of served layers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from service.observability.shared_values import Histogram, Shared, SharedValues
+
+T = TypeVar("T", bound=MetricWrapperBase)
 
 PREFIX = "attention"
 # A request takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
@@ -27,19 +30,22 @@ TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 
 
-class Series:
+class Series(Collector):
     """Makes the series of one process; with `shared` their values are in files, and `render` adds up all processes'."""
 
     def __init__(self, shared: Shared | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # At its import the library chooses by an environment variable; this replaces its choice.
         self.values = None if shared is None else SharedValues(shared)
+        """This process's values, which are in files; None without `shared`."""
         values.ValueClass = self.values or values.MutexValue
+        self.served: frozenset[str] | None = None
+        """Layers whose series are shown; None: all. Other layers keep their values, and continue if they are served again."""
         self._registry = CollectorRegistry()
         self._shared = shared
 
     def counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry)
+        return _cached(Counter(name, text, tuple(labels), namespace=PREFIX, registry=self._registry))
 
     def gauge(self, name: str, text: str, mode: str = "livesum", labels: Iterable[str] = ()) -> Gauge:
         """Make a gauge; `mode` says how the values of several processes combine. Without labels it begins at 0."""
@@ -53,44 +59,48 @@ class Series:
         )
         if not labels:
             series.set(0)
-        return series
+        return _cached(series)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()) -> Histogram:
-        return Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets)
+        return _cached(Histogram(name, text, tuple(labels), namespace=PREFIX, registry=self._registry, buckets=buckets))
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield the samples of all processes; reads their files, so call it in a thread."""
-        return (sample for family in self._all_processes().collect() for sample in family.samples)
+    def render(self) -> bytes:
+        """Return `collect` in Prometheus' text form."""
+        return generate_latest(self)
 
-    def render(self, served: frozenset[str] | None) -> bytes:
-        """Return Prometheus' text form with only the layers `served` (None: all); it reads the files too: call it in a thread."""
-        shown = CollectorRegistry()
-        shown.register(_Shown(self._all_processes(), served))
-        return generate_latest(shown)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the shown series of all processes; reads their files, so call it in a thread."""
+        shown = None if self.served is None else {None, *self.served}
+        for family in self.families():
+            if shown is not None:
+                family.samples = [sample for sample in family.samples if sample.labels.get("layer") in shown]
+            yield family
 
-    def _all_processes(self) -> CollectorRegistry:
-        if self._shared is None or self.values is None or not self.values.is_shared:
-            return self._registry
-        registry = CollectorRegistry()
-        registry.register(_AllProcesses(self._shared.directory, self._registry))
-        return registry
+    def families(self) -> Iterable[Metric]:
+        """Return all series of all processes, or of this one if files are lost or change faster than they are read."""
+        if self._shared is not None and self.values is not None and self.values.is_shared:
+            files = [str(path) for path in self._shared.directory.glob("*.db")]
+            for _ in range(2):
+                try:
+                    return _merged(files)
+                except Exception:  # noqa: BLE001 (a file was removed, cut or overwritten meanwhile: show the others)
+                    files = [file for file in files if _is_whole(file)]
+        return self._registry.collect()
+
+    def restore(self) -> bool:
+        """Make this process's lost files again; return whether any was lost. Raise OSError if there is no space."""
+        return self.values is not None and self.values.restore()
+
+    def close(self) -> None:
+        """Write all changes and close the files; the counts stay in them."""
+        if self.values is not None:
+            self.values.close()
 
 
-class _AllProcesses(Collector):
-    """The series in the files of a directory; if a second attempt to read them fails too, those of this process only."""
-
-    def __init__(self, directory: Path, own: CollectorRegistry) -> None:
-        self._directory = directory
-        self._own = own
-
-    def collect(self) -> Iterable[Metric]:
-        files = [str(path) for path in self._directory.glob("*.db")]
-        for _ in range(2):
-            try:
-                return _merged(files)
-            except Exception:  # noqa: BLE001 (a file was removed, cut or overwritten meanwhile: show the others)
-                files = [file for file in files if _is_whole(file)]
-        return self._own.collect()
+def _cached(series: T) -> T:
+    """Cache the children by their labels, which are bounded; the library's `labels` locks and converts at every event."""
+    series.labels = functools.cache(series.labels)  # type: ignore[method-assign]
+    return series
 
 
 def _merged(files: list[str]) -> Iterable[Metric]:
@@ -104,20 +114,6 @@ def _is_whole(file: str) -> bool:
     except Exception:  # noqa: BLE001 (a broken file may raise anything)
         return False
     return True
-
-
-class _Shown(Collector):
-    """A registry's series without those of layers that are not served."""
-
-    def __init__(self, registry: CollectorRegistry, served: frozenset[str] | None) -> None:
-        self._registry = registry
-        self._served = served
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            if self._served is not None:
-                family.samples = [x for x in family.samples if x.labels.get("layer", None) in {None, *self._served}]
-            yield family
 
 
 def left_in(shared: Shared) -> dict[str, float]:

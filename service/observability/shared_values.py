@@ -1,8 +1,8 @@
 """Shared values: metric values that change in memory and are written to files, which all processes read, once a loop tick.
 
 Implements what prometheus_client needs of a value, over the library's own files (`MmapedDict`). The library's class writes a file
-at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram and
-Children make updates cheaper still.
+at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram
+makes updates cheaper still.
 Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
 has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
 or find no space: they are made again with what this process has counted.
@@ -14,17 +14,13 @@ import bisect
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import prometheus_client
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.loop_time import LoopTick
-
-T = TypeVar("T", bound=MetricWrapperBase)
 
 # Kinds of files, as the library names them. Each file begins with space for the series of some fifty layers; `_File` adds more.
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_max")
@@ -57,18 +53,6 @@ class Histogram(prometheus_client.Histogram):
             numbers[bucket] = numbers.get(bucket, 0) + 1
         for bucket, number in numbers.items():
             self._buckets[bucket].inc(number)
-
-
-class Children(dict[tuple[str, ...], T]):
-    """Caches children by their labels, which are bounded; the library's look-up locks, counts and converts at every event."""
-
-    def __init__(self, series: T) -> None:
-        super().__init__()
-        self._series = series
-
-    def __missing__(self, labels: tuple[str, ...]) -> T:
-        child = self[labels] = self._series.labels(*labels)
-        return child
 
 
 class SharedValues:
@@ -127,9 +111,6 @@ class SharedValues:
         self._close()
         self._remove()
         self._open()
-        with self._or_without_files():
-            for value in self._values:
-                value.switch_to(self._files[value.kind])
         return True
 
     def close(self) -> None:
@@ -138,26 +119,22 @@ class SharedValues:
         self._close()
 
     def _open(self) -> None:
-        """Reserve space for the files and open them; raise OSError if there is none."""
+        """Reserve space for the files, open them and write all values; raise OSError if there is no space."""
         paths = {kind: self._shared.file(kind) for kind in KINDS}
-        with self._or_without_files():
+        try:
             for path in paths.values():
                 with path.open("ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
             for kind, path in paths.items():
                 self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
-        self._file_ids = {path: _file_id(path) for path in paths.values()}
-
-    @contextlib.contextmanager
-    def _or_without_files(self) -> Iterator[None]:
-        """If the block fails, remove the files, so that other processes have the space, and go on without files."""
-        try:
-            yield
-        except OSError:
+            for value in self._values:
+                value.switch_to(self._files[value.kind])
+        except OSError:  # remove the files, so that other processes have the space, and go on without files
             self._close()
             with contextlib.suppress(OSError):
                 self._remove()
             raise
+        self._file_ids = {path: _file_id(path) for path in paths.values()}
 
     def _close(self) -> None:
         files, self._files, self._file_ids = self._files, {}, {}

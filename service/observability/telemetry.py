@@ -147,7 +147,7 @@ class Telemetry:
         if is_probe(event.lane):
             return  # no client requested it, so no metric may count it
         self._counters.computed(layer, event.sequences)
-        metrics.compute_seconds[layer,].observe_all([event.compute_s])
+        metrics.compute_seconds.labels(layer).observe_all([event.compute_s])
         metrics.batch_requests.observe_all([event.requests])
         metrics.batch_sequences.observe_all([event.sequences])
         metrics.batch_tokens.observe_all([event.tokens])
@@ -188,13 +188,13 @@ class Telemetry:
     def routes_known(self, routes: list[str]) -> None:
         """Start the duration series of these routes, which the objectives cover, at zero, so that rates see the first request."""
         for route in routes:
-            self._metrics.request_seconds[route,]
+            self._metrics.request_seconds.labels(route)
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
         self._answered_at[name] = self._now()
         self._metrics.load_seconds.labels(name).set(loaded.seconds)
         for series in (self._metrics.queue_seconds, self._metrics.compute_seconds):
-            series[name,]  # begins at zero, so that rates see the first event
+            series.labels(name)  # begins at zero, so that rates see the first event
         if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
@@ -279,7 +279,7 @@ class Telemetry:
 
     def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""
-        self._metrics.layers.add(self._counters.take())
+        self._metrics.add_layer_totals(self._counters.take())
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return the totals of all processes; the others' are as old as their last heartbeat."""
@@ -301,11 +301,11 @@ class Telemetry:
                 self._metrics.rejected.labels(record.code).inc()
         numbers = collections.Counter((record.route, record.status) for record, _ in answered)
         for (route, status), number in numbers.items():
-            self._metrics.requests[route, str(status)].inc(number)
+            self._metrics.requests.labels(route, str(status)).inc(number)
         for route, times in total_s.items():
-            self._metrics.request_seconds[route,].observe_all(times)
+            self._metrics.request_seconds.labels(route).observe_all(times)
         for layer, times in queue_s.items():
-            self._metrics.queue_seconds[layer,].observe_all(times)
+            self._metrics.queue_seconds.labels(layer).observe_all(times)
         if masked_rows := sum(record.masked_rows for record, _ in answered):
             self._metrics.masked_rows.inc(masked_rows)
 

@@ -100,7 +100,7 @@ class App:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.settled.wait(), float(scope["query_string"][6:]))
                 status = 503
-        self.metrics.requests["/pid", str(status)].inc()
+        self.metrics.requests.labels("/pid", str(status)).inc()
         self.metrics.in_flight.dec()
         return status, str(os.getpid()).encode()
 

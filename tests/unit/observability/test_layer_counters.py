@@ -43,7 +43,7 @@ def test_totals_equal_the_sum_of_all_deltas():
         counters.answered(record(), 1.5)
         counters.computed("small", 4)
         counters.answered(record(500, layer="other"), 1.0)
-        metrics.layers.add(counters.take())
+        metrics.add_layer_totals(counters.take())
     totals = metrics.layer_totals()
     assert set(totals) == {"small", "other"}
     assert (totals["small"].successes, totals["small"].success_s) == (2, 3.0)

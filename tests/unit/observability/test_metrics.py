@@ -43,7 +43,7 @@ def busy(metrics):
     for layer in range(6):
         name = f"minilm-l{layer}"
         metrics.load_seconds.labels(name).set(0.1)
-        metrics.compute_seconds[name,].observe_all([0.001])
+        metrics.compute_seconds.labels(name).observe_all([0.001])
         for series in (metrics.batch_requests, metrics.batch_sequences, metrics.batch_tokens):
             series.observe_all([1])
         for status in (200, 400, 404, 413, 415, 422, 429, 500, 503, 504):
@@ -57,10 +57,10 @@ def busy(metrics):
                 "/openapi.json",
             ):
                 metrics.received.inc()
-                metrics.requests[route, str(status)].inc()
-                metrics.request_seconds[route,].observe_all([0.01])
+                metrics.requests.labels(route, str(status)).inc()
+                metrics.request_seconds.labels(route).observe_all([0.01])
                 metrics.rejected.labels(f"code_{status}").inc()
-                metrics.queue_seconds[name,].observe_all([0.1])
+                metrics.queue_seconds.labels(name).observe_all([0.1])
 
 
 WORKER = """
@@ -112,7 +112,7 @@ import asyncio
 from service.layer_totals import LayerTotals
 
 async def story():
-    metrics.layers.add({"a": LayerTotals(successes=3)})
+    metrics.add_layer_totals({"a": LayerTotals(successes=3)})
     assert metrics.layer_totals()["a"].successes == 0, "it is deferred to the end of the tick"
     metrics.values.write()
     assert metrics.layer_totals()["a"].successes == 3
@@ -186,7 +186,7 @@ def test_two_busy_processes_stay_within_the_size_limit(tmp_path):
 
 def test_every_file_of_a_process_has_its_space_before_it_is_written_to(tmp_path):
     """A write to a mapped page without disk space raises SIGBUS."""
-    run_worker(tmp_path, 0, "busy(metrics); metrics.layers.add({'a': LayerTotals(1, last_answer_s=1.0)})")
+    run_worker(tmp_path, 0, "busy(metrics); metrics.add_layer_totals({'a': LayerTotals(1, last_answer_s=1.0)})")
     files = [path.stat() for path in tmp_path.iterdir()]
     assert len(files) == 6
     assert all(file.st_blocks * 512 >= file.st_size == RESERVED_BYTES for file in files)
@@ -225,7 +225,7 @@ limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, most))
 for layer in range(200):
     metrics.load_seconds.labels(f"layer-{layer}").set(0.5)
-    metrics.queue_seconds[f"layer-{layer}",]
+    metrics.queue_seconds.labels(f"layer-{layer}")
 assert not metrics.restore()
 assert b'layer_load_seconds{layer="layer-199"} 0.5' in metrics.render()
 Path(sys.argv[1], "counter_0.db").unlink()
