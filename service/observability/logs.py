@@ -15,8 +15,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Protocol
 
 import orjson
 
@@ -41,28 +41,6 @@ MAX_TRACE_CHARS = 2800
 REFUSAL_LINES = 100
 REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
-
-class RequestLine(NamedTuple):
-    """The fields of a request's line; None is left out. Times in milliseconds, sizes in bytes."""
-
-    request_id: str
-    route: str
-    method: str
-    status: int
-    peer: str | None = None
-    key: str | None = None
-    code: str | None = None
-    layer: str | None = None
-    batch_requests: int | None = None
-    tokens: int | None = None
-    decode_ms: float | None = None
-    queue_ms: float | None = None
-    compute_ms: float | None = None
-    total_ms: float | None = None
-    bytes_in: int = 0
-    bytes_out: int = 0
-    detail: str | None = None
 
 
 class Stream(Protocol):
@@ -100,10 +78,10 @@ def get_logger() -> FilteringBoundLogger:
     return logger
 
 
-def log_request(line: RequestLine) -> None:
-    """Log the one line of a request; it is written at the end of the loop tick, together with other lines."""
+def log_request(fields: Mapping[str, Any]) -> None:
+    """Log the one line of a request, with its `route`, `status` and `code`; it is written at the end of the loop tick."""
     if _lines.level <= _LEVELS["info"]:
-        _lines.defer(line)
+        _lines.defer(fields)
 
 
 def num_dropped_lines() -> int:
@@ -125,18 +103,19 @@ class _Lines:
         self.level = level
         self._stream = stream
         self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
-        self._deferred: list[tuple[int, RequestLine]] = []
+        self._deferred: list[tuple[int, Mapping[str, Any]]] = []
         self._tick = LoopTick(self._write_deferred)
 
     def msg(self, line: str) -> None:
         self._write_deferred()
         self._write([line])
 
-    def defer(self, line: RequestLine) -> None:
+    def defer(self, fields: Mapping[str, Any]) -> None:
         """Defer a line to the end of the loop tick: lines made one after another cost half of what each costs alone."""
-        if line.code is not None and not self._refusals.admits((line.route, line.status, line.code)):
+        code = fields["code"]
+        if code is not None and not self._refusals.admits((fields["route"], fields["status"], code)):
             return
-        entry = time.time_ns(), line  # before the list is read: another thread may log meanwhile and replace it
+        entry = time.time_ns(), fields  # before the list is read: another thread may log meanwhile and replace it
         self._deferred.append(entry)
         self._tick.ask()
 
@@ -150,8 +129,7 @@ class _Lines:
 
     def _write_deferred(self) -> None:
         lines, self._deferred = self._deferred, []
-        names = RequestLine._fields
-        self._write([_line("info", "request", zip(names, line, strict=True), at_ns) for at_ns, line in lines])
+        self._write([_line("info", "request", fields.items(), at_ns) for at_ns, fields in lines])
 
     def _write(self, lines: Iterable[str]) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -21,7 +21,7 @@ from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, raised_kinds
 from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
-from service.observability.logs import RequestLine, get_logger, log_request, num_dropped_lines
+from service.observability.logs import get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics
 
 _LAST_SUCCESS = 299
@@ -109,7 +109,7 @@ class Telemetry:
         self._num_in_flight -= 1
         self._tick.ask()
         self._counters.answered(record, total_s)
-        log_request(_line(record, total_s))
+        log_request(request_fields(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
@@ -119,7 +119,7 @@ class Telemetry:
         self._num_in_flight -= 1
         self._tick.ask()
         record.code = "client_gone"
-        log_request(_line(record, total_s))
+        log_request(request_fields(record, total_s))
 
     def faulted(self, record: RequestRecord, error: BaseException) -> None:
         self._log.error("fault", request_id=record.request_id, route=record.route, exc_info=error)
@@ -319,24 +319,25 @@ def layer_of(lane: Hashable) -> str:
     return str(lane[0])
 
 
-def _line(record: RequestRecord, total_s: float) -> RequestLine:
+def request_fields(record: RequestRecord, total_s: float) -> dict[str, str | float | None]:
+    """Return the fields of a request's line; None is left out of it. Times in milliseconds, sizes in bytes."""
     decode_s, queue_s, compute_s = record.decode_s, record.queue_s, record.compute_s
-    return RequestLine(
-        request_id=record.request_id,
-        route=record.route,
-        method=record.method,
-        status=record.status,
-        peer=record.peer,
-        key=record.key,
-        code=record.code,
-        layer=record.layer,
-        batch_requests=record.batch_requests,
-        tokens=record.tokens,
-        decode_ms=None if decode_s is None else milliseconds(decode_s),
-        queue_ms=None if queue_s is None else milliseconds(queue_s),
-        compute_ms=None if compute_s is None else milliseconds(compute_s),
-        total_ms=milliseconds(total_s),
-        bytes_in=record.bytes_in,
-        bytes_out=record.bytes_out,
-        detail=record.detail,
-    )
+    return {
+        "request_id": record.request_id,
+        "route": record.route,
+        "method": record.method,
+        "status": record.status,
+        "peer": record.peer,
+        "key": record.key,
+        "code": record.code,
+        "layer": record.layer,
+        "batch_requests": record.batch_requests,
+        "tokens": record.tokens,
+        "decode_ms": None if decode_s is None else milliseconds(decode_s),
+        "queue_ms": None if queue_s is None else milliseconds(queue_s),
+        "compute_ms": None if compute_s is None else milliseconds(compute_s),
+        "total_ms": milliseconds(total_s),
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+        "detail": record.detail,
+    }

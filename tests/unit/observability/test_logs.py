@@ -20,7 +20,6 @@ from service.observability.logs import (
     REFUSAL_LINES,
     REFUSAL_WINDOW_S,
     RefusalLimit,
-    RequestLine,
     configure_logs,
     finish_logs,
     get_logger,
@@ -28,11 +27,12 @@ from service.observability.logs import (
 )
 from tests.doubles import ManualClock
 
-LINE = RequestLine(
+LINE = dict(
     request_id="abc",
     route="/v1/layers/{layer}/attend",
     method="POST",
     status=200,
+    code=None,
     layer="minilm-l0",
     batch_requests=3,
     tokens=48,
@@ -305,10 +305,10 @@ def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reporte
 
 
 def test_answers_are_never_suppressed_and_refusals_are_summarised_in_a_line_D9(captured):
-    refused = LINE._replace(route="unmatched", status=404, code="not_found")
+    refused = LINE | dict(route="unmatched", status=404, code="not_found")
     for number in range(3 * REFUSAL_LINES):
         log_request(LINE)
-        log_request(refused._replace(request_id=str(number)))
+        log_request(refused | dict(request_id=str(number)))
     finish_logs()
     assert [line["status"] for line in captured.lines if line["event"] == "request"].count(200) == 3 * REFUSAL_LINES
     refusals = [line for line in captured.lines if line.get("code") == "not_found"]
@@ -327,7 +327,7 @@ def test_on_a_loop_the_sum_is_written_without_another_request():
         texts = asyncio.Queue[str]()
         configure_logs("info", type("Stream", (), {"write": lambda _, text: texts.put_nowait(text)})())
         for _ in range(REFUSAL_LINES + 1):
-            log_request(LINE._replace(status=404, code="not_found"))
+            log_request(LINE | dict(status=404, code="not_found"))
         async with asyncio.timeout(30):
             while "refusals_suppressed" not in (text := await texts.get()):
                 pass
