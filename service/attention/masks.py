@@ -38,41 +38,28 @@ class Sizes(NamedTuple):
     keys: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Table:
-    """A value for each sequence, head, query row and key: `values` is [B|1, N|1, L|1, S|1]."""
+class Allowed(NamedTuple):
+    """Bool [B|1, N|1, L|1, S|1]: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
 
     values: torch.Tensor
 
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        """The mask's tensors."""
-        return (self.values,)
+
+class Added(NamedTuple):
+    """Float [B|1, N|1, L|1, S|1], added to the scaled scores; -inf = may not attend."""
+
+    values: torch.Tensor
 
 
-class Allowed(_Table):
-    """Bool: true = this query row may attend to this key (torch SDPA, ONNX, Keras, JAX)."""
-
-
-class Added(_Table):
-    """Float, added to the scaled scores; -inf = may not attend."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(NamedTuple):
     """Query row i of sequence b may attend to the keys low ≤ j < high; int64 [B|1, L|1] each."""
 
     low: torch.Tensor
     high: torch.Tensor
 
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        """The mask's tensors."""
-        return self.low, self.high
-
 
 # The first allowed key of each row, and the end (exclusive).
 Bounds = tuple[torch.Tensor, torch.Tensor]
+# Each field is a tensor.
 Mask = Allowed | Added | Run
 
 
@@ -148,10 +135,8 @@ class CombinedMask:
     @property
     def table_shape(self) -> tuple[int, int, int]:
         """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if any mask has it so."""
-        heads = max((mask.values.shape[1] for mask in self.masks if isinstance(mask, _Table)), default=1)
-        rows = max(
-            (part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask.parts), default=1
-        )
+        heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
+        rows = max((part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask), default=1)
         return heads, rows, self.sizes.keys
 
     def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
@@ -245,9 +230,7 @@ def _largest(bias_values: torch.Tensor) -> float:
 
 
 def _mask_of(mask: Mask, sequence: int) -> Mask:
-    if isinstance(mask, Run):
-        return Run(_of_sequence(mask.low, sequence).unsqueeze(0), _of_sequence(mask.high, sequence).unsqueeze(0))
-    return dataclasses.replace(mask, values=_of_sequence(mask.values, sequence).unsqueeze(0))
+    return type(mask)(*[_of_sequence(values, sequence).unsqueeze(0) for values in mask])
 
 
 def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:

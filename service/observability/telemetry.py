@@ -82,9 +82,7 @@ class Telemetry:
         self._now = now
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
-        self._busy_seconds = 0.0
-        self._filler_rows = 0
-        self._dropped_lines = 0
+        self._sampled = 0.0, 0, 0  # seconds computed, filler rows and lost log lines at the last `sample`
         self._counters = LayerCounters()
         self._tick = LoopTick(self.flush)
         self._num_received = 0
@@ -247,11 +245,11 @@ class Telemetry:
     def sample(self, engine: Engine) -> None:
         """Update what no event reports: memory, and the engine's work and the lost log lines since the last call."""
         metrics = self._metrics
-        busy, filled, dropped = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
-        metrics.compute_busy.inc(busy - self._busy_seconds)
-        metrics.filler_rows.inc(filled - self._filler_rows)
-        metrics.dropped_lines.inc(dropped - self._dropped_lines)
-        self._busy_seconds, self._filler_rows, self._dropped_lines = busy, filled, dropped
+        totals = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
+        counters = metrics.compute_busy, metrics.filler_rows, metrics.dropped_lines
+        for counter, total, before in zip(counters, totals, self._sampled, strict=True):
+            counter.inc(total - before)
+        self._sampled = totals
         self.flush_layer_counters()
         metrics.resident_bytes.set(resident_bytes())
         metrics.device_bytes.labels(engine.options.device.type).set(engine.device_bytes)
