@@ -245,14 +245,17 @@ class Engine:
 
     def _submit_step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         def fail_if_dropped(step: Future[None]) -> None:
-            if step.cancelled():
+            if step.cancelled() and done.set_running_or_notify_cancel():
                 done.set_exception(EngineDown(_CLOSED))
 
         self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(fail_if_dropped)
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile."""
+        """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile.
+
+        The caller may cancel `done` at any time, also during the last step.
+        """
         if done.cancelled():  # no caller waits for the layer any more
             return
         started = time.perf_counter()
@@ -261,9 +264,11 @@ class Engine:
             loaded.seconds += time.perf_counter() - started
             self._submit_step(loaded, steps, done)
         except StopIteration:
-            done.set_result(loaded)
+            if done.set_running_or_notify_cancel():
+                done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
-            done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
 
     def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
         dtype = torch.float32 if loaded.spec is None else self.options.dtype

@@ -346,6 +346,49 @@ def test_closing_ends_a_load_that_is_under_way_with_an_error(engine):
         loading.result(10)
 
 
+def test_closing_drops_a_cancelled_load_without_an_error(engine, monkeypatch, caplog):
+    started, go_on = threading.Event(), threading.Event()
+
+    def held(_layer):
+        started.set()
+        assert go_on.wait(10)
+        yield True
+
+    monkeypatch.setattr("service.attention.engine.checks", held)
+    running, waiting = (engine.engine.load(SPEC, make_tensors(SPEC)) for _ in range(2))
+    assert started.wait(10)
+    assert waiting.cancel()
+    engine.engine.close(0)
+    go_on.set()
+    with pytest.raises(EngineDown):
+        running.result(10)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [None, MemoryError()], ids=["ends", "fails"])
+def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thread(engine, monkeypatch, error):
+    may_cancel, submitted = threading.Event(), []
+    submit = engine.engine._thread.submit
+
+    def recorded(work, *args):
+        submitted.append(submit(work, *args))
+        return submitted[-1]
+
+    def cancelled(_layer):
+        assert may_cancel.wait(10)
+        assert loading.cancel()
+        if error is not None:
+            raise error
+        yield from ()
+
+    monkeypatch.setattr(engine.engine._thread, "submit", recorded)
+    monkeypatch.setattr("service.attention.engine.checks", cancelled)
+    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    may_cancel.set()
+    assert [step.exception(10) for step in submitted] == [None]
+    assert loading.cancelled()
+
+
 def test_closing_waits_a_limited_time_for_a_batch_that_does_not_end(engine, monkeypatch):
     started, go_on = threading.Event(), threading.Event()
 
