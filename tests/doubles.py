@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, TypeVar
 
-from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import CostLimit, EngineDown
 
 T = TypeVar("T")
@@ -179,7 +179,6 @@ class RecordingObserver:
         self.batches: list[BatchEvent] = []
         self.retries: list[RetryEvent] = []
         self.splits: list[SplitEvent] = []
-        self.cancelled: list[CancelEvent] = []
         self.deaths: list[DeathEvent] = []
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
@@ -193,9 +192,6 @@ class RecordingObserver:
 
     def batch_split(self, event: SplitEvent) -> None:
         self.splits.append(event)
-
-    def job_cancelled(self, event: CancelEvent) -> None:
-        self.cancelled.append(event)
 
     def died(self, event: DeathEvent) -> None:
         self.deaths.append(event)

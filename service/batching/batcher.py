@@ -16,7 +16,7 @@ from functools import partial
 from typing import Generic
 
 from service.batching.admission import Admission, QueueLimits
-from service.batching.engine_protocol import CancelEvent, DeathEvent, Engine, Observer
+from service.batching.engine_protocol import DeathEvent, Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, is_full, take
 from service.batching.runner import Runner
@@ -93,9 +93,6 @@ class Batcher(Generic[P, R]):
         job = self.admit(payload, lane, cost, deadline, caller)
         try:
             return await job.promise
-        except asyncio.CancelledError:
-            self._observer.job_cancelled(CancelEvent(lane, job.stage))
-            raise
         finally:
             self._withdraw(job)
             del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors until a gc

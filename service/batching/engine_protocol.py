@@ -12,8 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from service.batching.job import Stage
-
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
@@ -79,14 +77,6 @@ class SplitEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelEvent:
-    """A caller left; `stage` is the stage that its job had reached."""
-
-    lane: Hashable
-    stage: Stage
-
-
-@dataclass(frozen=True, slots=True)
 class DeathEvent:
     """The batcher's loop ended and `num_jobs` failed; `error` is None if it was cancelled from outside."""
 
@@ -104,7 +94,5 @@ class Observer(Protocol):
     def retried_apart(self, event: RetryEvent) -> None: ...
 
     def batch_split(self, event: SplitEvent) -> None: ...
-
-    def job_cancelled(self, event: CancelEvent) -> None: ...
 
     def died(self, event: DeathEvent) -> None: ...

@@ -17,7 +17,7 @@ from service.api.auth.key_ring import KeyRing, KeysError, Role
 from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
-from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, raised_kinds
 from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
@@ -159,9 +159,6 @@ class Telemetry:
     def batch_split(self, event: SplitEvent) -> None:
         self._metrics.batch_splits.inc()
         self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
-
-    def job_cancelled(self, event: CancelEvent) -> None:
-        """Do nothing: `abandoned` counts the request, by the stage that its record has reached."""
 
     def died(self, event: DeathEvent) -> None:
         self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)

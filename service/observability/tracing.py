@@ -19,7 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from opentelemetry.util.types import AttributeValue
 
 from service.api.outer_middleware import RequestRecord, record_of
-from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, Observer, RetryEvent, SplitEvent
+from service.batching.engine_protocol import BatchEvent, DeathEvent, Observer, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
 from service.observability.telemetry import is_counted, is_probe, layer_of
@@ -140,9 +140,6 @@ class BatchSpans(Observer):
 
     def batch_split(self, event: SplitEvent) -> None:
         self._inner.batch_split(event)
-
-    def job_cancelled(self, event: CancelEvent) -> None:
-        self._inner.job_cancelled(event)
 
     def died(self, event: DeathEvent) -> None:
         self._inner.died(event)

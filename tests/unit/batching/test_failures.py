@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.batching.engine_protocol import CancelEvent, RetryEvent, SplitEvent
+from service.batching.engine_protocol import RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.errors import (
     CostLimit,
@@ -291,21 +291,30 @@ def test_an_engine_that_dies_in_a_retry_fails_all_jobs():
 
 
 @pytest.mark.parametrize("stage", ["queued", "running", "settled"])
-def test_a_cancelled_job_is_counted_once_with_its_phase(stage):
+def test_a_caller_that_leaves_at_any_stage_is_cancelled_and_its_job_is_settled_once(stage, monkeypatch):
     async def main():
         async with Room() as room:
+            jobs, admit = [], room.batcher.admit
+
+            def recorded(*args):
+                jobs.append(admit(*args))
+                return jobs[-1]
+
+            monkeypatch.setattr(room.batcher, "admit", recorded)
             if stage == "queued":
                 await room.send_running("x")
                 (client,) = await room.send_waiting("y")
             else:
                 (client,) = await room.send_running("y")
+            job = jobs[-1]
             if stage == "settled":
-                (job,) = room.batcher._running
                 job.settle("z")
             client.cancel()
+            assert job.stage == stage
             await turns()
             assert isinstance(error_of(client), asyncio.CancelledError)
-            assert room.heard.cancelled == [CancelEvent("a", stage)]
+            assert job.stage == "settled"
+            assert not job.fail(ValueError("a second end"))
 
     run(main)
 

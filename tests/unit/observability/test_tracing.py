@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
 from service.api.outer_middleware import record_of, start_record
-from service.batching.engine_protocol import BatchEvent, CancelEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import ClientGone
 from service.observability.telemetry import PROBE
@@ -191,7 +191,6 @@ def test_the_wrapped_observer_gets_every_event(spans):
     tracing.batch_done(event())
     tracing.retried_apart(RetryEvent(LANE, 2, "X"))
     tracing.batch_split(SplitEvent(LANE, 2))
-    tracing.job_cancelled(CancelEvent(LANE, "queued"))
     tracing.died(DeathEvent(1, None))
-    told = (heard.queue, heard.batches, heard.retries, heard.splits, heard.cancelled, heard.deaths)
-    assert [len(list(kind)) for kind in told] == [1] * 6
+    told = (heard.queue, heard.batches, heard.retries, heard.splits, heard.deaths)
+    assert [len(list(kind)) for kind in told] == [1] * 5
