@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,14 @@ def test_a_list_shows_the_names_of_files_as_they_are(told, tmp_path, monkeypatch
     assert code == 1
     assert out.splitlines()[1].partition(" gpt2 ")[2].split()[1] == source.name
     assert err.startswith(f'layer "{name.replace("/", "")}": ')
+
+
+def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(told, tmp_path):
+    assert told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")[0] == 0
+    layers = tmp_path / "layers"
+    (layers / "good.safetensors").rename(layers / os.fsdecode(b"b\xffd.safetensors"))
+    code, out, err = told("list")
+    assert (code, out.splitlines()[1].split()[0], err) == (0, r"b\udcffd", "")
 
 
 def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(told, tmp_path):
