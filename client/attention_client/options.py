@@ -39,7 +39,8 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            raise InvalidInput("url must be like http://127.0.0.1:8000, without a query")
+            given = re.sub(r"(?s).*@", "…@", str(self.url))  # without a user name and password
+            raise InvalidInput(f"url must be like http://127.0.0.1:8000, without a query, not {given!r}")
         checked_timeout(self.timeout_s)
         for name in ("max_connections", "attempts", "max_answer_bytes"):
             check_count(getattr(self, name), name)

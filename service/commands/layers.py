@@ -54,7 +54,9 @@ def separated(context: typer.Context, given: list[str], maps: list[str] | None) 
     rest = [word for word in words if word not in pairs]
     if len(rest) != len(given):
         wrong = f"Got unexpected extra argument ({' '.join(rest[len(given) :])})"
-        raise typer.BadParameter(wrong if len(rest) > len(given) else "SOURCE is missing beside the pairs of --map")
+        raise typer.BadParameter(
+            wrong if len(rest) > len(given) else "SOURCE is missing; only pairs of --map are given"
+        )
     return rest, [word for text in maps or [] for word in text.split()] + pairs
 
 

@@ -26,6 +26,16 @@ def test_an_invalid_address_is_refused(url):
         ClientOptions(**{**QUICK, "url": url})
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [("ftp://x", "'ftp://x'"), ("http://x/\n#f", r"'http://x/\n#f'"), (5, "'5'"), ("http://me:pa/ss@x/?q=1", "'…@x/?q=1'")],
+)  # fmt: skip
+def test_the_error_shows_the_address_without_a_password(url, shown):
+    with pytest.raises(InvalidInput) as raised:
+        ClientOptions(url)
+    assert raised.value.message == f"url must be like http://127.0.0.1:8000, without a query, not {shown}"
+
+
 @pytest.mark.parametrize("url", ["http://x", "https://x:1", "http://[::1]:65535/attention/", "http://me:pass@x:80"])
 def test_a_valid_address_is_accepted(url):
     assert ClientOptions(**{**QUICK, "url": url}).url == url

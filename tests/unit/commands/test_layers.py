@@ -144,7 +144,7 @@ def test_arguments_that_are_no_pairs_are_refused(told, tmp_path):
     )
     for words, why in (
         ((path, "--map", *MAP, "gate=m.g.weight"), "Got unexpected extra argument (gate=m.g.weight)"),
-        (("--map", *MAP), "SOURCE is missing beside the pairs of --map"),
+        (("--map", *MAP), "SOURCE is missing; only pairs of --map are given"),
         ((path, "query=a"), "Got unexpected extra argument (query=a)"),
     ):
         code, out, err = told("import", *words, "--name", "x")
