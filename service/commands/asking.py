@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,7 +31,7 @@ TIMEOUT_S = 60.0
 
 
 class AskFailed(ServiceError):
-    """The server is unreachable or returned an error; the command prints the message."""
+    """The server is unreachable, is not the service, or returned an error; the command prints the message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +45,18 @@ class Reply:
     output: np.ndarray
     weights: dict[str, np.ndarray]
     facts: dict[str, Any]
+
+    def array(self, name: str, *shapes: tuple[int | None, ...]) -> np.ndarray:
+        """Return the output or one of the weights, which must have one of these shapes (None is any size above 0).
+
+        `asking` reports the BadAnswer that this raises otherwise.
+        """
+        found = self.output if name == "output" else self.weights.get(name)
+        if found is not None and found.size:
+            for shape in shapes:
+                if len(shape) == found.ndim and all(a in (None, b) for a, b in zip(shape, found.shape, strict=True)):
+                    return found
+        raise attention_client.BadAnswer(f"the answer lacks {name} of the requested shape")
 
 
 Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
@@ -100,9 +113,12 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
         with attention_client.Client(where, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
-            yield lambda layer, body: _reply(
+            yield lambda layer, body: _checked_reply(
                 client.attention_json(body) if layer is None else client.attend_json(layer, body)
             )
+    except attention_client.BadAnswer as error:
+        address = re.sub(r"//[^/]*@", "//", where)  # a URL may hold a password
+        raise AskFailed(f"{address} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
         prefix = f"{error.status} {error.code}: " if error.status else ""
         raise AskFailed(prefix + error.message) from None
@@ -137,6 +153,16 @@ def _ask_engine(
     return _reply(orjson.loads(b"".join(pieces)))
 
 
+def _checked_reply(found: dict[str, Any]) -> Reply:
+    """Return the reply in a server's JSON object; raises BadAnswer if another program than the service made it."""
+    try:
+        reply = _reply(found)
+        orjson.dumps(reply.facts)  # it refuses facts that cannot be printed
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise attention_client.BadAnswer("a field of the answer is missing or has another type") from error
+    return reply
+
+
 def _reply(found: dict[str, Any]) -> Reply:
     weights = found["weights"]
     if weights is None:
@@ -157,6 +183,8 @@ def _array(field: Any) -> np.ndarray:
     name, data = field["dtype"], field["data"]
     # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
     dtype = np.dtype("float32" if name == "bfloat16" else name)
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{dtype} is not a dtype of the contract")
     if not isinstance(data, str):
         return np.array(data, dtype=object).astype(dtype).reshape(field["shape"])
     found = pybase64.b64decode(data)

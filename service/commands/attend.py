@@ -273,9 +273,12 @@ def _asked_head(
     layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None, place: tuple[int, int]
 ) -> np.ndarray:
     """Return the weights [L, S] that the layer computes for one sequence and head; raises InvalidInput for a missing sequence."""
+    from service.commands.asking import asking
+
     sequence, head = place
-    reply = _ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}}, where, api_key)
-    weights = reply.weights["weights"]
+    with asking(where, api_key) as ask:
+        reply = ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}})
+        weights = reply.array("weights", (1, None, None), (None, 1, None, None))
     sequences: list[np.ndarray] = [*weights.reshape(-1, *weights.shape[-2:])]
     if sequence >= len(sequences):
         raise InvalidInput(f"--sequence must be below {len(sequences)}, the number of sequences")
@@ -310,5 +313,7 @@ def _words(text: str | None, count: int, option: str) -> list[str]:
 
 
 def _about(array: np.ndarray) -> str:
+    if not array.size:
+        return f"{array.dtype} {list(array.shape)}"
     wide = array.astype("float64")
     return f"{array.dtype} {list(array.shape)}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}"

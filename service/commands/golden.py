@@ -47,8 +47,8 @@ def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, lo
             reply = ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"
             answers = {
-                "output": (reply.output, one.output, vector.dtype),
-                "lse": (reply.weights["lse"], one.lse, lse_dtype),
+                "output": (reply.array("output", one.output.shape), one.output, vector.dtype),
+                "lse": (reply.array("lse", one.lse.shape), one.lse, lse_dtype),
             }
             for name, (answer, reference, dtype) in answers.items():
                 error, ulps = errors(answer.astype(float), reference, dtype)

@@ -83,7 +83,8 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
         answer, _ = scaled_dot_product(inputs, added, **options, is_capped_last=True)
     else:
         body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
-        answer = ask(None, body | options | {"layout": "bhld", "masks": reading.mask.masks}).output
+        reply = ask(None, body | options | {"layout": "bhld", "masks": reading.mask.masks})
+        answer = reply.array("output", reading.arrays["output"].shape)
     mean = inputs[2].mean(axis=2, keepdims=True).repeat(answer.shape[1] // inputs[2].shape[1], axis=1)
     fills = {"masked rows zero": answer, "masked rows mean of values": mean, "masked rows NaN": np.array(np.nan)}
     for rows, filled in fills.items() if is_masked.any() else [("", answer)]:

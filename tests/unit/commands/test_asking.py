@@ -1,0 +1,113 @@
+"""`asking`: an answer with status 200 that is not the service's is one sentence with its URL, for every command."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_client import safetensors_body
+from attention_client.arrays import Raw
+from service import cli
+
+FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
+FLAT = {**FACTS, "output": [1.0], "weights": [1.0], "lse": [1.0]}
+NOT_JSON = [b"", b"<html></html>", b"\xff", b"{", b"[" * 100_000]
+NOT_OBJECTS: list[Any] = [[], [1], 5, "text", None, True]
+OUTPUTS: list[Any] = [
+    None, 5, "x", {}, [[1], [1, 2]], ["x"], [{}], {"dtype": "float32"}, {"dtype": "float32", "shape": [2], "data": "?"},
+    {"dtype": "float32", "shape": [2], "data": "AAAA"}, {"dtype": "object", "shape": [1], "data": [{}]},
+    {"dtype": 7, "shape": [1], "data": [1]}, {"dtype": "int32", "shape": [1], "data": [2**40]},
+    {"dtype": "U3", "shape": [1], "data": ["x"]}, {"dtype": "float32", "shape": "x", "data": [1]},
+]  # fmt: skip
+OBJECTS: list[dict[str, Any]] = [
+    {}, {"error": "x"}, {"output": [1.0]}, {"weights": None}, {**FLAT, "weights": 5}, {**FLAT, "weights": {"values": [1]}},
+    {**FLAT, "lse": "x"}, {**FLAT, "more": 2**70}, {**FLAT, "more": "\ud800"}, *({**FLAT, "output": it} for it in OUTPUTS),
+]  # fmt: skip
+ANSWERS = [*NOT_JSON, *(json.dumps(it).encode() for it in NOT_OBJECTS + OBJECTS)]
+UNEXPECTED = [{**FLAT, "weights": None, "lse": None}, {**FLAT, "output": [[]], "weights": [[[]]], "lse": []}, FLAT]
+
+
+@contextlib.contextmanager
+def answering(body: bytes) -> Iterator[str]:
+    """Yield the URL of a server that answers every POST with 200 and this body."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """Check that a command prints one sentence with the server's URL, and exits with code 1."""
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    tensors = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2, 4), np.float32)))
+    (tmp_path / "case.safetensors").write_bytes(safetensors_body.write(tensors, {}))
+
+    def check(command: str, body: bytes) -> None:
+        with answering(body) as url:
+            monkeypatch.setattr(sys, "argv", ["attention-service", *command.split(), "--url", url])
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        err = capfd.readouterr().err
+        assert ended.value.code == 1
+        assert err.startswith(f"attention-service: {url} does not answer as the service does: ")
+        assert err.count("\n") == 1
+
+    return check
+
+
+@pytest.mark.parametrize("body", ANSWERS, ids=lambda body: repr(body[:60]))
+def test_an_answer_that_is_not_the_services_is_one_sentence(refused, body):
+    refused("attend small --query q.npy --json", body)
+
+
+@pytest.mark.parametrize(
+    "command", ["attention --query q.npy", "show small --query q.npy", "compare case.safetensors", "golden --out x"]
+)
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", json.dumps(OBJECTS[-1]).encode()])
+def test_every_command_that_asks_says_so(refused, command, body):
+    refused(command, body)
+
+
+@pytest.mark.parametrize("command", ["show small --query q.npy", "compare case.safetensors", "golden --out x"])
+@pytest.mark.parametrize("found", UNEXPECTED)
+def test_an_answer_without_the_requested_arrays_is_not_the_services(refused, command, found):
+    refused(command, json.dumps(found).encode())
+
+
+def test_a_password_in_the_url_is_not_printed(tmp_path, monkeypatch, capfd):
+    np.save(tmp_path / "q.npy", np.ones((2, 4), np.float32))
+    with answering(b"{}") as url:
+        secret = url.replace("//", "//me:secret@")
+        arguments = ["attend", "small", "--query", str(tmp_path / "q.npy"), "--url", secret]
+        monkeypatch.setattr(sys, "argv", ["attention-service", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+    err = capfd.readouterr().err
+    assert url in err
+    assert "secret" not in err
