@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type
+from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type, collected
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests
 from service.errors import BadRequest, LayerNotFound
@@ -121,11 +121,14 @@ class InferRoute:
             context.shorten(wanted.timeout_s)
             tensors, facts = await context.ask(model, request)
             del request  # its tensors would stay until the answer is sent
-            length, pieces = write_inference(tensors, facts, wanted)
-            headers = [(b"content-type", JSON if length is None else OCTET_STREAM)]
-            if length is not None:
-                headers.append((b"inference-header-content-length", str(length).encode()))
-            await context.send(send, headers, pieces, coding)
+            pieces, blobs = write_inference(tensors, facts, wanted)
+            if not blobs:
+                await context.send(send, [(b"content-type", JSON)], pieces, coding)
+                return
+            head = await collected(pieces)
+            length = str(sum(map(len, head))).encode()
+            headers = [(b"content-type", OCTET_STREAM), (b"inference-header-content-length", length)]
+            await context.send(send, headers, [*head, *blobs], coding)
 
 
 def find_model(catalog: Catalog, path: Mapping[str, str]) -> Served:

@@ -264,17 +264,13 @@ def _masks(tensors: Mapping[str, object], parameters: InferParameters) -> list[d
 
 def write_inference(
     tensors: dict[str, torch.Tensor], facts: AnswerFacts, wanted: WantedAnswer
-) -> tuple[int | None, Iterator[bytes] | list[bytes | memoryview]]:
-    """Return the length of the JSON (None if no bytes follow it) and the pieces of the body.
+) -> tuple[Iterator[bytes], list[memoryview]]:
+    """Return the pieces of the JSON, and the bytes that follow it.
 
-    The length is sent before the JSON, so JSON that bytes follow is built completely first.
+    If bytes follow, the length of the JSON goes into a header, so the whole JSON must be made first.
     """
-    pieces = _json(facts, wanted, tensors)
     blobs = [bytes_of(tensors[name]) for name, is_binary in wanted.outputs.items() if is_binary]
-    if not blobs:
-        return None, pieces
-    head = list(pieces)
-    return sum(map(len, head)), [*head, *blobs]
+    return _json(facts, wanted, tensors), blobs
 
 
 def _json(facts: AnswerFacts, wanted: WantedAnswer, tensors: dict[str, torch.Tensor]) -> Iterator[bytes]:

@@ -3,13 +3,23 @@
 import asyncio
 import gzip
 import itertools
+import os
 import zlib
 from collections.abc import Callable, Iterable
 
 import pytest
 import zstandard
 
-from service.api.reply import MIN_COMPRESSED, PAUSE_BYTES, WHOLE_BYTES, Piece, send_reply
+from service.api.reply import (
+    COMPRESSED_SLICE,
+    MIN_COMPRESSED,
+    PAUSE_BYTES,
+    SLICES_BETWEEN_PAUSES,
+    WHOLE_BYTES,
+    Piece,
+    collected,
+    send_reply,
+)
 
 
 def open_zstd(body: bytes) -> bytes:
@@ -70,7 +80,7 @@ def test_a_large_generated_answer_is_never_whole_in_memory():
     assert most <= 5
 
 
-def turns_of_others(pieces) -> list[int]:
+def turns_of_others(pieces, coding=None) -> list[int]:
     """How many turns other tasks have had at each message of an answer, and at its end."""
     seen: list[int] = []
     latest = 0
@@ -86,7 +96,7 @@ def turns_of_others(pieces) -> list[int]:
 
     async def main() -> None:
         beside = asyncio.ensure_future(others())
-        await send_reply(send, [], pieces)
+        await send_reply(send, [], pieces, coding)
         seen.append(latest)
         beside.cancel()
 
@@ -105,6 +115,31 @@ def test_an_answer_made_piece_by_piece_pauses_by_its_bytes_and_not_by_its_pieces
     """Under overload each pause takes a long loop tick."""
     few, many = ([bytes(PAUSE_BYTES), b"x", *[b"y"] * number, bytes(PAUSE_BYTES // 2)] for number in (0, 50))
     assert turns_of_others(iter(few))[-1] == turns_of_others(iter(many))[-1]
+
+
+@pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
+@pytest.mark.parametrize("piece", [bytes(COMPRESSED_SLICE), os.urandom(COMPRESSED_SLICE)], ids=["zeros", "random"])
+def test_a_compressed_answer_pauses_by_the_bytes_that_go_in(piece, coding):
+    """Zeros give no bytes for many slices."""
+    assert turns_of_others([piece] * 64, coding)[-1] >= 64 // SLICES_BETWEEN_PAUSES - 1
+
+
+def test_pieces_that_are_made_before_their_length_is_sent_pause_too():
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        beside = asyncio.ensure_future(others())
+        assert b"".join(await collected(iter([b"x" * PAUSE_BYTES] * 8))) == b"x" * (8 * PAUSE_BYTES)
+        beside.cancel()
+
+    asyncio.run(main())
+    assert turns >= 4
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
