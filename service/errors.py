@@ -141,7 +141,7 @@ class DecompressedTooLarge(TooLarge):
 
 
 class CostLimit(TooLarge):
-    """The request exceeds a limit of rows, scores, numbers or memory. `detail` names the setting and a cheaper form."""
+    """The request exceeds a limit of rows, scores, numbers or memory. `detail` says how to send less."""
 
 
 class TargetTooLong(TooLarge):

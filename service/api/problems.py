@@ -1,8 +1,8 @@
-"""Problems: turn each failure into an HTTP status and an error body; only this module knows status codes.
+"""Problems: turn each failure into an HTTP status and an error body; only this module maps errors to statuses.
 
-A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every leaf of
-the tree in `errors.py` has a status here (a test walks the tree). A body is valid JSON of at most 4 KiB in our own words. Its
-`type` leads to the error's row on the page of errors.
+A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every Rejected,
+Refused and Failed error has a status here (a test walks these branches). A body is valid JSON of at most 4 KiB, never with the
+text of a library. The `type` of problem details is the path of the error's row on the page of errors.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 By default glibc returns the memory that every batch needs and maps it anew, page by page. And after a burst of large bodies a
 process stays four times as large as it needs to be.
-Invariants: A trim runs only if much can have been freed since the last one. What a trim leaves is in use and is the new
-baseline. Without glibc nothing happens. Measuring opens no file, so that a process without free descriptors still sends
-heartbeats.
+Invariants: After the first trim, another runs only if resident memory has grown by `GROWTH_BYTES` (idle) or `BUSY_GROWTH_BYTES`
+above the least since the last one. Without glibc nothing is trimmed. Measuring opens no file, so that a process without free
+descriptors still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Heap:
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = {False: 0, True: 0}  # resident bytes after a trim, by `is_busy`: more is in use under load
+        self._least = {False: 0, True: 0}  # least resident bytes since the last trim, by `is_busy`
 
     def give_back(self, *, is_busy: bool = False) -> None:
-        """Trim if much more memory is resident than was after the last trim."""
+        """Trim if resident memory has grown by `GROWTH_BYTES`, or by `BUSY_GROWTH_BYTES` if `is_busy`."""
         now = self._resident()
         if now > self._least[is_busy] + (BUSY_GROWTH_BYTES if is_busy else GROWTH_BYTES):
             self._trim()

@@ -52,8 +52,8 @@ def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     has_ties = (values[:, 1:] == values[:, :-1]).any(-1) | values[:, 0].isnan()
     values, indices = values[:, :k], indices[:, :k]
     if bool(has_ties.any()):
-        places = has_ties.nonzero()[:, 0]
-        indices[places] = _by_index(rows[places], values[places], indices[places])
+        tied = has_ties.nonzero()[:, 0]
+        indices[tied] = _by_index(rows[tied], values[tied], indices[tied])
         values = rows.gather(-1, indices)
     return values, indices
 
@@ -61,11 +61,11 @@ def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Return the indices of `values`, ties in ascending order: all keys above the least value, then the first equal to it."""
     keys, least = rows.shape[-1], values[:, -1:]
-    falling = torch.arange(keys, 0, -1, dtype=torch.int32, device=rows.device)
+    descending = torch.arange(keys, 0, -1, dtype=torch.int32, device=rows.device)
     # Distinct ranks: values above the least first, then its equals by ascending index.
-    # Multiplied, because `where` branches for each element and takes three times as long.
-    ranks = (rows < least).logical_not_().to(torch.int32).mul_(falling)
-    ranks.scatter_(-1, indices, falling[indices].add_((values > least).to(torch.int32), alpha=keys))
+    # This multiplies, because `where` branches for each element and takes three times as long.
+    ranks = (rows < least).logical_not_().to(torch.int32).mul_(descending)
+    ranks.scatter_(-1, indices, descending[indices].add_((values > least).to(torch.int32), alpha=keys))
     chosen = ranks.topk(values.shape[-1]).indices
     order = rows.gather(-1, chosen).sort(dim=-1, descending=True, stable=True).indices
     return chosen.gather(-1, order)

@@ -38,7 +38,8 @@ STUCK = "the engine is stuck: a batch runs longer than any batch may"
 TICKS_TO_ARRIVE = 2
 # A batch of more sequences never runs inline: flops predict its time badly.
 MAX_SEQUENCES = 64
-# Times `inline_s` that mark a misjudged batch: it took ten times and more. A paused machine doubles the time of one in a hundred.
+# A batch that takes more than this multiple of `inline_s` was misjudged. Misjudged batches took ten times as long and more; a
+# paused machine doubles the time of one in a hundred.
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
@@ -59,10 +60,10 @@ class _Pace:
 class InlinePolicy:
     """A batch runs inline if it likely ends in `inline_s`; with 0 none does.
 
-    Invariants: A batch is judged by the rates of its own lane's last batches, because their times depend on more
-    of a layer and a dtype than flops show. A lane has no inline batch before its first batch has run. Flops predict the time of
-    many small sequences worst, so a batch of many never runs inline. At most one batch in seventeen is misjudged: after a wait
-    that was far too long, or a failed batch, the next sixteen batches of that lane do not run inline.
+    Invariants: A batch is judged by the rates of its own lane's last batches, because batches of equal flops take different times
+    in other layers and dtypes. A lane has no inline batch before its first batch has run. Flops predict the time of
+    many small sequences worst, so a batch of many never runs inline. At most one batch in seventeen of a lane
+    is misjudged: after a wait that was far too long, or a failed batch, the lane's next sixteen do not run inline.
     """
 
     def __init__(self, inline_s: float) -> None:
@@ -246,7 +247,7 @@ class Runner(Generic[P, R]):
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
     """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
 
-    Cancelling this cancels a batch that has not begun.
+    A batch that has not begun by then, or when this is cancelled, is cancelled too.
 
     Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a cancellation of the
     caller.

@@ -1,7 +1,7 @@
 """Golden vectors: seeded inputs of attention calls, with float64 references of output and log-sum-exp.
 
 Legend: B sequences, H query heads, Hkv key and value heads, L query rows, S key rows with P past ones, d and V head widths.
-Invariants: The reference is computed from the inputs after rounding to the dtype of the file. A key that no row may attend to is
+Invariants: The reference is computed from the rounded inputs, as the file holds them. A key that no row may attend to is
 poisoned: its value is large, and a kernel that reads it gives it weight in every row. The same seed gives the same bytes on one
 machine.
 """
@@ -19,7 +19,8 @@ from service.commands.case_file import rounded, widened
 
 QUERIES, KEYS, WIDTH, VALUE_WIDTH = 5, 7, 8, 6
 LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the fraction of keys that a table of booleans blocks
-# Its product with a query row is finite in the dtype, so that a score is never infinite or NaN before the mask blocks it.
+# The value in a poisoned key, by dtype: its product with a query row is finite, so that no score is infinite or NaN before the
+# mask blocks it.
 POISON = {"float16": 1e3, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
@@ -45,7 +46,7 @@ class Mask(NamedTuple):
 
 
 class Golden(NamedTuple):
-    """Inputs by the names of their fields, the request's other fields, and the references in the request's layout."""
+    """Inputs and other fields of a request by name, the output in its layout, and the log-sum-exp [B, H, L]."""
 
     inputs: dict[str, Raw]
     request: dict[str, Any]
@@ -138,7 +139,7 @@ def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
 
 def _mask(name: str, random: np.random.Generator, b: int, h: int) -> Mask:
     """Return the mask called `name`: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
-    # For each query row and key: how far the key lies before the row's own key, with the last row at the last key.
+    # For each query row and key: how many keys the key lies before the one that is aligned with the row, bottom right.
     before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
     if name in ("top_left", "bottom_right"):
         blocked = before < (KEYS - QUERIES) * (name == "top_left")

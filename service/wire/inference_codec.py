@@ -67,14 +67,14 @@ ATTENTION = Model(
 )
 # The input whose dtype an output has; every other output is float32 or float64.
 _DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
-MAX_LISTED = 16  # of inputs, and of outputs
+MAX_LISTED = 16  # inputs, and outputs
 MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
 
 class WantedAnswer(NamedTuple):
-    """The id of the answer, its outputs in order (true: as bytes), and its timeout."""
+    """The id of the answer, its outputs in order (true: binary), and its timeout."""
 
     id: str | None
     outputs: dict[str, bool]
@@ -89,7 +89,7 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, 
         digits = json_length.lstrip(b"0") or b"0"
         if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
             raise BadBinary(
-                f"Inference-Header-Content-Length must be a number of bytes from 0 to {size}, the body's length"
+                f"Inference-Header-Content-Length must be a number of bytes from 1 to {size}, the body's length"
             )
         if head == 0:
             raise BadBinary(
@@ -206,7 +206,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
 
 
 def _wanted_outputs(wanted: list[InferOutput] | None, parameters: InferParameters, model: Model) -> dict[str, bool]:
-    """Return the outputs in the requested order, each with whether it comes as bytes; its own flag overrides the request's."""
+    """Return {output: is binary} in the requested order. The `binary_data` of an output overrides the request's."""
     default = parameters.binary_data_output or False
     if not wanted:
         # The parameter that asks for present_key and present_value is `present`.

@@ -1,11 +1,11 @@
 """Reconciler: keeps this process's layer registry in line with the desired state.
 
 It makes the first load, and applies each desired state that the supervisor reports.
-Must not know: HTTP, what a layer is, who decides the desired state.
-Invariants: A state is acknowledged (`version`) only after the registry has applied as much of it as it can. The first process
-proposes what it found in the directory; later ones serve what the state says, not what the directory holds by then. A layer that
-could not be loaded is tried again after `retry_s`, because a missing file may return. The application of a state stops when
-another state replaces it.
+Must not know: HTTP, what a layer is, what decides the desired state.
+Invariants: A state is acknowledged (`version`) only after the registry has applied as much of it as it can. While there is
+no state (version 0), a process proposes what it found in the directory; then it serves what the state says, not what the
+directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may return. After
+the first load, a state is no longer applied when another replaces it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.worker.layer_registry import LayerRegistry
 
 
 class Reconciler:
-    """`acknowledge` is called with the version of each state that has been applied."""
+    """Applies desired states to the registry, and calls `acknowledge` with the version of each."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Reconciler:
         self._checked.clear()
 
     async def _apply_until_replaced(self, desired: DesiredState) -> None:
-        """Apply a state until another replaces it: loading for an aborted change may be slow, and the next must not wait."""
+        """Apply a state until another replaces it: slow loading for an aborted change must not delay the next state."""
         task = asyncio.ensure_future(self._apply(desired))
         self._applying = desired, task
         try:
