@@ -100,7 +100,7 @@ def be_worker() -> None:
         time.sleep(float(os.environ.get("FAULTY_LOAD_S", "0")))
         return load(self, name)
 
-    replace(access, "needs_admin", lambda scope: False)  # everybody may change layers here
+    replace(access, "needs_admin", lambda scope: False)  # no route needs a key here
     replace(runner, "FAR_TOO_LONG", FAR_TOO_LONG)
     replace(Engine, "_forward", faulty_forward)
     if os.environ.get("FAULTY_INLINE") == "0":

@@ -5,7 +5,7 @@ import gzip
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 import zstandard
@@ -83,10 +83,21 @@ def test_a_large_generated_answer_is_never_whole_in_memory():
 def turns_of_others(pieces, coding=None) -> list[int]:
     """How many turns other tasks have had at each message of an answer, and at its end."""
     seen: list[int] = []
-    latest = 0
 
-    async def send(_) -> None:
-        seen.append(latest)
+    async def answer(turns: Callable[[], int]) -> None:
+        async def send(_) -> None:
+            seen.append(turns())
+
+        await send_reply(send, [], pieces, coding)
+        seen.append(turns())
+
+    beside_others(answer)
+    return seen
+
+
+def beside_others(act: Callable[[Callable[[], int]], Awaitable[None]]) -> None:
+    """Run `act` beside another task; it gets the number of turns that this task has had."""
+    latest = 0
 
     async def others() -> None:
         nonlocal latest
@@ -96,12 +107,10 @@ def turns_of_others(pieces, coding=None) -> list[int]:
 
     async def main() -> None:
         beside = asyncio.ensure_future(others())
-        await send_reply(send, [], pieces, coding)
-        seen.append(latest)
+        await act(lambda: latest)
         beside.cancel()
 
     asyncio.run(main())
-    return seen
 
 
 @pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
@@ -125,21 +134,11 @@ def test_a_compressed_answer_pauses_by_the_bytes_that_go_in(piece, coding):
 
 
 def test_pieces_that_are_made_before_their_length_is_sent_pause_too():
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        beside = asyncio.ensure_future(others())
+    async def collect(turns: Callable[[], int]) -> None:
         assert b"".join(await collected(iter([b"x" * PAUSE_BYTES] * 8))) == b"x" * (8 * PAUSE_BYTES)
-        beside.cancel()
+        assert turns() >= 4
 
-    asyncio.run(main())
-    assert turns >= 4
+    beside_others(collect)
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())

@@ -416,25 +416,18 @@ device_failures = pytest.mark.parametrize(
 
 
 @device_failures
-def test_a_device_failure_ends_the_engine_rather_than_one_batch(engine, monkeypatch, failure):
+@pytest.mark.parametrize(
+    "use",
+    [lambda engine: engine.run([call()]), lambda engine: engine.engine.load(SPEC, make_tensors(SPEC))],
+    ids=["batch", "load"],
+)
+def test_a_device_failure_ends_the_engine_rather_than_one_batch_or_load(engine, monkeypatch, failure, use):
     def fail(self, calls):
         raise failure
 
     monkeypatch.setattr(Layer, "forward", fail)
     with pytest.raises(EngineDown) as caught:
-        engine.run([call()]).result()
-    assert caught.value.__context__ is None
-    assert "illegal" not in caught.value.message
-
-
-@device_failures
-def test_a_device_failure_in_a_load_ends_the_engine_rather_than_one_load(engine, monkeypatch, failure):
-    def fail(self, calls):
-        raise failure
-
-    monkeypatch.setattr(Layer, "forward", fail)
-    with pytest.raises(EngineDown) as caught:
-        engine.engine.load(SPEC, make_tensors(SPEC)).result()
+        use(engine).result()
     assert caught.value.__context__ is None
     assert "illegal" not in caught.value.message
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +12,7 @@ import pytest
 from attention_client import safetensors_body
 from attention_client.arrays import Raw
 from service import cli
+from tests.unit.commands.answering import answering
 
 FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
 FLAT = {**FACTS, "output": [1.0], "weights": [1.0], "lse": [1.0]}
@@ -35,31 +32,6 @@ ANSWERS = [*NOT_JSON, *(json.dumps(it).encode() for it in NOT_OBJECTS + OBJECTS)
 UNEXPECTED = [{**FLAT, "weights": None, "lse": None}, {**FLAT, "output": [[]], "weights": [[[]]], "lse": []}, FLAT]
 
 
-@contextlib.contextmanager
-def answering(body: bytes) -> Iterator[str]:
-    """Yield the URL of a server that answers every POST with 200 and this body."""
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capfd):
     """Check that a command prints one sentence with the server's URL, and exits with code 1."""
@@ -69,7 +41,7 @@ def refused(tmp_path, monkeypatch, capfd):
     (tmp_path / "case.safetensors").write_bytes(safetensors_body.write(tensors, {}))
 
     def check(command: str, body: bytes) -> None:
-        with answering(body) as url:
+        with answering(200, body) as (url, _):
             monkeypatch.setattr(sys, "argv", ["attention-service", *command.split(), "--url", url])
             with pytest.raises(SystemExit) as ended:
                 cli.main()
@@ -102,7 +74,7 @@ def test_an_answer_without_the_requested_arrays_is_not_the_services(refused, com
 
 def test_a_password_in_the_url_is_not_printed(tmp_path, monkeypatch, capfd):
     np.save(tmp_path / "q.npy", np.ones((2, 4), np.float32))
-    with answering(b"{}") as url:
+    with answering(200, b"{}") as (url, _):
         secret = url.replace("//", "//me:secret@")
         arguments = ["attend", "small", "--query", str(tmp_path / "q.npy"), "--url", secret]
         monkeypatch.setattr(sys, "argv", ["attention-service", *arguments])

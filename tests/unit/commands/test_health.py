@@ -1,10 +1,7 @@
 """`attention-service health`: where it asks, and what it makes of every answer."""
 
-import contextlib
-import http.server
 import socket
 import sys
-import threading
 
 import pytest
 
@@ -12,36 +9,10 @@ from service import cli
 from service.commands.health import ask, own_url
 from service.errors import InvalidInput
 from service.settings import ENV_PREFIX, Settings, SettingsError, load_settings
+from tests.unit.commands.answering import answering
 
 READY = b'{"status":"ready"}'
 LOADING = b'{"code":"not_ready","detail":"the layers are being loaded","status":503}'
-
-
-@contextlib.contextmanager
-def answering(status: int, body: bytes):
-    """A server on a port of its own that says this to everybody; gives its URL and the paths that it was asked."""
-    asked: list[str] = []
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Location", "/healthz")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def told(arguments, monkeypatch, capfd) -> tuple[int, str, str]:
