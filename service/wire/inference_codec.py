@@ -156,17 +156,18 @@ def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str
         raise BadDtype(words, param=f"/{name}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:
         raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=f"/{name}")
-    if min(shape, default=0) < 0:
-        raise BadShape(f"the shape of {name} must be whole numbers of at least 0", param=f"/{name}")
+    # An empty mask is refused later, with the shapes that it may have.
+    if min(shape, default=1) < (0 if name in MASKS else 1):
+        raise BadShape(f"the shape of {name} must be whole numbers of at least 1", param=f"/{name}")
     if (num_values := math.prod(shape)) > MAX_VALUES:
         raise too_many_values(name, num_values, f"/{name}")
     dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:
         return _listed_tensor(entry, dtype.name), rest
-    expected = math.prod(shape) * dtype.torch.itemsize
-    if size != expected:
-        raise BadBinary(f"binary_data_size of {name} must be the {expected} bytes that its shape and datatype need")
+    if size != (expected := num_values * dtype.torch.itemsize):
+        words = f"must be the {expected} bytes that its shape and datatype need, got {size}"
+        raise BadBinary(f"binary_data_size of {name} {words}")
     if size > len(rest):
         raise BadBinary(f"{name} announces {size} bytes; the body has only {len(rest)} left")
     return {"dtype": dtype.name, "shape": tuple(shape), "data": rest[:size]}, rest[size:]
@@ -180,7 +181,7 @@ def _binary_size(entry: InferInput) -> int | None:
     size = parameters.get("binary_data_size")
     if (size is None) == (entry.data is None):
         raise InvalidInput(f"{entry.name} must have either data or binary_data_size", param=f"/{entry.name}")
-    if size is not None and (type(size) is not int or size < 0):
+    if size is not None and (type(size) is not int or not 0 <= size < 2**63):
         raise InvalidInput(f"binary_data_size of {entry.name} must be a number of bytes", param=f"/{entry.name}")
     return size
 
