@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from service.attention.spec import PROJECTIONS
 
@@ -54,7 +54,8 @@ class Candidate:
 
     @property
     def module(self) -> str:
-        return self.prefix + self.family.scope
+        """The path of the attention module."""
+        return (self.prefix + self.family.scope).rstrip(".")
 
     @property
     def number(self) -> int | None:
@@ -193,22 +194,20 @@ REFUSED_MODELS = {
 }
 
 
-def find_candidates(
-    keys: Iterable[str], name: str | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> list[Candidate]:
-    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins.
+def find_candidates(shapes: Mapping[str, tuple[int, ...]], name: str | None = None) -> list[Candidate]:
+    """Return every layer of the named family, or of any, among keys and their shapes.
 
-    `shapes` are those of the keys; without them the shape of an anchor is not checked.
+    If several rows fit one prefix, the first row of the table wins.
     """
-    every = set(keys)
     found: dict[str, Candidate] = {}
     for family in FAMILIES:
         if name not in {None, family.name}:
             continue
-        for prefix in sorted(prefix for key in every for prefix in _prefixes(family, key)):
-            shape = shapes[prefix + family.anchors[0]] if family.stacks_columns and shapes else None
-            has_keys = every.issuperset(prefix + key for key in family.needs)
-            if has_keys and (shape is None or has_stacked_columns(shape)) and family.below.search(prefix):
+        anchored = {key.removesuffix(anchor) for anchor in family.anchors for key in shapes if key.endswith(anchor)}
+        for prefix in sorted(prefix for prefix in anchored if not prefix or prefix.endswith(".")):
+            has_keys = shapes.keys() >= {prefix + key for key in family.needs}
+            has_shape = not family.stacks_columns or has_stacked_columns(shapes[prefix + family.anchors[0]])
+            if has_keys and has_shape and family.below.search(prefix):
                 found.setdefault(prefix, Candidate(family, prefix))
     return sorted(
         found.values(), key=lambda candidate: (candidate.number is not None, candidate.number, candidate.prefix)
@@ -216,11 +215,5 @@ def find_candidates(
 
 
 def has_stacked_columns(shape: tuple[int, ...]) -> bool:
+    """Return whether the matrix has the columns of query, key and value side by side."""
     return len(shape) == 2 and shape[1] == len(QKV_WEIGHT) * shape[0]  # noqa: PLR2004 (a matrix)
-
-
-def _prefixes(family: Family, key: str) -> Iterable[str]:
-    for anchor in family.anchors:
-        prefix = key.removesuffix(anchor)
-        if prefix != key and (not prefix or prefix.endswith(".")):
-            yield prefix

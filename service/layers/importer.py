@@ -69,20 +69,22 @@ def import_layer(
         shapes = canonical_shapes(chosen, present, source)
         spec = derive_spec(chosen, shapes, source.config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         check_fit(spec, chosen, present, shapes)
-        return StoredLayer(name, spec, _read(chosen, present, source), _source_text(source, chosen), chosen.family.name)
+        words = (source.label, chosen.module, f"({chosen.family.name})")
+        text = " ".join(word for word in words if word)
+        text = bounded("".join(char if char.isprintable() else "?" for char in text), MAX_SOURCE)
+        return StoredLayer(name, spec, _read(chosen, present, source), text, chosen.family.name)
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
     """Return the one layer that fits. `prefix` is the path of the layer's module or a parent; with `layer` both must fit."""
     if family is not None and family not in FAMILY_NAMES:
         raise LayerError(f"the family {quoted(family)} is unknown; known families are {', '.join(FAMILY_NAMES)}")
-    keys = source.keys()
-    shapes = {key: source.shape(key) for key in keys}
-    found = find_candidates(keys, family, shapes)
+    shapes = {key: entry.shape for key, entry in source.entries.items()}
+    found = find_candidates(shapes, family)
     if not found:
-        if others := {candidate.family.name for candidate in find_candidates(keys, shapes=shapes)}:
+        if others := {candidate.family.name for candidate in find_candidates(shapes)}:
             raise LayerError(
-                f"no layer of the family {family} in its {len(keys)} keys; it has layers of {listed(sorted(others))}"
+                f"no layer of the family {family} in its {len(shapes)} keys; it has layers of {listed(sorted(others))}"
             )
         raise LayerError(unknown_family_text(source))
     if prefix is not None:
@@ -90,32 +92,26 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
     if layer is not None:
         found = _numbered(found, layer, source.config)
     if len(found) > 1:
-        raise LayerError(
-            f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {listed(_modules(found))}"
-        )
+        modules = listed(candidate.module for candidate in found)
+        raise LayerError(f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {modules}")
     return found[0]
-
-
-def _modules(found: list[Candidate]) -> list[str]:
-    return [candidate.module.rstrip(".") for candidate in found]
 
 
 def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
     path = prefix.rstrip(".")
-    if exact := [candidate for candidate in found if candidate.module.rstrip(".") == path]:
-        return exact
-    matching = [candidate for candidate in found if not path or candidate.module.startswith(f"{path}.")]
+    exact = [candidate for candidate in found if candidate.module == path]
+    matching = exact or [candidate for candidate in found if not path or candidate.module.startswith(f"{path}.")]
     if not matching:
-        raise LayerError(
-            f"no attention layer has the prefix {quoted(prefix)}; the layers are {listed(_modules(found))}"
-        )
+        modules = listed(candidate.module for candidate in found)
+        raise LayerError(f"no attention layer has the prefix {quoted(prefix)}; the layers are {modules}")
     return matching
 
 
 def _numbered(found: list[Candidate], layer: int, config: Mapping[str, object] | None) -> list[Candidate]:
     first = found[0]
     if len(found) == 1 and (first.family.is_shared_by_depths or first.number is None):
-        numbers = list(range(_depth(config) if first.family.is_shared_by_depths else 1))
+        depth = (config or {}).get("num_hidden_layers") if first.family.is_shared_by_depths else 1
+        numbers = list(range(depth if isinstance(depth, int) and 1 <= depth <= MAX_DEPTH else 1))
         matching = found
     else:
         numbers = sorted({candidate.number for candidate in found if candidate.number is not None})
@@ -128,11 +124,6 @@ def _numbered(found: list[Candidate], layer: int, config: Mapping[str, object] |
         )
         raise LayerError(f"layer {bounded(str(layer), 20)} is out of range; the checkpoint has {span}")
     return matching
-
-
-def _depth(config: Mapping[str, object] | None) -> int:
-    depth = (config or {}).get("num_hidden_layers")
-    return depth if isinstance(depth, int) and 1 <= depth <= MAX_DEPTH else 1
 
 
 def _check_model(config: Mapping[str, object] | None) -> None:
@@ -170,7 +161,7 @@ def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shape
     """Return the shape of each canonical tensor, from the present parts; raise LayerError if a part's shape is wrong."""
     shapes: Shapes = {}
     for key, names in present.items():
-        shape = source.shape(chosen.prefix + key)
+        shape = source.entries[chosen.prefix + key].shape
         found = f"{quoted(chosen.prefix + key)} has the shape {shape_text(shape)}"
         is_weight, is_bias_kv = names[0].endswith(".weight"), names[0].startswith("bias_")
         if is_bias_kv:
@@ -270,7 +261,7 @@ def _scale(chosen: Candidate, config: Mapping[str, object] | None, head_width: i
 def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for key, names in present.items():
-        whole = source.tensor(chosen.prefix + key)
+        whole = source.entries[chosen.prefix + key].read()
         if names[0].startswith("bias_"):
             whole = whole.flatten()
         if chosen.family.transposed and names[0].endswith(".weight"):
@@ -279,10 +270,3 @@ def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.
         parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(len(names))]
         tensors |= dict(zip(names, parts, strict=True))
     return tensors
-
-
-def _source_text(source: Source, chosen: Candidate) -> str:
-    """Return the text that identifies the layer in its source: no directory, only printable characters."""
-    words = (source.label, chosen.module.rstrip("."), f"({chosen.family.name})")
-    text = " ".join(word for word in words if word)
-    return bounded("".join(char if char.isprintable() else "?" for char in text), MAX_SOURCE)

@@ -55,7 +55,7 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
     for role, given in key_map.items():
         key = given.replace(COMPILED, "")
         if key not in source.entries:
-            weights = (known for known in source.keys() if len(source.shape(known)) == 2)  # noqa: PLR2004, SIM118
+            weights = (known for known, entry in source.entries.items() if len(entry.shape) == 2)  # noqa: PLR2004
             near = difflib.get_close_matches(key[:500], itertools.islice(weights, 10_000), n=1, cutoff=0)
             raise LayerError(f"it has no key {quoted(key)} (--map {role}); the nearest is {listed(near)}")
         parts[key] = QKV_WEIGHT if role == "qkv" else (f"{role}.weight",)
@@ -66,7 +66,9 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
     rotary = [key for key in source.entries if key.startswith(prefix) and ROTARY_KEYS.search(key)]
     if rotary := rotary or [key for key in parts if ROTARY_NAMES.search(key) and source.config is None]:
         raise LayerError(f"{listed(rotary)}: names of a rotary model; {ROTARY}")
-    is_transposed = any(has_stacked_columns(source.shape(key)) for key, names in parts.items() if names == QKV_WEIGHT)
+    is_transposed = any(
+        has_stacked_columns(source.entries[key].shape) for key, names in parts.items() if names == QKV_WEIGHT
+    )
     below = {key.removeprefix(prefix): names for key, names in parts.items()}
     return Candidate(
         Family(name="mapped", parts=below, anchors=(), ignored=("",), equal=(), transposed=is_transposed), prefix
@@ -75,20 +77,17 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
 
 def unknown_family_text(source: Source) -> str:
     """Return the error text for a source of no known family: how to name the keys, and some of the keys that it has."""
-    keys = source.keys()
+    keys = list(source.entries)
     likely = [key for key in keys if "att" in key.lower()] or keys
     sample = likely[:: max(1, len(likely) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
-    rotary = f"{ROTARY}, and its names look like one" if _looks_rotary(source) else ROTARY
+    rotary = f"{ROTARY}, and its names look like one" if any(_looks_rotary(key, source) for key in keys) else ROTARY
     return (
         f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H; "
         f"{rotary}; found keys like {listed(sample)}"
     )
 
 
-def _looks_rotary(source: Source) -> bool:
-    """Return whether keys are named as in rotary models, or a key projection is narrower than its query's."""
-    pairs = [(key, key.replace("q_proj", "k_proj")) for key in source.entries]
-    return any(
-        ROTARY_NAMES.search(key) or (other in source.entries and source.shape(other)[:1] < source.shape(key)[:1])
-        for key, other in pairs
-    )
+def _looks_rotary(key: str, source: Source) -> bool:
+    """Return whether a key is named as in rotary models, or its key projection is narrower than its query's."""
+    projected = source.entries.get(key.replace("q_proj", "k_proj"), source.entries[key])
+    return ROTARY_NAMES.search(key) is not None or projected.shape[:1] < source.entries[key].shape[:1]

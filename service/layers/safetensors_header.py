@@ -10,10 +10,11 @@ integers. Messages repeat nothing of the text; they show names only through `lab
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import orjson
 
@@ -28,21 +29,11 @@ class _RefusedJsonError(ValueError):
 
 def parse_object(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
     """Return the object in `raw`; raise `failure` with a sentence that begins with `what`."""
-    found = _parse_canonical(raw)
-    return _parse_strictly(raw, what, failure) if found is None else found
-
-
-def _parse_canonical(raw: bytes | bytearray) -> dict[str, object] | None:
-    """Return the object by the fast path: text that serialises to the same bytes has no duplicate key or other refused part."""
-    try:
+    # The fast path: text that serialises to the same bytes has no duplicate key or other refused part.
+    with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper than it writes
         value = orjson.loads(raw)
-        is_canonical = orjson.dumps(value) == raw.rstrip(b" ")
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper than it writes
-        return None
-    return value if is_canonical and isinstance(value, dict) else None
-
-
-def _parse_strictly(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
+        if orjson.dumps(value) == raw.rstrip(b" ") and isinstance(value, dict):
+            return value
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
     except _RefusedJsonError as error:
@@ -63,27 +54,22 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _no_constant(_: str) -> float:
-    raise _RefusedJsonError("has a number that is not finite")
-
-
 def _finite(digits: str) -> float:
     number = float(digits)
-    return _no_constant(digits) if math.isinf(number) else number
-
-
-def _small_integer(digits: str) -> int:
-    number = int(digits) if len(digits) <= len(str(_MIN_INTEGER)) else _MAX_INTEGER + 1
-    if not _MIN_INTEGER <= number <= _MAX_INTEGER:
-        raise _RefusedJsonError("has an integer that is too large")
+    if not math.isfinite(number):
+        raise _RefusedJsonError("has a number that is not finite")
     return number
 
 
+def _small_integer(digits: str) -> int:
+    if len(digits) > len(str(_MIN_INTEGER)) or not _MIN_INTEGER <= int(digits) <= _MAX_INTEGER:
+        raise _RefusedJsonError("has an integer that is too large")
+    return int(digits)
+
+
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_small_integer
+    object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_small_integer
 )
-
-
 LENGTH_BYTES = 8
 MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
 # Every dtype of the format, because the sizes of tensors that are not read must be right as well.
@@ -98,8 +84,7 @@ BITS = {
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """Position of one tensor: bytes `begin` to `end` of the whole file or body."""
 
     dtype: str
@@ -108,14 +93,12 @@ class TensorEntry:
     end: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HeaderReader:
+class HeaderReader(NamedTuple):
     """Reads headers of `what` ("the file", "the body"); raises `failure` for every fault."""
 
     what: str
@@ -141,22 +124,23 @@ class HeaderReader:
         if not raw.startswith(b"{"):
             raise self.failure(f"{self.what}'s header must be a JSON object: not safetensors")
         fields = parse_object(raw, f"{self.what}'s header", self.failure)
-        metadata = self._metadata(fields.pop("__metadata__", {}))
-        start = LENGTH_BYTES + len(raw)
-        tensors = {name: self._entry(name, value, start) for name, value in fields.items()}
-        self._check_layout(tensors, start, size)
-        return Header(tensors, metadata)
-
-    def _metadata(self, value: object) -> dict[str, str]:
-        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        metadata = fields.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise self.failure("the header's __metadata__ must map names to strings")
-        return value
+        position = start = LENGTH_BYTES + len(raw)
+        tensors = {name: self._entry(name, value, start) for name, value in fields.items()}
+        for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if entry.begin != position:
+                raise self.failure(f"{self.what} has a hole or an overlap before {self.label(name)}")
+            position = entry.end
+        if position != size:
+            raise self.failure(f"the tensors end at byte {position} of {self.what}, which has {size} bytes")
+        return Header(tensors, metadata)
 
     def _entry(self, name: str, value: object, start: int) -> TensorEntry:
         if not isinstance(value, dict) or value.keys() != _KEYS:
-            raise self.failure(
-                f"{self.label(name)} must have dtype, shape and data_offsets in the header and nothing else"
-            )
+            words = "must have dtype, shape and data_offsets in the header and nothing else"
+            raise self.failure(f"{self.label(name)} {words}")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or dtype not in BITS:
             raise self.failure(f"{self.label(name)} has a dtype unknown to safetensors")
@@ -166,19 +150,9 @@ class HeaderReader:
             raise self.failure(f"{self.label(name)} has {len(shape)} axes, expected at most {MAX_RANK}")
         begin, end = offsets
         if math.prod(shape) * BITS[dtype] != 8 * (end - begin):
-            raise self.failure(
-                f"{self.label(name)} spans {end - begin} bytes, which does not match its shape and dtype"
-            )
+            words = f"spans {end - begin} bytes, which does not match its shape and dtype"
+            raise self.failure(f"{self.label(name)} {words}")
         return TensorEntry(dtype, tuple(shape), start + begin, start + end)
-
-    def _check_layout(self, tensors: Mapping[str, TensorEntry], start: int, size: int) -> None:
-        position = start
-        for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-            if entry.begin != position:
-                raise self.failure(f"{self.what} has a hole or an overlap before {self.label(name)}")
-            position = entry.end
-        if position != size:
-            raise self.failure(f"the tensors end at byte {position} of {self.what}, which has {size} bytes")
 
 
 def _are_counts(value: object) -> bool:

@@ -16,7 +16,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ COMPILED = "_orig_mod."
 # Hugging Face's names of a whole model: the config.json beside such a file belongs to it.
 MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 ZIP_MAGIC = b"PK\x03\x04"
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,21 +46,12 @@ class Entry:
 class Source:
     """A checkpoint; `label` is the name of its file or directory, `config` the config.json or the `model_args` that it has.
 
-    Keys are without torch.compile's `_orig_mod.`.
+    Keys are sorted, and without torch.compile's `_orig_mod.`.
     """
 
     label: str
     config: Mapping[str, object] | None
     entries: Mapping[str, Entry]
-
-    def keys(self) -> list[str]:
-        return sorted(self.entries)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.entries[key].shape
-
-    def tensor(self, key: str) -> torch.Tensor:
-        return self.entries[key].read()
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -70,19 +61,16 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     with about(f"source {quoted(label)}"):
         try:
             if where.is_dir():
-                return Source(label, _config(where), _uncompiled(_directory_entries(where)))
-            entries, config = _file_entries(where)
-            if where.name in MODEL_FILES:
-                config = _config(where.parent) or config
-            return Source(label, config, _uncompiled(entries))
+                config, entries = _config(where), _directory_entries(where)
+            else:
+                entries, config = _file_entries(where)
+                if where.name in MODEL_FILES:
+                    config = _config(where.parent) or config
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
-
-
-def _uncompiled(entries: dict[str, Entry]) -> dict[str, Entry]:
-    """Return the entries under their names without COMPILED, or as they are if two of them would then have one name."""
     renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
-    return renamed if len(renamed) == len(entries) else entries
+    # The names are kept if two of them would become one.
+    return Source(label, config, dict(sorted((renamed if len(renamed) == len(entries) else entries).items())))
 
 
 def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
@@ -93,9 +81,7 @@ def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | Non
     if suffix == ".npz":
         return _npz_entries(path), None
     if suffix in TORCH_SUFFIXES:
-        loaded = _load_torch(path)
-        model_args = loaded.get("model_args") if isinstance(loaded, dict) else None
-        return _torch_entries(loaded), model_args if isinstance(model_args, dict) else None
+        return _torch_entries(path)
     open_regular(path).close()
     raise LayerError(f"a source must be a directory or end in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}")
 
@@ -110,21 +96,21 @@ def _directory_entries(directory: Path) -> dict[str, Entry]:
     if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
         return _joined_entries(found)
     if (directory / "pytorch_model.bin").exists():
-        return _torch_entries(_load_torch(directory / "pytorch_model.bin"))
+        return _torch_entries(directory / "pytorch_model.bin")[0]
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
 def _config(directory: Path) -> dict[str, object] | None:
     path = directory / "config.json"
-    return parse_object(_read_json(path), "config.json", LayerError) if path.exists() else None
+    return _read_object(path) if path.exists() else None
 
 
-def _read_json(path: Path) -> bytes:
+def _read_object(path: Path) -> dict[str, object]:
     with about(path.name), open_regular(path) as file:
         raw = file.read(MAX_JSON_BYTES + 1) or b""
     if len(raw) > MAX_JSON_BYTES:
         raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
-    return raw
+    return parse_object(raw, path.name, LayerError)
 
 
 def _safetensors_entries(path: Path) -> dict[str, Entry]:
@@ -150,19 +136,19 @@ def _joined_entries(paths: list[Path]) -> dict[str, Entry]:
 
 
 def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
-    weight_map = parse_object(_read_json(index), index.name, LayerError).get("weight_map")
+    weight_map = _read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LayerError(f"{index.name} has no weight_map")
-    if outside := [key for key, shard in weight_map.items() if not _is_shard_name(shard)]:
+
+    def is_shard(name: object) -> bool:
+        return isinstance(name, str) and "\0" not in name and name == Path(name).name and name.endswith(".safetensors")
+
+    if outside := [key for key, shard in weight_map.items() if not is_shard(shard)]:
         raise LayerError(f"{index.name} maps {listed(outside)} to no .safetensors file of the directory")
     joined = _joined_entries([directory / shard for shard in sorted(set(weight_map.values()))])
     if missing := sorted(weight_map.keys() - joined.keys()):
         raise LayerError(f"no shard has {listed(missing)}, which {index.name} lists")
     return joined
-
-
-def _is_shard_name(name: object) -> bool:
-    return isinstance(name, str) and "\0" not in name and name == Path(name).name and name.endswith(".safetensors")
 
 
 @contextlib.contextmanager
@@ -185,16 +171,9 @@ def _npz_entries(path: Path) -> dict[str, Entry]:
             if key == member or key in entries:
                 raise LayerError(f"the archive holds {quoted(member)}, which is not an array or is there twice")
             with archive.open(member) as stream, _translated(f"{quoted(key)} is not a plain array"):
-                shape = _npy_shape(stream)
+                shape = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)[0]
             entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
     return entries
-
-
-def _npy_shape(stream: IO[bytes]) -> tuple[int, ...]:
-    version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape: tuple[int, ...] = readers[version](stream)[0]
-    return shape
 
 
 def _read_npz(path: Path, member: str) -> torch.Tensor:
@@ -211,7 +190,8 @@ def _read_npz(path: Path, member: str) -> torch.Tensor:
         return torch.from_numpy(native)
 
 
-def _load_torch(path: Path) -> object:
+def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+    """Return the tensors of a torch file, and nanoGPT's `model_args` if it has them."""
     with open_regular(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
@@ -219,12 +199,10 @@ def _load_torch(path: Path) -> object:
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be memory-mapped; then an import reads one layer.
         loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    return loaded
-
-
-def _torch_entries(loaded: object) -> dict[str, Entry]:
+    model_args = loaded.get("model_args") if isinstance(loaded, dict) else None
     tensors = _state_dict(loaded)
-    return {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
+    entries = {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
+    return entries, model_args if isinstance(model_args, dict) else None
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:

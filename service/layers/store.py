@@ -55,8 +55,7 @@ class Store:
         with about(f'layer "{name}"'):
             try:
                 with open_regular(self._path_within(name), follow_links=False) as file:
-                    self._check_size(os.fstat(file.fileno()).st_size)
-                    return _decode(name, file)
+                    return _decode(name, file, self.max_bytes)
             except LayerError:
                 raise
             except Exception as error:  # a lack of memory or descriptors raises many types
@@ -69,7 +68,10 @@ class Store:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             try:
-                _write_synced(temporary, _encode(layer))
+                with temporary.open("xb") as file:
+                    file.write(_encode(layer))
+                    file.flush()
+                    os.fsync(file.fileno())
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -77,10 +79,6 @@ class Store:
         except OSError as error:
             raise LayerError(f'layer "{layer.name}": the layer directory cannot be written') from error
         return path
-
-    def _check_size(self, size: int) -> None:
-        if self.max_bytes is not None and size > self.max_bytes:
-            raise LayerError(f"the file has {size} bytes, the limit is {self.max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
 
     def _path_within(self, name: str) -> str:
         """Return the real path. Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
@@ -112,7 +110,10 @@ def _encode(layer: StoredLayer) -> bytes:
     return safetensors.torch.save(unshared, metadata={"spec": text})
 
 
-def _decode(name: str, file: io.FileIO) -> StoredLayer:
+def _decode(name: str, file: io.FileIO, max_bytes: int | None) -> StoredLayer:
+    size = os.fstat(file.fileno()).st_size
+    if max_bytes is not None and size > max_bytes:
+        raise LayerError(f"the file has {size} bytes, the limit is {max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
     header = read_header(file, max_bytes=MAX_HEADER_BYTES)
     if header.metadata.keys() != {"spec"}:
         raise LayerError("not a stored layer: the file's metadata must have the one key spec; import the file first")
@@ -120,28 +121,18 @@ def _decode(name: str, file: io.FileIO) -> StoredLayer:
     version = fields.pop("format_version", None)
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise LayerError(f"this release reads layers of format_version {FORMAT_VERSION} only")
-    source, family, recorded = (_text(fields, field) for field in ("source", "family", "digest"))
+    texts: dict[str, str] = {}
+    for field in ("source", "family", "digest"):
+        if not isinstance(text := fields.pop(field, None), str):
+            raise LayerError(f"the layer's spec has no {field}")
+        texts[field] = text
     spec = LayerSpec.from_json(fields)
     check_shapes(spec, {key: entry.shape for key, entry in header.tensors.items()})
     tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items()}
-    layer = StoredLayer(name, spec, tensors, source, family)
-    if layer.digest != recorded:
+    layer = StoredLayer(name, spec, tensors, texts["source"], texts["family"])
+    if layer.digest != texts["digest"]:
         raise LayerError("the recorded digest does not match the tensors and the spec: the file was changed")
     return layer
-
-
-def _text(fields: dict[str, object], field: str) -> str:
-    value = fields.pop(field, None)
-    if not isinstance(value, str):
-        raise LayerError(f"the layer's spec has no {field}")
-    return value
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_directory(directory: Path) -> None:

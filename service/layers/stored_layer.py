@@ -48,7 +48,14 @@ class StoredLayer:
         if NAME.fullmatch(self.family) is None:
             raise LayerError("the family must be 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
-        _check_values(self.tensors)
+        for name, tensor in self.tensors.items():
+            if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type != "cpu":
+                raise LayerError(f"{quoted(name)} must be a dense CPU tensor of {', '.join(DTYPES)}")
+            if not torch.isfinite(tensor).all():
+                raise LayerError(f"{quoted(name)} holds NaN or infinity")
+        found = sorted({DTYPE_NAMES[tensor.dtype] for tensor in self.tensors.values()})
+        if len(found) > 1:
+            raise LayerError(f"the tensors mix the dtypes {', '.join(found)}; a layer has one")
         object.__setattr__(self, "digest", digest(self.spec, self.tensors))
 
     @property
@@ -90,14 +97,3 @@ def digest(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> str:
     for name in names:
         seen.update(tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return f"sha256:{seen.hexdigest()}"
-
-
-def _check_values(tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise LayerError(f"{quoted(name)} must be a dense CPU tensor of {', '.join(DTYPES)}")
-        if not torch.isfinite(tensor).all():
-            raise LayerError(f"{quoted(name)} holds NaN or infinity")
-    found = sorted({DTYPE_NAMES[tensor.dtype] for tensor in tensors.values()})
-    if len(found) > 1:
-        raise LayerError(f"the tensors mix the dtypes {', '.join(found)}; a layer has one")

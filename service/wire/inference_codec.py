@@ -115,8 +115,7 @@ def read_inference(
         tensors[entry.name], rest = _tensor(entry, rest, model)
     if len(rest):
         raise BadBinary(f"{len(rest)} bytes after the JSON belong to no input")
-    outputs = _wanted_outputs(request.outputs, parameters, model)
-    _check_json_form(request.inputs, outputs)
+    outputs = _wanted_outputs(request, parameters, model)
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     mask_params = tuple(f"/{name}" for name in MASKS if name in tensors)
     return _document(tensors, parameters, outputs, model), mask_params, WantedAnswer(request.id, outputs, timeout_s)
@@ -148,19 +147,19 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
 
 def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str, object], memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
-    name, shape = entry.name, entry.shape
+    name, shape, param = entry.name, entry.shape, f"/{entry.name}"
     datatypes, axes = _DATATYPES.get(name, _FLOATS), model.axes.get(name)
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == ("BOOL",) and entry.datatype in _FLOATS else ""
         words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
-        raise BadDtype(words, param=f"/{name}/datatype")
+        raise BadDtype(words, param=f"{param}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:
-        raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=f"/{name}")
+        raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=param)
     # An empty mask is refused later, with the shapes that it may have.
     if min(shape, default=1) < (0 if name in MASKS else 1):
-        raise BadShape(f"the shape of {name} must be whole numbers of at least 1", param=f"/{name}")
+        raise BadShape(f"the shape of {name} must be whole numbers of at least 1", param=param)
     if (num_values := math.prod(shape)) > MAX_VALUES:
-        raise too_many_values(name, num_values, f"/{name}")
+        raise too_many_values(name, num_values, param)
     dtype = BY_INFERENCE[entry.datatype]
     size = _binary_size(entry)
     if size is None:
@@ -175,14 +174,14 @@ def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str
 
 def _binary_size(entry: InferInput) -> int | None:
     """Return the announced number of bytes; None if the values are in the JSON."""
-    parameters = entry.parameters or {}
+    name, parameters = entry.name, entry.parameters or {}
     if not _SHARED_MEMORY.isdisjoint(parameters):
-        raise InvalidInput(f"{entry.name} is in shared memory, which is not supported", param=f"/{entry.name}")
+        raise InvalidInput(f"{name} is in shared memory, which is not supported", param=f"/{name}")
     size = parameters.get("binary_data_size")
     if (size is None) == (entry.data is None):
-        raise InvalidInput(f"{entry.name} must have either data or binary_data_size", param=f"/{entry.name}")
+        raise InvalidInput(f"{name} must have either data or binary_data_size", param=f"/{name}")
     if size is not None and (type(size) is not int or not 0 <= size < 2**63):
-        raise InvalidInput(f"binary_data_size of {entry.name} must be a number of bytes", param=f"/{entry.name}")
+        raise InvalidInput(f"binary_data_size of {name} must be a number of bytes", param=f"/{name}")
     return size
 
 
@@ -206,15 +205,24 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 
 
-def _wanted_outputs(wanted: list[InferOutput] | None, parameters: InferParameters, model: Model) -> dict[str, bool]:
-    """Return {output: is binary} in the requested order. The `binary_data` of an output overrides the request's."""
+def _wanted_outputs(request: InferRequest, parameters: InferParameters, model: Model) -> dict[str, bool]:
+    """Return {output: is binary} in the requested order. The `binary_data` of an output overrides the request's.
+
+    Raises BadDtype if an output is requested as JSON and the dtype that it takes from its input has no JSON form.
+    """
     default = parameters.binary_data_output or False
-    if not wanted:
+    if request.outputs:
+        _check_names([output.name for output in request.outputs], model.outputs, "output", "/outputs")
+        outputs = {output.name: _is_binary(output, default) for output in request.outputs}
+    else:
         # The parameter that asks for present_key and present_value is `present`.
         asked = [name for name in model.outputs[1:] if getattr(parameters, name.partition("_")[0], None)]
-        return dict.fromkeys(("output", *asked), default)
-    _check_names([output.name for output in wanted], model.outputs, "output", "/outputs")
-    return {output.name: _is_binary(output, default) for output in wanted}
+        outputs = dict.fromkeys(("output", *asked), default)
+    sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
+    for entry in request.inputs:
+        if entry.name in sources and entry.datatype in _WITHOUT_JSON:
+            raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
+    return outputs
 
 
 def _is_binary(output: InferOutput, default: bool) -> bool:
@@ -225,14 +233,6 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
     if not isinstance(flag, bool):
         raise InvalidInput("binary_data must be true or false", param="/outputs")
     return flag
-
-
-def _check_json_form(inputs: list[InferInput], outputs: dict[str, bool]) -> None:
-    """Raise BadDtype if an output is requested as JSON and the dtype that it takes from its input has no JSON form."""
-    sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
-    for entry in inputs:
-        if entry.name in sources and entry.datatype in _WITHOUT_JSON:
-            raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
 
 
 def _document(
@@ -291,15 +291,8 @@ def _json(facts: AnswerFacts, wanted: WantedAnswer, tensors: dict[str, torch.Ten
         yield orjson.dumps(fields)[:-1] + b',"data":'
         yield from write_tensor(tensor.reshape(-1), TensorForm.NESTED)
         yield b"}"
-    yield b'],"parameters":' + orjson.dumps(_scalars(facts)) + b"}"
-
-
-def _scalars(facts: AnswerFacts) -> dict[str, str | int | float]:
     found = facts.to_json()
-    digest = {} if facts.digest is None else {"layer_digest": facts.digest}
-    return {
-        "masked_rows": found["masked_rows"],
-        **digest,
-        **{f"batch_{name}": count for name, count in found["batch"].items()},
-        **{f"{phase}_ms": ms for phase, ms in found["timing_ms"].items()},
-    }
+    scalars = {"masked_rows": found["masked_rows"]} | ({} if facts.digest is None else {"layer_digest": facts.digest})
+    scalars |= {f"batch_{name}": count for name, count in found["batch"].items()}
+    scalars |= {f"{phase}_ms": ms for phase, ms in found["timing_ms"].items()}
+    yield b'],"parameters":' + orjson.dumps(scalars) + b"}"

@@ -8,6 +8,7 @@ from service.attention.spec import PROJECTIONS
 from service.layers.families import FAMILIES, FAMILY_NAMES, Candidate, find_candidates
 
 BERT = next(family for family in FAMILIES if family.name == "bert")
+STACKED = (8, 24)  # the shape that GPT-2's fused projection must have
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -56,7 +57,7 @@ def test_the_table_has_the_families_of_the_articles_and_of_the_field():
 )
 def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
     """Among other keys, by one query, key or value weight."""
-    found = find_candidates([key, "embeddings.weight", "lm_head.bias"])
+    found = find_candidates(dict.fromkeys([key, "embeddings.weight", "lm_head.bias"], STACKED))
     assert [(candidate.family.name, candidate.prefix) for candidate in found] == [(family, prefix)]
 
 
@@ -79,14 +80,14 @@ def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
 )
 def test_names_that_only_resemble_a_family_are_unknown(key):
     """GPT-2's cross-attention, Llama, T5, timm, GGUF and accidents."""
-    assert find_candidates([key]) == []
+    assert find_candidates({key: STACKED}) == []
 
 
 def test_w_o_distinguishes_several_heads_from_one():
-    names = {"a.W_q", "a.W_k", "a.W_v"}
+    names = dict.fromkeys(["a.W_q", "a.W_k", "a.W_v"], (8, 8))
     assert [found.family.name for found in find_candidates(names)] == ["single-head"]
-    assert [found.family.name for found in find_candidates(names | {"a.W_o"})] == ["numpy"]
-    assert [found.family.name for found in find_candidates(names | {"b.W_o"})] == ["single-head"]
+    assert [found.family.name for found in find_candidates(names | {"a.W_o": (8, 8)})] == ["numpy"]
+    assert [found.family.name for found in find_candidates(names | {"b.W_o": (8, 8)})] == ["single-head"]
     assert find_candidates(names, "numpy") == []
 
 
@@ -95,16 +96,16 @@ def test_w_o_distinguishes_several_heads_from_one():
 )
 def test_the_shape_of_c_attn_distinguishes_conv1d_from_linear(shape, family):
     """Any other shape counts as nanogpt's, whose checks refuse it by name."""
-    found = find_candidates(["a.c_attn.weight"], shapes={"a.c_attn.weight": shape})
+    found = find_candidates({"a.c_attn.weight": shape})
     assert [candidate.family.name for candidate in found] == [family]
     for odd in ((8, 8), (24,), (24, 24)):
-        assert find_candidates(["c_attn.weight"], shapes={"c_attn.weight": odd})[0].family.name == "nanogpt"
+        assert find_candidates({"c_attn.weight": odd})[0].family.name == "nanogpt"
 
 
 def test_candidates_come_in_the_order_of_their_numbers():
     """2 before 10; a prefix is one candidate however many of its keys are seen."""
     keys = [f"l.layer.{i}.attention.self.{name}.weight" for i in (10, 2, 0) for name in PROJECTIONS[:3]]
-    assert [found.number for found in find_candidates(keys)] == [0, 2, 10]
+    assert [found.number for found in find_candidates(dict.fromkeys(keys, (8, 8)))] == [0, 2, 10]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from service.layers.source import Entry, Source
 
 def source(*prefixes: str, name: str = "in_proj_weight", config: dict[str, object] | None = None) -> Source:
     entry = Entry((24, 8), lambda: torch.zeros(24, 8))
-    return Source("x", config, dict.fromkeys((f"{prefix}{name}" for prefix in prefixes), entry))
+    return Source("x", config, dict.fromkeys(sorted(f"{prefix}{name}" for prefix in prefixes), entry))
 
 
 STACKS = ("encoder.0.attn.", "encoder.1.attn.", "decoder.0.attn.", "decoder.0.cross.", "decoder.10.attn.", "head.")

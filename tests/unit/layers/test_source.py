@@ -42,10 +42,10 @@ def test_every_kind_of_file_gives_the_same_names_shapes_and_bits(tmp_path, name)
     source = open_source(path)
     assert source.label == name
     assert source.config is None
-    assert source.keys() == sorted(TENSORS)
+    assert list(source.entries) == sorted(TENSORS)
     for key, value in TENSORS.items():
-        assert source.shape(key) == tuple(value.shape)
-        tensor = source.tensor(key)
+        assert source.entries[key].shape == tuple(value.shape)
+        tensor = source.entries[key].read()
         assert type(tensor) is torch.Tensor
         assert not tensor.requires_grad
         assert tensor.dtype == value.dtype
@@ -64,21 +64,21 @@ def test_an_npz_gives_its_arrays(tmp_path):
         count=np.array(3),
     )
     source = open_source(path)
-    assert source.keys() == ["big", "count", "fortran", "half", "plain"]
-    assert {key: source.shape(key) for key in ("plain", "count")} == {"plain": (2, 3), "count": ()}
+    assert list(source.entries) == ["big", "count", "fortran", "half", "plain"]
+    assert {key: source.entries[key].shape for key in ("plain", "count")} == {"plain": (2, 3), "count": ()}
     dtypes = {"plain": torch.float64, "fortran": torch.float64, "big": torch.float32, "half": torch.float16}
     for key, dtype in dtypes.items():
-        tensor = source.tensor(key)
+        tensor = source.entries[key].read()
         assert tensor.dtype == dtype
         assert tensor.is_contiguous()
         assert tensor.tolist() == plain.tolist()
     with pytest.raises(LayerError, match="'count' holds int64"):
-        source.tensor("count")
+        source.entries["count"].read()
 
 
 def test_a_compressed_npz_is_read_too(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", a=np.ones((2, 2), np.float32))
-    assert open_source(tmp_path / "x.npz").tensor("a").tolist() == [[1, 1], [1, 1]]
+    assert open_source(tmp_path / "x.npz").entries["a"].read().tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_directory_gives_its_config(tmp_path):
@@ -102,7 +102,7 @@ def test_shards_are_one_source(tmp_path):
     path = sharded(tmp_path / "d")
     for _ in range(2):
         source = open_source(path)
-        assert all(torch.equal(source.tensor(key), value) for key, value in TENSORS.items())
+        assert all(torch.equal(source.entries[key].read(), value) for key, value in TENSORS.items())
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
     save_safetensors(path / "again.safetensors", {"half": TENSORS["half"]})
     assert "more than one file of the directory has 'half'" in refused_source(path)
@@ -135,9 +135,9 @@ def test_a_directory_with_only_a_torch_file_is_read(tmp_path):
     """A safetensors file beside it wins."""
     (tmp_path / "d").mkdir()
     torch.save({"only.in.bin": random(2)}, tmp_path / "d" / "pytorch_model.bin")
-    assert open_source(tmp_path / "d").keys() == ["only.in.bin"]
+    assert list(open_source(tmp_path / "d").entries) == ["only.in.bin"]
     save_safetensors(tmp_path / "d" / "model.safetensors", TENSORS)
-    assert open_source(tmp_path / "d").keys() == sorted(TENSORS)
+    assert list(open_source(tmp_path / "d").entries) == sorted(TENSORS)
 
 
 def test_a_huggingface_cache_of_links_is_followed(tmp_path):
@@ -145,7 +145,7 @@ def test_a_huggingface_cache_of_links_is_followed(tmp_path):
     blob = save_safetensors(tmp_path / "blob.safetensors", TENSORS)
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "model.safetensors").symlink_to(blob)
-    assert open_source(tmp_path / "snapshot").keys() == sorted(TENSORS)
+    assert list(open_source(tmp_path / "snapshot").entries) == sorted(TENSORS)
 
 
 def test_only_the_bytes_of_the_requested_tensors_are_read(tmp_path):
@@ -159,7 +159,7 @@ def test_only_the_bytes_of_the_requested_tensors_are_read(tmp_path):
         file.seek(huge, os.SEEK_CUR)
         file.write(value.numpy().tobytes())
     before = read_bytes()
-    assert torch.equal(open_source(path).tensor("w"), value)
+    assert torch.equal(open_source(path).entries["w"].read(), value)
     assert read_bytes() - before < 64 * 1024
 
 
@@ -174,7 +174,7 @@ def test_a_torch_file_is_mapped_not_read(tmp_path):
     path = tmp_path / "x.pt"
     torch.save({"embeddings": torch.zeros(16 << 20), "w": random(2, 2)}, path)
     before = read_bytes()
-    tensor = open_source(path).tensor("w")
+    tensor = open_source(path).entries["w"].read()
     assert read_bytes() - before < 8 << 20
     assert "x.pt" not in Path("/proc/self/maps").read_text()
     assert torch.equal(tensor, random(2, 2))

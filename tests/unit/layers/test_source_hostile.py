@@ -71,7 +71,7 @@ def test_every_truncation_of_every_kind_is_refused(tmp_path):
         for size in range(0, len(whole), max(1, len(whole) // 60)):
             (tmp_path / name).write_bytes(whole[:size])
             with pytest.raises(LayerError):
-                open_source(tmp_path / name).tensor("a")
+                open_source(tmp_path / name).entries["a"].read()
 
 
 def test_pickled_code_is_refused_and_never_run(tmp_path):
@@ -82,7 +82,7 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
     assert "not a torch file of plain tensors" in refused_source(tmp_path / "x.pt")
     assert "not a torch file of plain tensors" in refused_source(tmp_path / "old.bin")
     with pytest.raises(LayerError, match="'a' cannot be read from the archive"):
-        open_source(tmp_path / "x.npz").tensor("a")
+        open_source(tmp_path / "x.npz").entries["a"].read()
 
 
 def test_a_whole_pickled_module_or_a_list_is_not_a_state_dict(tmp_path):
@@ -104,7 +104,7 @@ def test_unusual_tensors_are_refused_by_name(tmp_path):
     source = open_source(tmp_path / "x.pt")
     for key in odd:
         with pytest.raises(LayerError, match=f"'{key}' is not a dense tensor"):
-            source.tensor(key)
+            source.entries[key].read()
 
 
 def test_an_archive_with_unexpected_members_is_refused(tmp_path):
