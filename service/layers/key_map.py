@@ -61,7 +61,8 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
         parts[key] = QKV_WEIGHT if role == "qkv" else (f"{role}.weight",)
         before, has_weight, after = key.rpartition("weight")
         if has_weight and (bias := f"{before}bias{after}") in source.entries:
-            parts[bias] = QKV_BIAS if role == "qkv" else (f"{role}.bias",)
+            # A key that the map names is not taken as a bias, so that its shape is checked as a weight's.
+            parts.setdefault(bias, QKV_BIAS if role == "qkv" else (f"{role}.bias",))
     prefix = "".join(os.path.commonprefix(list(parts)).rpartition(".")[:2])  # noqa: RUF071 (letter by letter is meant)
     rotary = [key for key in source.entries if key.startswith(prefix) and ROTARY_KEYS.search(key)]
     if rotary := rotary or [key for key in parts if ROTARY_NAMES.search(key) and source.config is None]:

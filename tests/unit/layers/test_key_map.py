@@ -96,6 +96,16 @@ def test_shapes_that_do_not_fit_are_shown(tmp_path, width, heads):
     )
 
 
+@pytest.mark.parametrize("roles", [("query", "key", "value", "output"), ("key", "query", "value", "output")])
+def test_the_bias_of_a_key_is_no_weight_of_another_role(tmp_path, roles):
+    """Whichever of the two the map names first."""
+    path = save_safetensors(tmp_path / "x.safetensors", separate(12))
+    key_map = {**{role: SEPARATE[role] for role in roles}, "query": "enc.0.mix.b.bias"}
+    assert refused_import(path, heads=3, key_map=key_map).endswith(
+        "'enc.0.mix.b.bias' has the shape [12], expected two widths"
+    )
+
+
 def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
     path = save_safetensors(tmp_path / "x.safetensors", separate(12))
     choices: list[dict[str, object]] = [{"layer": 0}, {"prefix": "enc.0"}, {"family": "bert"}]
