@@ -39,6 +39,10 @@ def batch_limits(settings: Settings) -> BatchLimits:
 
 def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
     """Return the queue's limits; the engine stops a batch after `step_s`."""
+    if settings.standing_wait_ms is not None:
+        standing_wait_s = settings.standing_wait_ms / 1000
+    else:  # a capacity that is set bounds the queue
+        standing_wait_s = 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
     ceilings = CostCeilings(
         max_tokens=settings.max_request_tokens,
         max_cells=settings.max_request_cells,
@@ -49,17 +53,10 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
         max_bytes=settings.queue_bytes,
         max_cells=settings.queue_cells,
         max_wait_s=settings.max_wait_ms / 1000,
-        standing_wait_s=_standing_wait_s(settings),
+        standing_wait_s=standing_wait_s,
         max_cost=ceilings,
         compute=ComputeLimits(max_s=settings.stuck_s, inline_s=INLINE_S, step_s=step_s),
     )
-
-
-def _standing_wait_s(settings: Settings) -> float:
-    """Return the wait that is set; without one 0 if the capacity is set, because it bounds the queue, else the default."""
-    if settings.standing_wait_ms is not None:
-        return settings.standing_wait_ms / 1000
-    return 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
 
 
 def rate_limit(settings: Settings) -> Rate | None:

@@ -33,30 +33,23 @@ _WORDS = {"nan": b'"nan"', "inf": b'"inf"', "-inf": b'"-inf"'}
 
 
 def write_tensor(tensor: torch.Tensor, form: TensorForm) -> Iterator[bytes]:
-    """Yield the JSON of a CPU tensor in `form`."""
-    if form is TensorForm.NESTED:
-        yield from _nested(_as_array(tensor))
-        return
-    fields = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    yield orjson.dumps(fields)[:-1] + b',"data":'
-    if form is TensorForm.LIST:
-        yield from _nested(_as_array(tensor).reshape(-1))
-    else:
+    """Yield the JSON of a CPU tensor in `form`; as numbers, half precision widens to float32, which changes no value."""
+    is_object = form is not TensorForm.NESTED
+    if is_object:
+        fields = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        yield orjson.dumps(fields)[:-1] + b',"data":'
+    if form is TensorForm.BASE64:
         data = bytes_of(tensor)
         yield b'"'
         for start in range(0, len(data), PIECE_BYTES):
             yield pybase64.b64encode(data[start : start + PIECE_BYTES])
         yield b'"'
-    yield b"}"
-
-
-def _as_array(tensor: torch.Tensor) -> Array:
-    """Return the tensor in a dtype that NumPy has; half precision widens to float32, which changes no value."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.to(torch.float32)
-    array: Array = tensor.numpy()
-    return array
+    else:
+        tensor = tensor.detach().contiguous()
+        array = (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
+        yield from _nested(array.reshape(-1) if is_object else array)
+    if is_object:
+        yield b"}"
 
 
 def _nested(array: Array) -> Iterator[bytes]:
@@ -144,24 +137,19 @@ def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: Tenso
     yield b'{"output":'
     yield from write_tensor(tensors["output"], form)
     yield b',"weights":'
-    yield from _weights(tensors, form)
+    if "weights" in tensors:
+        yield from write_tensor(tensors["weights"], form)
+    elif "weights.values" in tensors:
+        opening = b"{"
+        for name in TOP_K:
+            yield opening + f'"{name}":'.encode()
+            yield from write_tensor(tensors[f"weights.{name}"], form)
+            opening = b","
+        yield b"}"
+    else:
+        yield b"null"
     for name in EXTRAS:
         if name in tensors:
             yield b',"' + name.encode() + b'":'
             yield from write_tensor(tensors[name], form)
     yield b"," + orjson.dumps(facts.to_json())[1:]
-
-
-def _weights(tensors: dict[str, torch.Tensor], form: TensorForm) -> Iterator[bytes]:
-    if "weights" in tensors:
-        yield from write_tensor(tensors["weights"], form)
-        return
-    if "weights.values" not in tensors:
-        yield b"null"
-        return
-    opening = b"{"
-    for name in TOP_K:
-        yield opening + f'"{name}":'.encode()
-        yield from write_tensor(tensors[f"weights.{name}"], form)
-        opening = b","
-    yield b"}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from service.wire.mask_kinds import Axes
+from service.wire.schemas import StrictModel
 
 VERSION = "1"
 """The only version of a layer as a model."""
@@ -29,10 +30,8 @@ def _as_text(value: str) -> str:
 Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
 
 
-class InferParameters(BaseModel):
+class InferParameters(StrictModel):
     """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     causal: Causal | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
     attend_mask_axes: MaskAxes = None
@@ -65,19 +64,15 @@ class AttentionParameters(InferParameters):
     present: bool | None = Field(default=None, description="return present_key and present_value")
 
 
-class InferOutput(BaseModel):
+class InferOutput(StrictModel, extra="ignore"):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
     parameters: dict[str, Any] | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
-class InferInput(BaseModel):
+class InferInput(StrictModel, extra="ignore"):
     """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
     parameters: dict[str, Any] | None = Field(
@@ -88,10 +83,8 @@ class InferInput(BaseModel):
     data: Any = Field(default=None, description="nested or flat; default: bytes")
 
 
-class InferRequest(BaseModel):
+class InferRequest(StrictModel, extra="ignore"):
     """The JSON of an inference request."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     id: Id = Field(default=None, description=f"repeated in the answer, at most {MAX_ID} characters; default: none")
     parameters: InferParameters | None = Field(default=None, description="change the answer; default: none")

@@ -9,6 +9,7 @@ duplicate keys, of limited depth, with an object at the top. Syntax errors come 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import math
 import re
@@ -332,13 +333,9 @@ class _Reader:
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others; `is_whole`: the first has neither fraction nor exponent."""
     for kind, dtype in _KINDS.items():
-        if kind != "d" and not is_whole:
-            continue
-        try:
-            values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype)
-        except (ValueError, TypeError, RuntimeError):  # elements are not numbers, or not all of this kind
-            continue
-        if len(values) != math.prod(shape):
-            return None
-        return NumberList(values.astype(np.float64, copy=False), shape, kind != "d")
+        # Elements that are not numbers, or not all of this kind, raise.
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):
+            if kind == "d" or is_whole:
+                values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
+                return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
     return None

@@ -78,18 +78,16 @@ def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
         container: Any = document
         for step in path:
             container = container[step]
-        container[name] = _unpacked(part["numbers"], blobs[at : at + part["num_bytes"]])
+        data, about = blobs[at : at + part["num_bytes"]], part["numbers"]
         at += part["num_bytes"]
+        if about is None:
+            container[name] = str(data, "utf-8", "surrogatepass")
+            continue
+        about["shape"] = tuple(about["shape"])
+        if about["fault"] is not None:
+            about["fault"] = Fault(tuple(about["fault"]["index"]), about["fault"]["what"])
+        container[name] = NumberList(np.frombuffer(data), **about)
     return document
-
-
-def _unpacked(about: dict[str, Any] | None, data: memoryview) -> str | NumberList:
-    if about is None:
-        return str(data, "utf-8", "surrogatepass")
-    about["shape"] = tuple(about["shape"])
-    if about["fault"] is not None:
-        about["fault"] = Fault(tuple(about["fault"]["index"]), about["fault"]["what"])
-    return NumberList(np.frombuffer(data), **about)
 
 
 def _large(container: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str | int, ...]]]:

@@ -55,9 +55,8 @@ class Layout(NamedTuple):
         heads = self.num_heads if name == "query" else self.num_kv_heads
         if heads is not None:
             if tensor.shape[-1] % heads:
-                raise BadShape(
-                    f"{name} has {tensor.shape[-1]} features, which {heads} heads cannot share evenly", param=f"/{name}"
-                )
+                words = f"has {tensor.shape[-1]} features, which {heads} heads cannot share evenly"
+                raise BadShape(f"{name} {words}", param=f"/{name}")
             tensor = tensor.unflatten(-1, (heads, -1))
         tensor = tensor.permute([self.axes.index(axis) for axis in _AXES if axis in self.axes])
         return tensor[tuple(slice(None) if axis in self.axes else None for axis in _AXES)]
@@ -72,23 +71,15 @@ class Layout(NamedTuple):
     def of_answer(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the tensor of that name of an answer with the axes of this layout."""
         if name == "output":
-            return self.output(tensor)
+            kept = [axis for axis in _AXES if axis in self.axes]
+            output = tensor[tuple(slice(None) if axis in self.axes else 0 for axis in _AXES)]
+            output = output.permute([kept.index(axis) for axis in self.axes])
+            return output.flatten(-2) if self.is_packed else output
         # The mean over the heads, [B, L, S], has no axis of heads; present keys and values always have one.
         is_mean = name == "weights" and tensor.dim() == MEAN_RANK
-        return self.table(tensor, has_heads=not is_mean and not name.startswith("present"))
-
-    def output(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the output in this layout."""
-        kept = [axis for axis in _AXES if axis in self.axes]
-        found = outputs[tuple(slice(None) if axis in self.axes else 0 for axis in _AXES)]
-        found = found.permute([kept.index(axis) for axis in self.axes])
-        return found.flatten(-2) if self.is_packed else found
-
-    def table(self, table: torch.Tensor, *, has_heads: bool = True) -> torch.Tensor:
-        """Return weights, scores or lse, [B, H, …] or without heads [B, …], with the axes that this layout has."""
-        if has_heads and "h" not in self.axes:
-            table = table[:, 0]
-        return table if self.has_batch else table[0]
+        if "h" not in self.axes and not is_mean and not name.startswith("present"):
+            tensor = tensor[:, 0]
+        return tensor if self.has_batch else tensor[0]
 
 
 def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_heads: int | None) -> Layout:
@@ -98,12 +89,15 @@ def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_
     heads where the layout is not packed, or for a missing `num_heads` where it is.
     """
     if name == "packed":
-        return _packed(rank, num_heads, num_kv_heads)
+        if num_heads is None:
+            raise InvalidInput("num_heads is required with layout packed", param="/num_heads")
+        if rank not in _PACKED_AXES:
+            raise BadShape(f"query must be [L, H·d] or [B, L, H·d] with layout packed, got {rank} axes", param="/query")
+        return Layout(_PACKED_AXES[rank], num_heads, num_heads if num_kv_heads is None else num_kv_heads)
     for field, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
         if value is not None:
-            raise InvalidInput(
-                f'{field} belongs to layout "packed"; other layouts have an axis of heads', param=f"/{field}"
-            )
+            words = f'{field} belongs to layout "packed"; other layouts have an axis of heads'
+            raise InvalidInput(words, param=f"/{field}")
     if name is not None:
         return Layout(name)
     if rank == 3:  # noqa: PLR2004 (axes)
@@ -115,11 +109,3 @@ def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_
     if rank not in _DEFAULTS:
         raise BadShape(f"query must have 2 to 4 axes, got {rank}", param="/query")
     return Layout(_DEFAULTS[rank])
-
-
-def _packed(rank: int, num_heads: int | None, num_kv_heads: int | None) -> Layout:
-    if num_heads is None:
-        raise InvalidInput("num_heads is required with layout packed", param="/num_heads")
-    if rank not in _PACKED_AXES:
-        raise BadShape(f"query must be [L, H·d] or [B, L, H·d] with layout packed, got {rank} axes", param="/query")
-    return Layout(_PACKED_AXES[rank], num_heads, num_heads if num_kv_heads is None else num_kv_heads)

@@ -45,26 +45,28 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     """Return the document in `body`. Raises BadBinary if it is not a safetensors file, UnknownField for a tensor that belongs
     to no field, and the errors of `json_document.parse` for the JSON of the other fields.
     """
-    header = read_header(header_of(body), len(body))
+    header = read_header(body)
     if header.metadata.keys() - _METADATA:
         raise UnknownField("the header's __metadata__ may have only the key request")
-    document = _parse_request(header.metadata.get("request", "{}"), max_depth, max_numbers)
+    document: dict[str, object] = {}
+    if (text := header.metadata.get("request", "{}")) != "{}":
+        try:
+            document |= parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers)
+        except Malformed as error:
+            raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():
-        _add_tensor(document, name, _tensor(entry, view))
+        dtype, data = BY_SAFETENSORS.get(entry.dtype), view[entry.begin : entry.end]
+        _add_tensor(document, name, {"dtype": dtype and dtype.name, "shape": entry.shape, "data": data})
     return document
 
 
-def header_of(body: bytearray) -> bytes:
-    """Return the text of the header; raises BadBinary if there is none."""
+def read_header(body: bytearray) -> Header:
+    """Return the parsed header of `body`; raises BadBinary."""
     length = _READER.length(body, len(body))
-    return bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
-
-
-def read_header(text: bytes, size: int) -> Header:
-    """Return the parsed header of a body of `size` bytes; raises BadBinary."""
-    return (_remembered if len(text) <= MAX_REMEMBERED_BYTES else _READER.read)(text, size)
+    text = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
+    return (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(text, len(body))
 
 
 def _label(name: str) -> str:
@@ -77,20 +79,6 @@ _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
 _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 
-def _tensor(entry: TensorEntry, view: memoryview) -> dict[str, object]:
-    dtype = BY_SAFETENSORS.get(entry.dtype)
-    return {"dtype": dtype and dtype.name, "shape": entry.shape, "data": view[entry.begin : entry.end]}
-
-
-def _parse_request(text: str, max_depth: int, max_numbers: int) -> dict[str, object]:
-    if text == "{}":
-        return {}
-    try:
-        return dict(parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers))
-    except Malformed as error:
-        raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
-
-
 def _check_no_values(document: dict[str, object]) -> None:
     """Raise UnknownField for a field in the JSON that must be a tensor of the body: it could have two values otherwise."""
     for name in TENSORS:
@@ -99,9 +87,8 @@ def _check_no_values(document: dict[str, object]) -> None:
     masks = document.get("masks")
     for i, mask in enumerate(masks if isinstance(masks, list) else ()):
         if isinstance(mask, dict) and "values" in mask:
-            raise UnknownField(
-                f'the values of a mask must be the tensor "masks.{i}.values"', param=f"/masks/{i}/values"
-            )
+            words = f'the values of a mask must be the tensor "masks.{i}.values"'
+            raise UnknownField(words, param=f"/masks/{i}/values")
 
 
 def _add_tensor(document: dict[str, object], name: str, tensor: dict[str, object]) -> None:
@@ -166,12 +153,8 @@ class RequestTemplates:
         self._limits = limits
         self._max_json_depth = max_json_depth
         self._max_numbers = max_numbers
-        self._known: dict[tuple[str, str, bytes, int], RequestTemplate] = {}
-
-    @property
-    def num_known(self) -> int:
-        """The number of cached templates, at most NUM_REMEMBERED."""
-        return len(self._known)
+        self.known: dict[tuple[str, str, bytes, int], RequestTemplate] = {}
+        """At most NUM_REMEMBERED templates, by layer, its digest, and the body's header and length."""
 
     def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
         """Return the request for layer `name`; the `digest` identifies its spec.
@@ -181,18 +164,15 @@ class RequestTemplates:
         length = int.from_bytes(body[:LENGTH_BYTES], "little")
         start = bytes(body[: LENGTH_BYTES + min(length, MAX_REMEMBERED_BYTES)])
         key = (name, digest, start, len(body))
-        if (template := self._known.get(key)) is not None:
+        if (template := self.known.get(key)) is not None:
             return template.read(body)
         document = parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
         request = check_request(document, name, spec, self._limits)
         if request.call.mask is None and length <= MAX_REMEMBERED_BYTES:
-            if len(self._known) >= NUM_REMEMBERED:
-                self._known.clear()
-            self._known[key] = RequestTemplate.of(request, read_header(start[LENGTH_BYTES:], len(body)).tensors)
+            if len(self.known) >= NUM_REMEMBERED:
+                self.known.clear()
+            self.known[key] = RequestTemplate.of(request, read_header(body).tensors)
         return request
-
-
-_ALIGNMENT = 8
 
 
 def write_safetensors(tensors: dict[str, torch.Tensor], facts: AnswerFacts) -> list[bytes | memoryview]:
@@ -211,5 +191,5 @@ def write_safetensors(tensors: dict[str, torch.Tensor], facts: AnswerFacts) -> l
         parts.append(data)
         offset += len(data)
     text = orjson.dumps(header)
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return [len(text).to_bytes(8, "little") + text, *parts]
+    text += b" " * (-len(text) % LENGTH_BYTES)  # the tensors' bytes are aligned
+    return [len(text).to_bytes(LENGTH_BYTES, "little") + text, *parts]

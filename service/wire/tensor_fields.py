@@ -44,8 +44,7 @@ DTYPES = (
     Dtype("int32", torch.int32, "I32", "INT32", np.int32),
     Dtype("int64", torch.int64, "I64", "INT64", np.int64),
 )
-FLOATS = tuple(dtype for dtype in DTYPES if dtype.torch.is_floating_point)
-WHOLES = tuple(dtype for dtype in DTYPES if dtype.name in ("int32", "int64"))
+FLOATS, BOOL, WHOLES = DTYPES[:4], DTYPES[4], DTYPES[5:]
 BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
 BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES}
 BY_INFERENCE = {dtype.inference: dtype for dtype in DTYPES}
@@ -53,21 +52,17 @@ BY_INFERENCE = {dtype.inference: dtype for dtype in DTYPES}
 FLOATS_ARE_A_BIAS = 'a mask of floats is a "bias"'
 
 
-_FLOATS = {dtype.name: dtype.torch for dtype in FLOATS}
-_WHOLES = {dtype.name: dtype.torch for dtype in WHOLES}
-
-
 class TensorKind(enum.Enum):
     """The kinds of values that a field may hold: their words in error messages, their dtypes, and the dtype of nested lists."""
 
-    FLOAT = "a number", _FLOATS, torch.float32
-    BIAS = 'a number or "-inf"', _FLOATS, torch.float32
-    BOOL = f"true, false, 0 or 1 ({FLOATS_ARE_A_BIAS})", {"bool": torch.bool, **_WHOLES}, torch.bool
-    INT = "a whole number", _WHOLES, torch.int64
+    FLOAT = "a number", FLOATS, torch.float32
+    BIAS = 'a number or "-inf"', FLOATS, torch.float32
+    BOOL = f"true, false, 0 or 1 ({FLOATS_ARE_A_BIAS})", (BOOL, *WHOLES), torch.bool
+    INT = "a whole number", WHOLES, torch.int64
 
-    def __init__(self, words: str, dtypes: dict[str, torch.dtype], list_dtype: torch.dtype) -> None:
+    def __init__(self, words: str, dtypes: tuple[Dtype, ...], list_dtype: torch.dtype) -> None:
         self.words = words
-        self.dtypes = dtypes
+        self.dtypes = {dtype.name: dtype.torch for dtype in dtypes}
         self.list_dtype = list_dtype
 
 

@@ -24,7 +24,7 @@ import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.number_list import Float64s, NumberList, at, index_of, nested_numbers
-from service.wire.tensor_fields import DTYPES, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind
+from service.wire.tensor_fields import BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -33,7 +33,6 @@ MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
 _MEMBERS = dict.fromkeys(("dtype", "shape", "data"))
 _QUAD = 4  # characters of base64 that stand for three bytes
-_STORED = {dtype.torch: dtype.stored for dtype in DTYPES}
 # The bits of +inf, and of -inf, which has the sign bit too.
 _INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
@@ -210,13 +209,8 @@ def _numbers_to_tensor(
 ) -> torch.Tensor:
     """Return the tensor of `numbers`, whose count must match `shape`; raises the errors of `field`."""
     _check_kind(numbers, field)
-    if field.kind is TensorKind.BOOL:
-        stored = _to_flags(numbers, field)
-    elif field.kind is TensorKind.INT:
-        stored = _to_whole(numbers, field, dtype)
-    else:
-        stored = _to_floats(numbers, field, dtype)
-    tensor = torch.from_numpy(stored)
+    convert = _to_floats if field.kind.list_dtype.is_floating_point else _to_whole
+    tensor = torch.from_numpy(convert(numbers, field, dtype))
     return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
 
 
@@ -235,30 +229,20 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
         raise field.wrong(what, index)
 
 
-def _to_flags(numbers: NumberList, field: TensorField) -> Values:
-    values = numbers.values
-    _refuse_first(numbers, field, (values != 0) & (values != 1), "a number other than 0 and 1")
-    _check_written_whole(numbers, field)
-    return values.astype(np.bool_)
-
-
 def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
-    values, limit = numbers.values, min(torch.iinfo(dtype).max, _MAX_EXACT)
-    _refuse_first(numbers, field, np.trunc(values) != values, "a fraction")
-    _refuse_first(numbers, field, np.abs(values) > limit, f"a number beyond {limit}")
-    _check_written_whole(numbers, field)
-    return values.astype(_STORED[dtype])
-
-
-def _refuse_first(numbers: NumberList, field: TensorField, wrong: npt.NDArray[np.bool_], what: str) -> None:
-    """Raise an error for the first number that is wrong."""
-    if wrong.any():
-        raise field.wrong(what, index_of(int(wrong.argmax()), numbers.shape))
-
-
-def _check_written_whole(numbers: NumberList, field: TensorField) -> None:
+    """Return the numbers in the dtype, or for BOOL as booleans; raises an error for the first that is not whole, or too large."""
+    values = numbers.values
+    if field.kind is TensorKind.BOOL:
+        dtype, refused = torch.bool, {"a number other than 0 and 1": (values != 0) & (values != 1)}
+    else:
+        limit = min(torch.iinfo(dtype).max, _MAX_EXACT)
+        refused = {"a fraction": np.trunc(values) != values, f"a number beyond {limit}": np.abs(values) > limit}
+    for what, wrong in refused.items():
+        if wrong.any():
+            raise field.wrong(what, index_of(int(wrong.argmax()), numbers.shape))
     if not numbers.is_whole:
         raise field.wrong("a number written with a fraction or an exponent", ())
+    return values.astype(BY_TORCH[dtype].stored)
 
 
 def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
@@ -268,7 +252,7 @@ def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> V
         # simdjson's arrays are read-only, and torch has no read-only tensors.
         return values if values.flags.writeable else values.copy()
     with np.errstate(over="ignore", under="ignore"):
-        stored = _bfloat16_bits(values) if dtype == torch.bfloat16 else values.astype(_STORED[dtype])
+        stored = _bfloat16_bits(values) if dtype == torch.bfloat16 else values.astype(BY_TORCH[dtype].stored)
     bits, (infinity, minus_infinity) = stored.view(_UNSIGNED[dtype.itemsize]), _INFINITIES[dtype]
     if len(values) and not _is_finite(bits, infinity, minus_infinity):
         lost = ((bits == infinity) | (bits == minus_infinity)) != np.isinf(values)
@@ -313,7 +297,7 @@ def bytes_to_tensor(
     if field.kind is not TensorKind.INT:
         _check_finite(bits, _INFINITIES[dtype], field, shape)
     # An array until the end, because calls on tensors cost more than calls on arrays.
-    stored = torch.from_numpy(bits.view(_STORED[dtype]).reshape(as_shape or shape))
+    stored = torch.from_numpy(bits.view(BY_TORCH[dtype].stored).reshape(as_shape or shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 

@@ -24,7 +24,7 @@ def test_a_layout_gives_the_four_axes_and_takes_them_back(axes):
     layout, given = Layout(axes), tensor(axes)
     rows = layout.rows(given, "query")
     assert rows.shape == tuple(SIZES[axis] if axis in axes else 1 for axis in "bhld")
-    assert torch.equal(layout.output(rows), given)
+    assert torch.equal(layout.of_answer(rows, "output"), given)
 
 
 @pytest.mark.parametrize("axes", NAMED)
@@ -43,7 +43,7 @@ def test_packed_has_the_heads_side_by_side_in_the_features(shape, axes):
     assert layout.axes == axes
     rows = layout.rows(given, "query")
     assert torch.equal(rows[0, 1, 2], given.reshape(-1, 4, 6)[0, 2, 2:4])
-    assert torch.equal(layout.output(rows), given)
+    assert torch.equal(layout.of_answer(rows, "output"), given)
 
 
 def test_packed_takes_fewer_key_and_value_heads():
@@ -109,5 +109,5 @@ def test_tables_have_the_axes_that_the_layout_has(axes):
     layout = Layout(axes)
     shape = (2 if "b" in axes else 1, 3 if "h" in axes else 1, 4, 6)
     kept = [size for axis, size in zip("bhls", shape, strict=True) if axis in axes or axis in "ls"]
-    assert list(layout.table(torch.zeros(shape)).shape) == kept
-    assert list(layout.table(torch.zeros(shape)[:, 0], has_heads=False).shape) == [x for x in kept if x != 3]
+    assert list(layout.of_answer(torch.zeros(shape), "weights").shape) == kept
+    assert list(layout.of_answer(torch.zeros(shape)[:, 0], "weights").shape) == [x for x in kept if x != 3]
