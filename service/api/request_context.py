@@ -244,7 +244,7 @@ class RequestContext:
         """Return the request that `check` returns; long checks run in a thread."""
         is_large = self._record.bytes_in >= self.limits.off_loop_bytes
         request = await self._requests.run_off_loop(check) if is_large else check()
-        return request if request.count_masked_rows is None else await self._requests.run_off_loop(request.counted)
+        return request if request.is_counted else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.

@@ -66,9 +66,8 @@ class WeightsField(StrictModel):
         The keys of `sizes` include the columns that a layer appends.
         """
         if (self.form == "top_k") != (self.k is not None):
-            raise InvalidInput(
-                'weights.k is required with form "top_k" and allowed with no other form', param="/weights/k"
-            )
+            words = 'weights.k is required with form "top_k" and allowed with no other form'
+            raise InvalidInput(words, param="/weights/k")
         if self.k is not None and self.k > sizes.keys:
             raise InvalidInput(f"weights.k must be from 1 to {sizes.keys}, the number of keys", param="/weights/k")
         heads = decode_indices(self.heads, sizes.heads, "/weights/heads")
@@ -76,16 +75,15 @@ class WeightsField(StrictModel):
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
 
 
-def _in_full(value: object) -> object:
-    """Return the object for a short form; any other value is returned as it is."""
-    return {"form": value} if isinstance(value, str) else value
-
-
-_InFull = Annotated[
-    WeightsField, BeforeValidator(_in_full, json_schema_input_type=WeightsField | Literal["heads", "mean"])
+_FromShortForm = Annotated[
+    WeightsField,
+    BeforeValidator(
+        lambda value: {"form": value} if isinstance(value, str) else value,
+        json_schema_input_type=WeightsField | Literal["heads", "mean"],
+    ),
 ]
 _WEIGHTS_WORDS = 'attention weights to return; "heads" and "mean" are short forms; default: none'
-WeightsSelection = Annotated[_InFull | None, Field(description=_WEIGHTS_WORDS)]
+WeightsSelection = Annotated[_FromShortForm | None, Field(description=_WEIGHTS_WORDS)]
 _ROWS_WORDS = "a row that may attend to nothing: zero gives zeros, error is a 422"
 MaskedRows = Annotated[Literal["zero", "error"], Field(description=_ROWS_WORDS)]
 _ENCODING_WORDS = "how the tensors of the answer are written; default: as query came"
@@ -195,9 +193,10 @@ class CheckedRequest(NamedTuple):
     cost: Cost
     layout: Layout
     form: TensorForm
+    rejects_masked_rows: bool = False
     masked_rows: int = 0
-    count_masked_rows: Callable[[], int] | None = None
-    """The last check, left to the caller where it is slow: it returns `masked_rows` or raises MaskedRow."""
+    is_counted: bool = True
+    """Whether `masked_rows` is final. If not, `counted` is the last check, left to the caller where it is slow."""
 
     def tensors(self, answer: AnyAnswer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.
@@ -215,10 +214,20 @@ class CheckedRequest(NamedTuple):
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
 
     def counted(self) -> CheckedRequest:
-        """Return the request with its masked rows counted; raises MaskedRow."""
-        if self.count_masked_rows is None:
+        """Return the request with its masked rows counted: (sequence, query row) pairs with no allowed key in at least one head.
+        Raises MaskedRow at the first of them if the request rejects masked rows.
+        """
+        if self.is_counted or (mask := self.call.mask) is None:
             return self
-        return self._replace(masked_rows=self.count_masked_rows(), count_masked_rows=None)
+        count = seen = 0
+        for rows in masked_rows(mask):
+            found = int(rows.sum())
+            if found and self.rejects_masked_rows:
+                sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
+                words = f"query row {row} of sequence {sequence} may attend to no key in at least one head"
+                raise MaskedRow(words, param="/masks")
+            count, seen = count + found, seen + len(rows)
+        return self._replace(masked_rows=count, is_counted=True)
 
 
 class AnswerFacts(NamedTuple):
@@ -266,10 +275,11 @@ def check_request(
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
     limits.check(cost, table_bytes(spec, sizes, call.mask, wanted, itemsize))
     layout = Layout("bld" if is_batch else "ld")
-    request = CheckedRequest(call, cost, layout, answer_form(body.query, body.encoding))
-    if spec.extra_keys:  # every row may attend to the appended columns
-        return request
-    return with_masked_rows(request, is_error=body.masked_rows == "error")
+    form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
+    # Every row may attend to the columns that a layer appends.
+    is_counted = call.mask is None or spec.extra_keys > 0
+    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted)
+    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
 
 
 def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bool) -> torch.Tensor:
@@ -296,11 +306,16 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         words = f"is required: it has {spec.value_width} features in this layer, key has {spec.key_width}"
         raise float_field("value").error(InvalidInput, words)
     for field, tensor in (("key", key), ("value", value)):
-        if tensor is not None and tensor.shape[0] != query.shape[0]:
-            raise BadShape(f"{field} has {tensor.shape[0]} sequences, query has {query.shape[0]}", param=f"/{field}")
-    rows = (query if key is None else key).shape[1]
-    if value is not None and value.shape[1] != rows:
-        raise BadShape(f"value has {value.shape[1]} rows, key has {rows}", param="/value")
+        if tensor is not None:
+            expect(field, "sequences", tensor.shape[0], query.shape[0], "query")
+    if value is not None:
+        expect("value", "rows", value.shape[1], (query if key is None else key).shape[1], "key")
+
+
+def expect(name: str, what: str, found: int, expected: int, other: str) -> None:
+    """Raise BadShape if tensor `name` does not have as many of `what` as tensor `other`."""
+    if found != expected:
+        raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")
 
 
 def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
@@ -357,27 +372,3 @@ def input_bytes(tensors: Iterable[torch.Tensor | None], mask: CombinedMask | Non
     """Return the bytes of the tensors and masks of a request."""
     parts = [part for one in mask.masks for part in one] if mask is not None else []
     return sum(tensor.nbytes for tensor in (*tensors, *parts) if tensor is not None)
-
-
-def with_masked_rows(request: CheckedRequest, *, is_error: bool) -> CheckedRequest:
-    """Return the request with its masked rows counted, or with the counting left to the caller; raises MaskedRow."""
-    if request.call.mask is None:
-        return request
-    count = functools.partial(_count_masked_rows, request.call.mask, is_error=is_error)
-    if request.cost.cells > MAX_COUNTED_CELLS:
-        return request._replace(count_masked_rows=count)
-    return request._replace(masked_rows=count())
-
-
-def _count_masked_rows(mask: CombinedMask, *, is_error: bool) -> int:
-    """Count (sequence, query row) pairs with no allowed key in at least one head; `is_error` raises MaskedRow at the first."""
-    count = seen = 0
-    for rows in masked_rows(mask):
-        found = int(rows.sum())
-        if found and is_error:
-            sequence, row = divmod(seen + int(rows.nonzero()[0]), mask.sizes.queries)
-            raise MaskedRow(
-                f"query row {row} of sequence {sequence} may attend to no key in at least one head", param="/masks"
-            )
-        count, seen = count + found, seen + len(rows)
-    return count

@@ -21,6 +21,7 @@ from service.attention.spec import MAX_HEADS
 from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
+    MAX_COUNTED_CELLS,
     CheckedRequest,
     Encoding,
     HeadIndices,
@@ -31,11 +32,11 @@ from service.wire.attend_request import (
     WeightsField,
     WeightsSelection,
     decode_indices,
+    expect,
     float_field,
     input_bytes,
     read_model,
     weights_bytes,
-    with_masked_rows,
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
 from service.wire.mask_kinds import MaskList
@@ -116,8 +117,9 @@ def check_attention(
     )
     cost = _cost(call, sizes, (query, *tensors.values()))
     limits.check(cost, attention_table_bytes(call, sizes))
-    request = CheckedRequest(call, cost, layout, answer_form(body.query, body.encoding))
-    return with_masked_rows(request, is_error=body.masked_rows == "error")
+    form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
+    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None)
+    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
 
 
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
@@ -163,18 +165,18 @@ def _number(value: float | None, name: str, query: torch.dtype, least: float = -
 def _check_together(call: AttentionCall) -> None:
     """Check that counts of sequences, heads, rows and features agree, and, with a past or a present, that dtypes do."""
     (b, n, _, width), (_, g, rows, key_width) = call.query.shape, call.key.shape
-    _expect("key", "sequences", call.key.shape[0], b, "query")
-    _expect("value", "sequences", call.value.shape[0], b, "query")
-    _expect("value", "heads", call.value.shape[1], g, "key")
+    expect("key", "sequences", call.key.shape[0], b, "query")
+    expect("value", "sequences", call.value.shape[0], b, "query")
+    expect("value", "heads", call.value.shape[1], g, "key")
     if n % g:
         raise BadShape(f"query has {n} heads, which the {g} heads of key cannot share evenly", param="/key")
-    _expect("value", "rows", call.value.shape[2], rows, "key")
-    _expect("key", "features a head", key_width, width, "query")
+    expect("value", "rows", call.value.shape[2], rows, "key")
+    expect("key", "features a head", key_width, width, "query")
     if call.past_key is not None and call.past_value is not None:
         for name, past, new in (("past_key", call.past_key, call.key), ("past_value", call.past_value, call.value)):
             for axis, what in ((0, "sequences"), (1, "heads"), (3, "features a head")):
-                _expect(name, what, past.shape[axis], new.shape[axis], name.removeprefix("past_"))
-        _expect("past_value", "rows", call.past_value.shape[2], call.past_key.shape[2], "past_key")
+                expect(name, what, past.shape[axis], new.shape[axis], name.removeprefix("past_"))
+        expect("past_value", "rows", call.past_value.shape[2], call.past_key.shape[2], "past_key")
     if call.sinks is not None and call.sinks.shape != (n,):
         raise BadShape(f"sinks must be [{n}], one number a query head, got {list(call.sinks.shape)}", param="/sinks")
     if call.has_present or call.past_key is not None:
@@ -182,11 +184,6 @@ def _check_together(call: AttentionCall) -> None:
         for name, tensor in cached:
             if tensor is not None and tensor.dtype != call.key.dtype:
                 raise BadDtype(f"{name} must have the dtype of key where a past or a present is kept", param=f"/{name}")
-
-
-def _expect(name: str, what: str, found: int, expected: int, other: str) -> None:
-    if found != expected:
-        raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")
 
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
