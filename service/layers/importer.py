@@ -39,6 +39,7 @@ HEADS_KEYS = ("num_attention_heads", "n_heads", "n_head")
 # Beginnings of the names of rotary options in a config.json; a falsy value turns the option off.
 ROTARY_OPTIONS = ("rope_", "rotary")
 Shapes = dict[str, tuple[int, ...]]
+Config = Mapping[str, object] | None
 
 
 def import_layer(
@@ -107,7 +108,7 @@ def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
     return matching
 
 
-def _numbered(found: list[Candidate], layer: int, config: Mapping[str, object] | None) -> list[Candidate]:
+def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candidate]:
     first = found[0]
     if len(found) == 1 and (first.family.is_shared_by_depths or first.number is None):
         depth = (config or {}).get("num_hidden_layers") if first.family.is_shared_by_depths else 1
@@ -126,7 +127,7 @@ def _numbered(found: list[Candidate], layer: int, config: Mapping[str, object] |
     return matching
 
 
-def _check_model(config: Mapping[str, object] | None) -> None:
+def _check_model(config: Config) -> None:
     """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
     if config is None:
         return
@@ -178,13 +179,7 @@ def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shape
 
 
 def derive_spec(
-    chosen: Candidate,
-    shapes: Shapes,
-    config: Mapping[str, object] | None,
-    *,
-    heads: int | None = None,
-    scale: float | None = None,
-    add_zero_attn: bool = False,
+    chosen: Candidate, shapes: Shapes, config: Config, *, heads: int | None, scale: float | None, add_zero_attn: bool
 ) -> LayerSpec:
     """Return the spec that the query's weight, the family, the config and the caller imply; `check_fit` checks all shapes."""
     family = chosen.family
@@ -230,7 +225,7 @@ def _sizes(family: Family, shapes: Shapes) -> dict[str, int]:
     return sizes | dict.fromkeys(family.equal, sizes["query_width"])
 
 
-def _num_heads(family: Family, config: Mapping[str, object] | None, given: int | None) -> int:
+def _num_heads(family: Family, config: Config, given: int | None) -> int:
     named = {key: config[key] for key in HEADS_KEYS if config is not None and key in config}
     if family.is_single_head:
         named = {f"the family {family.name}": 1}
@@ -247,7 +242,7 @@ def _num_heads(family: Family, config: Mapping[str, object] | None, given: int |
     return next(number for number in named.values() if isinstance(number, int))
 
 
-def _scale(chosen: Candidate, config: Mapping[str, object] | None, head_width: int) -> float:
+def _scale(chosen: Candidate, config: Config, head_width: int) -> float:
     """Return 1/sqrt(head width), changed as the `scale_attn_…` options of GPT-2's config.json say."""
     config = config or {}
     scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)

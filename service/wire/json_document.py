@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable
-from typing import Literal, TypeAlias, Union, cast
+from typing import Any, Literal, TypeAlias, Union, cast
 
 import numpy as np
 import simdjson
@@ -157,9 +158,8 @@ def _not_a_number(found: object, constant: _Constant) -> BadJson:
     index = tuple(name for name in path[len(path) - num_indices :] if isinstance(name, int))
     param = _pointer(path[: len(path) - num_indices]) or None
     where = f"{words_of(param) if param else 'the body'} has {constant}{at(index)}"
-    remedy = (
-        'only a bias may have -inf, as the string "-inf"' if constant.startswith("-") else "it is no number of JSON"
-    )
+    is_minus = constant.startswith("-")
+    remedy = 'only a bias may have -inf, as the string "-inf"' if is_minus else "it is no number of JSON"
     return BadJson(f"the body is not valid JSON: {where}; {remedy}", param=param)
 
 
@@ -258,31 +258,22 @@ class _Reader:
 
     def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
         """Fast path: read the numbers from simdjson into NumPy. Returns None if the list is short, irregular or not numbers."""
-        shape, rows = [len(array)], [array]
-        num_lists = 1
+        shape, num_lists = [len(array)], 1
+        rows: list[Any] = [array]
         while isinstance(first, simdjson.Array):
-            width, inner = len(first), []
-            if not width:
+            width, inner = len(first), list(itertools.chain.from_iterable(rows))
+            if not width or not all(isinstance(entry, simdjson.Array) and len(entry) == width for entry in inner):
                 return None
-            for row in rows:
-                for entry in row:
-                    if not isinstance(entry, simdjson.Array) or len(entry) != width:
-                        return None
-                    inner.append(entry)
             num_lists += len(inner)
             self._check_depth(depth + 1 + len(shape))
             shape.append(width)
             rows, first = inner, first[0]
-        if type(first) not in (int, float):
-            return None
-        if shape[0] <= _SHORT and len(shape) == 1:
+        if type(first) not in (int, float) or (shape[0] <= _SHORT and len(shape) == 1):
             return None
         count = math.prod(shape)
-        if self._num_numbers + count > self._max_numbers:  # the body is rejected, so copy no values
-            self._num_numbers += count
-            self.num_lists += num_lists
-            return []
-        numbers = _numbers_of(array, tuple(shape), is_whole=isinstance(first, int))
+        numbers: Json = []  # if there are too many, the body is rejected, so copy no values
+        if self._num_numbers + count <= self._max_numbers:
+            numbers = _numbers_of(array, tuple(shape), is_whole=isinstance(first, int))
         if numbers is not None:
             self._num_numbers += count
             self.num_lists += num_lists
