@@ -185,7 +185,11 @@ def derive_spec(
     family = chosen.family
     if add_zero_attn and not family.takes_zero_attn:
         raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {family.name}")
-    num_heads, sizes = _num_heads(family, config, heads), _sizes(family, shapes)
+    num_heads = _num_heads(family, config, heads)
+    sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
+    sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
+    sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
+    sizes |= dict.fromkeys(family.equal, sizes["query_width"])
     for name in ("query", "value"):
         if sizes[f"{name}_rows"] % num_heads:
             raise LayerError(f"{num_heads} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
@@ -215,14 +219,6 @@ def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes
             transposed = ", transposed" if chosen.family.transposed else ""
             found = f"{name} (from {quoted(keys[name])}{transposed}) has the shape {shape_text(shapes[name])}"
             raise LayerError(f"{found}, expected {shape_text(expected)}")
-
-
-def _sizes(family: Family, shapes: Shapes) -> dict[str, int]:
-    """Return input widths and output rows; the query's width replaces those that the family declares equal to it."""
-    sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
-    sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
-    sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
-    return sizes | dict.fromkeys(family.equal, sizes["query_width"])
 
 
 def _num_heads(family: Family, config: Config, given: int | None) -> int:

@@ -240,6 +240,7 @@ def _document(
 ) -> dict[str, object]:
     """Return the same request as a document of `/v1`."""
     document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
+    document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:
         document["weights"] = {"form": parameters.weights or "heads"}
     if isinstance(parameters, AttentionParameters):
@@ -247,10 +248,6 @@ def _document(
         document |= {"lse": "lse" in outputs, "present": "present_key" in outputs or "present_value" in outputs}
         if "scores" in outputs:
             document["scores"] = {"stage": parameters.scores or "masked"}
-    return {**document, "masks": _masks(tensors, parameters), "masked_rows": parameters.masked_rows or "zero"}
-
-
-def _masks(tensors: Mapping[str, object], parameters: InferParameters) -> list[dict[str, object]]:
     masks: list[dict[str, object]] = []
     for name, kind in MASKS.items():
         axes = getattr(parameters, f"{name}_axes", None)
@@ -260,7 +257,7 @@ def _masks(tensors: Mapping[str, object], parameters: InferParameters) -> list[d
             raise InvalidInput(f"the parameter {name}_axes names the axes of an input {name}, which is missing")
     if parameters.causal is not None:
         masks.append({"kind": "causal", "align": parameters.causal})
-    return masks
+    return {**document, "masks": masks}
 
 
 def write_inference(

@@ -22,7 +22,7 @@ BEYOND_FLOAT64 = "a number beyond the range of float64"
 NO_VALUES = np.empty(0)
 OTHER_SHAPE = "a list or a number of another shape"
 
-_NAMES: dict[type, str] = {type(None): "null", dict: "an object"}
+_NAMES: dict[type, str] = {type(None): "null", dict: "an object", str: "a string"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList
     if values is not None:
         return NumberList(values, shape, float not in kinds, first_boolean, first_minus_inf)
     position = next(i for i, item in enumerate(items) if not _is_number(item))
-    fault = Fault(index_of(position, shape), _described(items[position]))
-    return NumberList(NO_VALUES, shape, True, first_boolean, first_minus_inf, fault)
+    what = _NAMES.get(type(items[position]), BEYOND_FLOAT64)
+    return NumberList(NO_VALUES, shape, True, first_boolean, first_minus_inf, Fault(index_of(position, shape), what))
 
 
 def _floats(items: Sequence[object]) -> Float64s | None:
@@ -123,7 +123,3 @@ def _is_number(item: object) -> bool:
         return math.isfinite(float(item))
     except OverflowError:
         return False
-
-
-def _described(item: object) -> str:
-    return BEYOND_FLOAT64 if isinstance(item, int | float) else _NAMES.get(type(item), "a string")

@@ -106,14 +106,12 @@ def _add_tensor(document: dict[str, object], name: str, tensor: dict[str, object
 
 
 class Place(NamedTuple):
-    """Where one tensor is in the call and in the body; `shape` is as the caller wrote it, `batch_shape` is [B, L, D]."""
+    """The position of a tensor in the call, and its `entry` in the header; `batch_shape` is its shape as [B, L, D]."""
 
     position: int
-    begin: int
-    end: int
+    entry: TensorEntry
     field: TensorField
     dtype: torch.dtype
-    shape: tuple[int, ...]
     batch_shape: tuple[int, ...]
 
 
@@ -133,15 +131,14 @@ class RequestTemplate(NamedTuple):
         call, places = [*request.call], []
         for position, (name, tensor) in enumerate(request.call._asdict().items()):
             if isinstance(tensor, torch.Tensor):
-                at, field = entries[name], float_field(name)
-                places.append(Place(position, at.begin, at.end, field, tensor.dtype, at.shape, tuple(tensor.shape)))
+                places.append(Place(position, entries[name], float_field(name), tensor.dtype, tuple(tensor.shape)))
                 call[position] = None
         return cls(request[1:], tuple(call), tuple(places))
 
     def read(self, body: bytearray) -> CheckedRequest:
         """Return the request in `body`, whose header is the one of this template; raises NonFinite."""
         view, call = memoryview(body), [*self.call]
-        for position, begin, end, field, dtype, shape, batch_shape in self.places:
+        for position, (_, shape, begin, end), field, dtype, batch_shape in self.places:
             call[position] = bytes_to_tensor(view[begin:end], field, dtype, shape, batch_shape)
         return CheckedRequest._make((Call._make(call), *self.rest))
 

@@ -207,15 +207,10 @@ def _numbers(value: object) -> NumberList | None:
 def _numbers_to_tensor(
     numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the tensor of `numbers`, whose count must match `shape`; raises the errors of `field`."""
-    _check_kind(numbers, field)
-    convert = _to_floats if field.kind.list_dtype.is_floating_point else _to_whole
-    tensor = torch.from_numpy(convert(numbers, field, dtype))
-    return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
+    """Return the tensor of `numbers`, whose count must match `shape`.
 
-
-def _check_kind(numbers: NumberList, field: TensorField) -> None:
-    """Raise an error for the first item, in text order, that is not of the field's kind."""
+    Raises an error of `field` for the first item, in text order, that is not of its kind.
+    """
     fault, kind = numbers.fault, field.kind
     if fault is not None and fault.is_shape:
         raise field.error(BadShape, f"has {fault.what}{at(fault.index)}")
@@ -227,6 +222,9 @@ def _check_kind(numbers: NumberList, field: TensorField) -> None:
     if odd:
         index, what = min(odd)
         raise field.wrong(what, index)
+    convert = _to_floats if kind.list_dtype.is_floating_point else _to_whole
+    tensor = torch.from_numpy(convert(numbers, field, dtype))
+    return (tensor.view(dtype) if dtype == torch.bfloat16 else tensor).reshape(shape)
 
 
 def _to_whole(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> Values:
