@@ -29,8 +29,7 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 class Family:
     name: str
     parts: Parts
-    anchors: tuple[str, ...]  # any of these keys marks a layer of the family
-    needs: tuple[str, ...] = ()  # all of these keys must exist as well
+    needs: tuple[str, ...] = ()  # keys that must exist beside an anchor
     below: re.Pattern[str] = re.compile("")  # the prefix must end in a match
     scope: str = ""  # the attention module below the prefix; each of its keys must be known
     ignored: tuple[str, ...] = ()  # beginnings of keys in the module (with a dot at the end) that are not attention
@@ -43,6 +42,11 @@ class Family:
     is_single_head: bool = False
     takes_zero_attn: bool = False
     is_shared_by_depths: bool = False  # one layer's tensors serve every depth of the model
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """The weights of query, key and value; any of these keys marks a layer of the family."""
+        return tuple(key for key, names in self.parts.items() if names[0] in QKV_WEIGHT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,10 +78,6 @@ def biases(parts: Parts) -> tuple[str, ...]:
     return tuple(key for key in parts if key.endswith(".bias"))
 
 
-def anchors(parts: Parts) -> tuple[str, ...]:
-    return tuple(key for key, names in parts.items() if names[0] in QKV_WEIGHT)
-
-
 _MHA_COMMON = {
     "in_proj_bias": QKV_BIAS,
     "out_proj.weight": ("output.weight",),
@@ -100,7 +100,6 @@ _BARE = {f"W_{letter}": (name,) for letter, name in zip("qkv", QKV_WEIGHT, stric
 _GPT2 = Family(  # Conv1D, whose weight is [in, out]
     name="gpt2",
     parts=_GPT,
-    anchors=("c_attn.weight",),
     below=re.compile(r"(?<!crossattention\.)$"),
     ignored=("bias.", "masked_bias."),  # buffers with the causal mask
     refused={"rotary": ROTARY},
@@ -114,7 +113,6 @@ FAMILIES = (
     Family(
         name="torch-mha",
         parts={"in_proj_weight": QKV_WEIGHT, **_MHA_COMMON},
-        anchors=("in_proj_weight",),
         optional=_MHA_OPTIONAL,
         equal=EVERYTHING,
         takes_zero_attn=True,
@@ -122,7 +120,6 @@ FAMILIES = (
     Family(  # kdim or vdim given
         name="torch-mha",
         parts={**_MHA_SEPARATE, **_MHA_COMMON},
-        anchors=tuple(_MHA_SEPARATE),
         optional=_MHA_OPTIONAL,
         equal=("out_width", "query_rows", "value_rows"),
         takes_zero_attn=True,
@@ -130,16 +127,14 @@ FAMILIES = (
     Family(
         name="bert",
         parts=_BERT,
-        anchors=anchors(_BERT),
         scope="attention.",
         ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."),
         refused={"attention.self.distance_embedding.": RELATIVE, "attention.self.rotary_embeddings.": TRANSFORMED},
     ),
-    Family(name="distilbert", parts=_DISTILBERT, anchors=anchors(_DISTILBERT), scope="attention."),
+    Family(name="distilbert", parts=_DISTILBERT, scope="attention."),
     Family(
         name="albert",
         parts=_ALBERT,
-        anchors=anchors(_ALBERT),
         below=re.compile(r"(^|\.)albert_layers\.\d+\.$"),
         scope="attention.",
         ignored=("attention.LayerNorm.",),
@@ -149,40 +144,19 @@ FAMILIES = (
     Family(
         name="vit",
         parts=_VIT,
-        anchors=anchors(_VIT),
         scope="attention.",
         refused={"attention.attention.relative_position_bias.": RELATIVE},
         optional=(tuple(f"attention.attention.{name}.bias" for name in PROJECTIONS[:3]),),
     ),
-    Family(
-        name="annotated",
-        parts=_ANNOTATED,
-        anchors=anchors(_ANNOTATED),
-        optional=(biases(_ANNOTATED),),
-        equal=EVERYTHING,
-    ),
-    Family(name="wq-wk-wv-fc", parts=_CAPITALS, anchors=anchors(_CAPITALS), optional=(biases(_CAPITALS),)),
-    Family(name="d2l", parts=_D2L, anchors=anchors(_D2L), optional=(biases(_D2L),), equal=()),
-    Family(
-        name="numpy",
-        parts={**_BARE, "W_o": ("output.weight",)},
-        anchors=tuple(_BARE),
-        needs=("W_o",),
-        equal=EVERYTHING,
-        transposed=True,
-    ),
-    Family(  # after numpy: these names without W_o
-        name="single-head",
-        parts=_BARE,
-        anchors=tuple(_BARE),
-        equal=EVERYTHING,
-        transposed=True,
-        is_single_head=True,
-    ),
+    Family(name="annotated", parts=_ANNOTATED, optional=(biases(_ANNOTATED),), equal=EVERYTHING),
+    Family(name="wq-wk-wv-fc", parts=_CAPITALS, optional=(biases(_CAPITALS),)),
+    Family(name="d2l", parts=_D2L, optional=(biases(_D2L),), equal=()),
+    Family(name="numpy", parts={**_BARE, "W_o": ("output.weight",)}, needs=("W_o",), equal=EVERYTHING, transposed=True),
+    # After numpy: these names without W_o.
+    Family(name="single-head", parts=_BARE, equal=EVERYTHING, transposed=True, is_single_head=True),
     _GPT2,
-    dataclasses.replace(  # after gpt2: Linear under the same names
-        _GPT2, name="nanogpt", optional=(biases(_GPT),), transposed=False, stacks_columns=False
-    ),
+    # After gpt2: Linear under the same names.
+    dataclasses.replace(_GPT2, name="nanogpt", optional=(biases(_GPT),), transposed=False, stacks_columns=False),
 )
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 # Models that use a family's names but change attention by something outside the attention module.

@@ -71,9 +71,7 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
         has_stacked_columns(source.entries[key].shape) for key, names in parts.items() if names == QKV_WEIGHT
     )
     below = {key.removeprefix(prefix): names for key, names in parts.items()}
-    return Candidate(
-        Family(name="mapped", parts=below, anchors=(), ignored=("",), equal=(), transposed=is_transposed), prefix
-    )
+    return Candidate(Family(name="mapped", parts=below, ignored=("",), equal=(), transposed=is_transposed), prefix)
 
 
 def unknown_family_text(source: Source) -> str:

@@ -1,6 +1,6 @@
 """Source: a checkpoint of any supported file type as named tensors that are read one at a time.
 
-Invariants: Opening reads names and shapes; `tensor` reads the bytes of one tensor. Torch files that are not zip archives are
+Invariants: Opening reads names and shapes; `Entry.read` reads the bytes of one tensor. Torch files that are not zip archives are
 read whole. Nothing is fetched or executed: pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards
 lie in the checkpoint's own directory. This module turns other libraries' exceptions into LayerErrors of one sentence. Only
 `layers import` and `layers check` use it; the server reads a Store.
