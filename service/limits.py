@@ -106,11 +106,9 @@ def context_limits(settings: Settings) -> RequestContextLimits:
 
 
 def _intake_bytes(settings: Settings) -> int:
-    """Return the bytes of bodies that may be received and not decoded yet.
-
-    A body of the largest size must fit, compressed and decompressed, while the service is idle. Bodies are decoded as fast as
-    they arrive, or refused. So a quarter of the engine's queue is enough.
-    """
+    """Return the bytes of bodies that may be received and not decoded yet."""
+    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the engine's queue is enough. While the service is
+    # idle, a body of the largest size must fit, compressed and decompressed.
     return max(settings.queue_bytes // 4, 4 * settings.max_body_bytes)
 
 

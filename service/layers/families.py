@@ -169,10 +169,7 @@ REFUSED_MODELS = {
 
 
 def find_candidates(shapes: Mapping[str, tuple[int, ...]], name: str | None = None) -> list[Candidate]:
-    """Return every layer of the named family, or of any, among keys and their shapes.
-
-    If several rows fit one prefix, the first row of the table wins.
-    """
+    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins."""
     found: dict[str, Candidate] = {}
     for family in FAMILIES:
         if name not in {None, family.name}:

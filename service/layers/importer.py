@@ -1,11 +1,10 @@
 """Importer: chooses one attention layer of a checkpoint, derives its LayerSpec, and returns it as a StoredLayer.
 
-Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. No layer is taken
-because it comes first. A number means the number in the checkpoint's own names. Names and shapes decide which layer it is and
-whether its parts fit. After that the tensors of that layer are read, and no others. A key of the module that the family does not
-know is refused, because a layer without that tensor would compute something else. Heads and add_zero_attn, which no tensor
-shows, come from the config or the caller and are never guessed. Every error names the keys, what was expected and what
-was found. Tensors keep the source's dtype and bits. The recorded source contains no directory.
+Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. A number means
+the number in the checkpoint's own names. Names and shapes decide which layer it is and whether its parts fit. After that the
+tensors of that layer are read, and no others. Heads and add_zero_attn, which no tensor shows, come from the config or the
+caller and are never guessed. Every error names the keys, what was expected and what was found. Tensors keep the source's dtype
+and bits. The recorded source contains no directory.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ lie in the checkpoint's own directory. This module turns other libraries' except
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 from service.errors import LayerError
 from service.layers.safetensors_header import parse_object
 from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
-from service.layers.wording import about, listed, quoted
+from service.layers.wording import about, listed, quoted, translated
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
@@ -151,26 +150,15 @@ def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
     return joined
 
 
-@contextlib.contextmanager
-def _translated(sentence: str) -> Iterator[None]:
-    """Turn any exception into a LayerError: on broken bytes zipfile, numpy and torch raise a dozen unrelated types."""
-    try:
-        yield
-    except LayerError:
-        raise
-    except Exception as error:
-        raise LayerError(sentence) from error
-
-
 def _npz_entries(path: Path) -> dict[str, Entry]:
     open_regular(path).close()  # a pipe or a device would make zipfile wait
     entries: dict[str, Entry] = {}
-    with _translated("the file is not a readable .npz archive"), zipfile.ZipFile(path) as archive:
+    with translated("the file is not a readable .npz archive"), zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             key = member.removesuffix(".npy")
             if key == member or key in entries:
                 raise LayerError(f"the archive holds {quoted(member)}, which is not an array or is there twice")
-            with archive.open(member) as stream, _translated(f"{quoted(key)} is not a plain array"):
+            with archive.open(member) as stream, translated(f"{quoted(key)} is not a plain array"):
                 shape = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)[0]
             entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
     return entries
@@ -179,7 +167,7 @@ def _npz_entries(path: Path) -> dict[str, Entry]:
 def _read_npz(path: Path, member: str) -> torch.Tensor:
     name = quoted(member.removesuffix(".npy"))
     with (
-        _translated(f"{name} cannot be read from the archive"),
+        translated(f"{name} cannot be read from the archive"),
         zipfile.ZipFile(path) as archive,
         archive.open(member) as stream,
     ):
@@ -195,7 +183,7 @@ def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | No
     with open_regular(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
-    with _translated(sentence), warnings.catch_warnings():
+    with translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be memory-mapped; then an import reads one layer.
         loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)

@@ -24,7 +24,7 @@ from service.errors import LayerError, LayerMissing, LayerNotLoaded
 from service.layers.safetensors_header import parse_object
 from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
 from service.layers.tensor_file import open_regular, read_header, read_tensor
-from service.layers.wording import about
+from service.layers.wording import about, translated
 
 SUFFIX = ".safetensors"
 FORMAT_VERSION = 1
@@ -52,14 +52,12 @@ class Store:
     def load(self, name: str) -> StoredLayer:
         """Return the layer; raise LayerMissing without a file, LayerNotLoaded if reading fails, LayerError if it is invalid."""
         check_name(name)
-        with about(f'layer "{name}"'):
-            try:
-                with open_regular(self._path_within(name), follow_links=False) as file:
-                    return _decode(name, file, self.max_bytes)
-            except LayerError:
-                raise
-            except Exception as error:  # a lack of memory or descriptors raises many types
-                raise LayerNotLoaded("this process could not read the file") from error
+        with (
+            about(f'layer "{name}"'),
+            translated("this process could not read the file", LayerNotLoaded),  # for a lack of memory or descriptors
+            open_regular(self._path_within(name), follow_links=False) as file,
+        ):
+            return _decode(name, file, self.max_bytes)
 
     def save(self, layer: StoredLayer) -> Path:
         """Write or replace the layer's file; a crash leaves the old file, or none."""

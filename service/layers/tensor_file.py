@@ -1,8 +1,7 @@
 """Safetensors files: reads the header first, then only the requested tensors, by position.
 
-Invariants: Nothing is mapped, so that a file that shrinks meanwhile gives a short read and not a SIGBUS.
-`layers/safetensors_header.py` decides what a header may contain. All failures are LayerErrors.
-Only little-endian hosts are supported, like every machine that torch ships wheels for.
+Invariants: Nothing is mapped, so that a file that shrinks meanwhile gives a short read and not a SIGBUS. All failures are
+LayerErrors. Only little-endian hosts are supported, like every machine that torch ships wheels for.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ def read_tensor(file: io.FileIO, name: str, entry: TensorEntry) -> torch.Tensor:
     if entry.dtype not in DTYPES:
         raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(DTYPES)}")
     if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
-        raise LayerError(
-            f"{quoted(name)} has the shape {shape_text(entry.shape)}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0"
-        )
+        found = f"{quoted(name)} has the shape {shape_text(entry.shape)}"
+        raise LayerError(f"{found}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0")
     try:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Wording of layer errors: quotes and bounds text from files.
+"""Wording of layer errors: quotes and bounds text from files, and replaces text of other libraries.
 
 Invariants: Text of a hostile file cannot lengthen a message, change a terminal or look like our words. A name from a file is
 quoted, in ASCII and cut. A list is cut and says how many names are left out. A message has at most `MAX_MESSAGE` characters. It
@@ -44,3 +44,14 @@ def about(subject: str) -> Iterator[None]:
         yield
     except LayerError as error:
         raise type(error)(bounded(f"{subject}: {error.message}")) from error
+
+
+@contextlib.contextmanager
+def translated(sentence: str, kind: type[LayerError] = LayerError) -> Iterator[None]:
+    """Turn any exception into a LayerError: on broken bytes zipfile, numpy and torch raise a dozen unrelated types."""
+    try:
+        yield
+    except LayerError:
+        raise
+    except Exception as error:
+        raise kind(sentence) from error

@@ -61,9 +61,8 @@ class WeightsField(StrictModel):
     dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned weights")
 
     def wanted(self, sizes: Sizes) -> WeightsWanted:
-        """Return the selection for a call of these sizes; raises InvalidInput for a `k` or an index out of range.
-
-        The keys of `sizes` include the columns that a layer appends.
+        """Return the selection for a call of these sizes, keys with the columns that a layer appends.
+        Raises InvalidInput for a `k` or an index out of range.
         """
         if (self.form == "top_k") != (self.k is not None):
             words = 'weights.k is required with form "top_k" and allowed with no other form'
@@ -127,9 +126,8 @@ class AttendRequest(StrictModel):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one request; `max_cells` counts attention scores: sequences x heads x L x S.
-
-    `max_table_bytes` limits the tables of one sequence, because sequences are computed one at a time.
+    """Limits of one request; `max_cells` counts attention scores: sequences x heads x L x S. `max_table_bytes` limits the tables
+    of one sequence, because sequences are computed one at a time.
     """
 
     max_sequences: int
@@ -254,8 +252,8 @@ def check_request(
 ) -> CheckedRequest:
     """Return the checked call for layer `name` in a decoded body; the caller runs the remaining check (`counted`).
 
-    Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits.
-    `mask_params` are the JSON pointers to the values of the first masks; the default is `/masks/<i>/values`.
+    Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are as in
+    RequestMasks.
     """
     body = read_model(AttendRequest, document, {"weights": WeightsField})
     masks = RequestMasks(body.masks, mask_params)

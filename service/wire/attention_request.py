@@ -92,11 +92,7 @@ class AttentionRequest(StrictModel):
 def check_attention(
     document: Mapping[str, object], limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    """Return the checked call. The caller must then run the remaining check (`counted`).
-
-    Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are the
-    JSON pointers to the values of the first masks.
-    """
+    """Return the checked call, with the errors and arguments of `check_request`; the caller runs the remaining check."""
     body = read_model(AttentionRequest, document, {"weights": WeightsField, "scores": ScoresField})
     masks = RequestMasks(body.masks, mask_params)
     given = {name: found for name in TENSORS if (found := getattr(body, name)) is not None or name in REQUIRED}
@@ -156,9 +152,8 @@ def _number(value: float | None, name: str, query: torch.dtype, least: float = -
     held = torch.tensor(value, dtype=dtype).item()
     if not math.isfinite(held) or held == 0 or held < least:
         words = "above 0" if least == 0 else "other than 0"
-        raise InvalidInput(
-            f"{name} must be a number {words} that {str(dtype).removeprefix('torch.')} can hold", param=f"/{name}"
-        )
+        words += f" that {str(dtype).removeprefix('torch.')} can hold"
+        raise InvalidInput(f"{name} must be a number {words}", param=f"/{name}")
     return value
 
 

@@ -40,11 +40,8 @@ from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_valu
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
 # The datatypes of inputs that take no floats.
-_DATATYPES: dict[str, tuple[str, ...]] = {
-    "attend_mask": ("BOOL",),
-    "ignore_mask": ("BOOL",),
-    "lengths": tuple(dtype.inference for dtype in WHOLES),
-}
+_WHOLES = tuple(dtype.inference for dtype in WHOLES)
+_DATATYPES: dict[str, tuple[str, ...]] = {"attend_mask": ("BOOL",), "ignore_mask": ("BOOL",), "lengths": _WHOLES}
 
 
 class Model(NamedTuple):
@@ -88,13 +85,11 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, 
         # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
         digits = json_length.lstrip(b"0") or b"0"
         if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
-            raise BadBinary(
-                f"Inference-Header-Content-Length must be a number of bytes from 1 to {size}, the body's length"
-            )
+            words = f"must be a number of bytes from 1 to {size}, the body's length"
+            raise BadBinary(f"Inference-Header-Content-Length {words}")
         if head == 0:
-            raise BadBinary(
-                "a body without JSON is only for models with one input; name the inputs of this model in JSON"
-            )
+            words = "a body without JSON is only for models with one input"
+            raise BadBinary(f"{words}; name the inputs of this model in JSON")
     rest = memoryview(body)[head:]
     # Tensors are views that keep the whole body alive; copy them if the JSON is larger.
     return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
@@ -187,20 +182,17 @@ def _binary_size(entry: InferInput) -> int | None:
 
 def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     """Return the tensor of row-major values in the JSON: nested as in its shape, or flat."""
+    name = entry.name
     if entry.datatype in _WITHOUT_JSON:
-        raise BadDtype(
-            f"{entry.datatype} has no JSON form: send {entry.name} with binary_data_size", param=f"/{entry.name}"
-        )
+        raise BadDtype(f"{entry.datatype} has no JSON form: send {name} with binary_data_size", param=f"/{name}")
     numbers = nested_numbers(entry.data) if isinstance(entry.data, list) else entry.data
     if not isinstance(numbers, NumberList):
-        raise InvalidInput(f"the data of {entry.name} must be a list", param=f"/{entry.name}")
-    shape, count = tuple(entry.shape), math.prod(entry.shape)
+        raise InvalidInput(f"the data of {name} must be a list", param=f"/{name}")
+    count = math.prod(entry.shape)
     if numbers.fault is None:
-        if numbers.shape not in (shape, (count,)):
-            raise BadShape(
-                f"the data of {entry.name} has the shape {list(numbers.shape)}, expected {list(shape)} or [{count}]",
-                param=f"/{entry.name}",
-            )
+        if numbers.shape not in (tuple(entry.shape), (count,)):
+            words = f"has the shape {list(numbers.shape)}, expected {entry.shape} or [{count}]"
+            raise BadShape(f"the data of {name} {words}", param=f"/{name}")
         numbers = dataclasses.replace(numbers, shape=(len(numbers.values),))
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 

@@ -47,9 +47,7 @@ _KINDS: dict[Literal["i", "u", "d"], type[np.generic]] = {"i": np.int64, "u": np
 
 
 class _NotForSimdjsonError(Exception):
-    """The body is malformed, or simdjson cannot take it: integers beyond 64 bits, unpaired surrogates, objects of many members,
-    NUL in names.
-    """
+    """The body is malformed, or has integers beyond 64 bits, unpaired surrogates, objects of many members, or NUL in names."""
 
 
 class _Constant(str):

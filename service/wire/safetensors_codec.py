@@ -151,12 +151,10 @@ class RequestTemplates:
         self._max_json_depth = max_json_depth
         self._max_numbers = max_numbers
         self.known: dict[tuple[str, str, bytes, int], RequestTemplate] = {}
-        """At most NUM_REMEMBERED templates, by layer, its digest, and the body's header and length."""
+        """At most NUM_REMEMBERED templates, by layer, digest (which identifies its spec), and the body's header and length."""
 
     def read(self, body: bytearray, name: str, digest: str, spec: LayerSpec) -> CheckedRequest:
-        """Return the request for layer `name`; the `digest` identifies its spec.
-        Raises the errors of `parse_safetensors`, then those of `check_request`.
-        """
+        """Return the request for layer `name`; raises the errors of `parse_safetensors`, then those of `check_request`."""
         # The key includes the header's announced length, so a body that announces a wrong one matches no template.
         length = int.from_bytes(body[:LENGTH_BYTES], "little")
         start = bytes(body[: LENGTH_BYTES + min(length, MAX_REMEMBERED_BYTES)])

@@ -81,9 +81,7 @@ def rank_of(value: object) -> int | None:
 
 
 def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
-    """Check the members of all values, then the dtypes of all, before any value is decoded.
-    So a request with two errors reports the one that the contract puts first.
-    """
+    """Check the members of all values, then the dtypes of all, in the order of the contract and before any value is decoded."""
     objects = [(value, field) for value, field in fields if isinstance(value, dict)]
     for value, field in objects:
         _check_members(value, field)
@@ -207,10 +205,7 @@ def _numbers(value: object) -> NumberList | None:
 def _numbers_to_tensor(
     numbers: NumberList, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the tensor of `numbers`, whose count must match `shape`.
-
-    Raises an error of `field` for the first item, in text order, that is not of its kind.
-    """
+    """Return the tensor of `numbers`, whose count matches `shape`; raises for the first item, in text order, of another kind."""
     fault, kind = numbers.fault, field.kind
     if fault is not None and fault.is_shape:
         raise field.error(BadShape, f"has {fault.what}{at(fault.index)}")
