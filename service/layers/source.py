@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from service.errors import LayerError
-from service.layers.safetensors_header import parse_object
-from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
+from service.layers.safetensors_file import DTYPES, open_regular, parse_object, read_header, read_tensor
 from service.layers.wording import about, listed, quoted, translated
 
 MAX_JSON_BYTES = 64 * 1024 * 1024

@@ -21,9 +21,8 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.safetensors_header import parse_object
+from service.layers.safetensors_file import open_regular, parse_object, read_header, read_tensor
 from service.layers.stored_layer import NAME, StoredLayer, check_name, check_shapes
-from service.layers.tensor_file import open_regular, read_header, read_tensor
 from service.layers.wording import about, translated
 
 SUFFIX = ".safetensors"

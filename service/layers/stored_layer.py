@@ -20,7 +20,7 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
-from service.layers.tensor_file import DTYPES
+from service.layers.safetensors_file import DTYPES
 from service.layers.wording import listed, quoted, shape_text
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -24,7 +24,7 @@ import torch
 from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadBinary, Malformed, UnknownField
-from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, TensorEntry
+from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
 from service.wire.attention_request import TENSORS
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse

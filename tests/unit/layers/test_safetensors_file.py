@@ -13,8 +13,7 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError
-from service.layers.safetensors_header import BITS, Header
-from service.layers.tensor_file import DTYPES, open_regular, read_header, read_tensor
+from service.layers.safetensors_file import BITS, DTYPES, Header, open_regular, read_header, read_tensor
 from tests.unit.layers.checkpoints import entry, random, raw_file
 
 

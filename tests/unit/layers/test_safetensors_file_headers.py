@@ -11,7 +11,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from service.errors import BadBinary, LayerError
-from service.layers.safetensors_header import LENGTH_BYTES, Header, HeaderReader, parse_object
+from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, parse_object
 
 READER = HeaderReader("the body", BadBinary, 10_000, repr)
 FILE = save({"a": np.zeros((2, 3), np.float32), "b": np.ones(5, np.uint8)}, {"k": "v"})

@@ -1,24 +1,31 @@
-"""Safetensors headers: parses strictly which tensors a file or body holds, and the JSON objects of files.
+"""Safetensors files: parses headers strictly, in files and in request bodies, and reads the tensors of files by position.
 
 The format: eight bytes with the header's length (little-endian), the header (a JSON object, blanks at its end), the
-tensors' bytes (little-endian, C order). `layers/` reads it in files and `wire/` in request bodies.
+tensors' bytes (little-endian, C order).
 Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly, as in the safetensors
 library: no hole, no overlap, no byte after them. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
 endless depth are refused, because two parsers would disagree on them. No unchecked number sizes an allocation. Sizes are Python
-integers. Messages repeat nothing of the text; they show names only through `label`.
+integers. Messages repeat nothing of the text; they show names only through `label`. No file is mapped, so that one that shrinks
+meanwhile gives a short read and not a SIGBUS. Only little-endian hosts are supported, like every machine that torch ships
+wheels for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
+import os
+import stat
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import orjson
+import torch
 
-from service.errors import ServiceError
+from service.errors import LayerError, LayerNotLoaded, ServiceError
+from service.layers.wording import quoted, shape_text
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
@@ -70,6 +77,11 @@ def _small_integer(digits: str) -> int:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_small_integer
 )
+
+# The dtypes that a layer may have.
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+MAX_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
+MAX_DIMENSIONS = 8  # of a tensor that is read
 LENGTH_BYTES = 8
 MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
 # Every dtype of the format, because the sizes of tensors that are not read must be right as well.
@@ -162,3 +174,59 @@ def _are_counts(value: object) -> bool:
         if type(item) is not int or item < 0:
             return False
     return True
+
+
+def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> io.FileIO:
+    """Open a regular file unbuffered; never wait on a pipe, and refuse directories and devices."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError as error:
+        raise LayerError("the file does not exist") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise LayerError("the file cannot be opened") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LayerError("the file is not a regular file")
+    return io.FileIO(descriptor, "rb")
+
+
+def read_header(file: io.FileIO, *, max_bytes: int = MAX_HEADER_BYTES) -> Header:
+    reader = HeaderReader("the file", LayerError, max_bytes, quoted)
+    size = os.fstat(file.fileno()).st_size
+    length = reader.length(_read(file, 0, min(size, LENGTH_BYTES)), size)
+    return reader.read(_read(file, LENGTH_BYTES, length), size)
+
+
+def read_tensor(file: io.FileIO, name: str, entry: TensorEntry) -> torch.Tensor:
+    """Read one tensor into its own memory; floating-point dtypes only."""
+    if entry.dtype not in DTYPES:
+        raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(DTYPES)}")
+    if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
+        found = f"{quoted(name)} has the shape {shape_text(entry.shape)}"
+        raise LayerError(f"{found}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0")
+    try:
+        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    except (RuntimeError, MemoryError) as error:
+        raise LayerNotLoaded(f"no memory for the {entry.end - entry.begin} bytes of {quoted(name)}") from error
+    _read_into(file, entry.begin, tensor.view(-1).view(torch.uint8).numpy().data)
+    return tensor
+
+
+def _read(file: io.FileIO, offset: int, count: int) -> bytearray:
+    buffer = bytearray(count)
+    _read_into(file, offset, memoryview(buffer))
+    return buffer
+
+
+def _read_into(file: io.FileIO, offset: int, buffer: memoryview) -> None:
+    """Fill `buffer` in a loop, because one system call reads at most 2 GiB."""
+    try:
+        file.seek(offset)
+        while buffer:
+            got = file.readinto(buffer)
+            if not got:
+                raise LayerError("the file ended while it was read")
+            buffer = buffer[got:]
+    except OSError as error:
+        raise LayerError("the file cannot be read") from error
