@@ -38,7 +38,7 @@ HEADS_KEYS = ("num_attention_heads", "n_heads", "n_head")
 # Beginnings of the names of rotary options in a config.json; a falsy value turns the option off.
 ROTARY_OPTIONS = ("rope_", "rotary")
 Shapes = dict[str, tuple[int, ...]]
-Config = Mapping[str, object] | None
+Config = Mapping[str, object]
 
 
 def import_layer(
@@ -64,10 +64,11 @@ def import_layer(
     source = open_source(source_path)
     with about(f"source {quoted(source.label)}"):
         chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
-        _check_model(source.config)
+        config = source.config or {}
+        _check_model(config)
         present = present_parts(chosen, source)
         shapes = canonical_shapes(chosen, present, source)
-        spec = derive_spec(chosen, shapes, source.config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
+        spec = derive_spec(chosen, shapes, config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         check_fit(spec, chosen, present, shapes)
         words = (source.label, chosen.module, f"({chosen.family.name})")
         text = " ".join(word for word in words if word)
@@ -90,7 +91,7 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
     if prefix is not None:
         found = _below(found, prefix)
     if layer is not None:
-        found = _numbered(found, layer, source.config)
+        found = _numbered(found, layer, source.config or {})
     if len(found) > 1:
         modules = listed(candidate.module for candidate in found)
         raise LayerError(f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {modules}")
@@ -110,7 +111,7 @@ def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
 def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candidate]:
     first = found[0]
     if len(found) == 1 and (first.family.is_shared_by_depths or first.number is None):
-        depth = (config or {}).get("num_hidden_layers") if first.family.is_shared_by_depths else 1
+        depth = config.get("num_hidden_layers") if first.family.is_shared_by_depths else 1
         numbers = list(range(depth if isinstance(depth, int) and 1 <= depth <= MAX_DEPTH else 1))
         matching = found
     else:
@@ -128,8 +129,6 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
 
 def _check_model(config: Config) -> None:
     """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
-    if config is None:
-        return
     model = config.get("model_type")
     if isinstance(model, str) and model in REFUSED_MODELS:
         raise LayerError(f"model_type {model}: {REFUSED_MODELS[model]}")
@@ -146,10 +145,8 @@ def present_parts(chosen: Candidate, source: Source) -> Parts:
     for beginning, why in family.refused.items():
         if refused := sorted(prefix + key for key in keys if key.startswith(beginning)):
             raise LayerError(f"{listed(refused)}: {why}")
-    optional = {key for group in family.optional for key in group}
-    begun = {key for group in family.optional if not keys.isdisjoint(group) for key in group}
-    wanted = (family.parts.keys() - optional) | begun
-    if missing := sorted(prefix + key for key in wanted - keys):
+    absent = {key for group in family.optional if keys.isdisjoint(group) for key in group}
+    if missing := sorted(prefix + key for key in family.parts.keys() - absent - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     in_module = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
     if extra := sorted(prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)):
@@ -221,7 +218,7 @@ def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes
 
 
 def _num_heads(family: Family, config: Config, given: int | None) -> int:
-    named = {key: config[key] for key in HEADS_KEYS if config is not None and key in config}
+    named = {key: config[key] for key in HEADS_KEYS if key in config}
     if family.is_single_head:
         named = {f"the family {family.name}": 1}
     if given is not None:
@@ -239,7 +236,6 @@ def _num_heads(family: Family, config: Config, given: int | None) -> int:
 
 def _scale(chosen: Candidate, config: Config, head_width: int) -> float:
     """Return 1/sqrt(head width), changed as the `scale_attn_…` options of GPT-2's config.json say."""
-    config = config or {}
     scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)
     if not config.get("scale_attn_by_inverse_layer_idx"):
         return scale

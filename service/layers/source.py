@@ -165,12 +165,8 @@ def _npz_entries(path: Path) -> dict[str, Entry]:
 
 def _read_npz(path: Path, member: str) -> torch.Tensor:
     name = quoted(member.removesuffix(".npy"))
-    with (
-        translated(f"{name} cannot be read from the archive"),
-        zipfile.ZipFile(path) as archive,
-        archive.open(member) as stream,
-    ):
-        array = np.lib.format.read_array(stream, allow_pickle=False)
+    with translated(f"{name} cannot be read from the archive"), np.load(path, allow_pickle=False) as archive:
+        array = archive[member]
         if array.dtype.kind != "f" or array.dtype.itemsize not in {2, 4, 8}:
             raise LayerError(f"{name} holds {array.dtype.name}, expected float16, float32 or float64")
         native = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)

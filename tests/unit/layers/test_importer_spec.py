@@ -24,7 +24,9 @@ def imported_spec(tensors: dict[str, torch.Tensor], config: dict[str, object] | 
     chosen = choose(source, family=None, prefix=None, layer=None)
     present = present_parts(chosen, source)
     shapes = canonical_shapes(chosen, present, source)
-    spec = derive_spec(chosen, shapes, config, **{"heads": None, "scale": None, "add_zero_attn": False, **options})
+    spec = derive_spec(
+        chosen, shapes, config or {}, **{"heads": None, "scale": None, "add_zero_attn": False, **options}
+    )
     check_fit(spec, chosen, present, shapes)
     return spec
 
