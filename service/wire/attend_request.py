@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from service.attention.call import AnyAnswer, AttentionAnswer, AttentionCall, Call, TopK, WeightsWanted
+from service.attention.call import AnyAnswer, AttentionAnswer, AttentionCall, Call, ScoresWanted, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
@@ -74,6 +74,23 @@ class WeightsField(StrictModel):
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
 
 
+class ScoresField(StrictModel):
+    """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
+
+    stage: Literal["scaled", "capped", "masked"] = Field(description="times the scale; then capped; then masked")
+    heads: HeadIndices = None
+    queries: RowIndices = None
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
+
+    def wanted(self, sizes: Sizes) -> ScoresWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
+        heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
+        queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
+        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
+
+
+_PARTS: dict[str, type[StrictModel]] = {"weights": WeightsField, "scores": ScoresField}
+"""The fields of requests that are objects, masks aside."""
 _FromShortForm = Annotated[
     WeightsField,
     BeforeValidator(
@@ -255,7 +272,7 @@ def check_request(
     Raises InvalidInput or a subclass for malformed input, and CostLimit for a request above its limits. `mask_params` are as in
     RequestMasks.
     """
-    body = read_model(AttendRequest, document, {"weights": WeightsField})
+    body = read_model(AttendRequest, document)
     masks = RequestMasks(body.masks, mask_params)
     check_fields([(getattr(body, field), float_field(field)) for field in ("query", "key", "value")] + masks.fields())
     if is_batch := rank_of(body.query) == BATCH_RANK:
@@ -329,13 +346,10 @@ def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
     )
 
 
-def read_model(model: type[M], document: Mapping[str, object], parts: Mapping[str, type[BaseModel]]) -> M:
-    """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others.
-
-    `parts` are the models of its fields that are objects; masks have the models of their kinds.
-    """
+def read_model(model: type[M], document: Mapping[str, object]) -> M:
+    """Return the request in a document; raises its first error as a ServiceError, with unknown fields before all others."""
     _check_names(document, model, "")
-    for name, part in parts.items():
+    for name, part in _PARTS.items():
         if isinstance(value := document.get(name), dict):
             _check_names(value, part, f"/{name}")
     masks = document.get("masks")

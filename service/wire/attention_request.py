@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import AttentionCall
 from service.attention.cost import attention_flops, attention_table_bytes
 from service.attention.masks import Sizes
 from service.attention.spec import MAX_HEADS
@@ -24,14 +24,11 @@ from service.wire.attend_request import (
     MAX_COUNTED_CELLS,
     CheckedRequest,
     Encoding,
-    HeadIndices,
     MaskedRows,
     RequestLimits,
     RequestMasks,
-    RowIndices,
-    WeightsField,
+    ScoresField,
     WeightsSelection,
-    decode_indices,
     expect,
     float_field,
     input_bytes,
@@ -47,21 +44,6 @@ REQUIRED = ("query", "key", "value")
 TENSORS = (*REQUIRED, "past_key", "past_value", "sinks")
 """Every tensor that a request of any kind may have, masks aside."""
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
-
-
-class ScoresField(StrictModel):
-    """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
-
-    stage: Literal["scaled", "capped", "masked"] = Field(description="times the scale; then capped; then masked")
-    heads: HeadIndices = None
-    queries: RowIndices = None
-    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
-
-    def wanted(self, sizes: Sizes) -> ScoresWanted:
-        """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
-        heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
-        queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
-        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
 
 
 class AttentionRequest(StrictModel):
@@ -93,7 +75,7 @@ def check_attention(
     document: Mapping[str, object], limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
     """Return the checked call, with the errors and arguments of `check_request`; the caller runs the remaining check."""
-    body = read_model(AttentionRequest, document, {"weights": WeightsField, "scores": ScoresField})
+    body = read_model(AttentionRequest, document)
     masks = RequestMasks(body.masks, mask_params)
     given = {name: found for name in TENSORS if (found := getattr(body, name)) is not None or name in REQUIRED}
     check_fields([(found, float_field(name)) for name, found in given.items()] + masks.fields())
