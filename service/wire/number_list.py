@@ -58,34 +58,34 @@ class NumberList:
         return self.is_whole and self.first_boolean is None and self.first_minus_inf is None and self.fault is None
 
 
-def nested_numbers(nested: Sequence[object]) -> NumberList:
-    """Return the NumberList of nested Python lists."""
+def nested_numbers(nested: object) -> NumberList:
+    """Return the NumberList of nested Python lists, or of one item, which has no axes."""
     shape: list[int] = []
-    probe: object = nested
+    probe = nested
     while isinstance(probe, list):
         shape.append(len(probe))
         probe = probe[0] if probe else None
-    level: Sequence[object] = [nested]
+    items: Sequence[object] = [nested]
     for axis, size in enumerate(shape):
-        for position, item in enumerate(level):
+        for position, item in enumerate(items):
             if not isinstance(item, list) or len(item) != size:
-                return _faulty(index_of(position, tuple(shape[:axis])), OTHER_SHAPE)
-        level = list(itertools.chain.from_iterable(level))  # type: ignore[arg-type]  # all are lists
-    return _flat_numbers(level, tuple(shape))
-
-
-def _flat_numbers(items: Sequence[object], shape: tuple[int, ...]) -> NumberList:
+                return _irregular(position, shape[:axis])
+        items = list(itertools.chain.from_iterable(items))  # type: ignore[arg-type]  # all are lists
     kinds = set(map(type, items))
     if list in kinds:  # some items are lists and others are not
-        return _faulty(index_of(next(i for i, item in enumerate(items) if isinstance(item, list)), shape), OTHER_SHAPE)
+        return _irregular(next(i for i, item in enumerate(items) if isinstance(item, list)), shape)
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
     first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None
     values = _floats(items) if kinds <= {int, float, bool, str} else None
     if values is not None:
-        return NumberList(values, shape, float not in kinds, first_boolean, first_minus_inf)
+        return NumberList(values, tuple(shape), float not in kinds, first_boolean, first_minus_inf)
     position = next(i for i, item in enumerate(items) if not _is_number(item))
-    what = _NAMES.get(type(items[position]), BEYOND_FLOAT64)
-    return NumberList(NO_VALUES, shape, True, first_boolean, first_minus_inf, Fault(index_of(position, shape), what))
+    fault = Fault(index_of(position, shape), _NAMES.get(type(items[position]), BEYOND_FLOAT64))
+    return NumberList(NO_VALUES, tuple(shape), True, first_boolean, first_minus_inf, fault)
+
+
+def _irregular(position: int, shape: Sequence[int]) -> NumberList:
+    return NumberList(NO_VALUES, (), fault=Fault(index_of(position, shape), OTHER_SHAPE))
 
 
 def _floats(items: Sequence[object]) -> Float64s | None:
@@ -100,16 +100,12 @@ def _floats(items: Sequence[object]) -> Float64s | None:
     return values if np.count_nonzero(~np.isfinite(values)) == items.count("-inf") else None
 
 
-def _faulty(index: tuple[int, ...], what: str) -> NumberList:
-    return NumberList(NO_VALUES, (), fault=Fault(index, what))
-
-
 def at(index: tuple[int, ...]) -> str:
     """Return the position of a value as error messages write it."""
     return " at index " + "".join(f"[{axis}]" for axis in index) if index else ""
 
 
-def index_of(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def index_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the index of a flat position, one number per axis."""
     return tuple(int(axis) for axis in np.unravel_index(position, shape)) if shape else ()
 

@@ -11,7 +11,6 @@ digits is thus rounded twice: to float64, then to the dtype.) A tensor shares th
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -193,13 +192,7 @@ def _numbers(value: object) -> NumberList | None:
     """Return the numbers of lists, or of one number, which has no axes; None for anything else."""
     if isinstance(value, NumberList):
         return value
-    if isinstance(value, list):
-        return nested_numbers(value)
-    if not isinstance(value, int | float):
-        return None
-    scalar = nested_numbers([value])
-    fault = scalar.fault and dataclasses.replace(scalar.fault, index=())
-    return dataclasses.replace(scalar, shape=(), fault=fault)
+    return nested_numbers(value) if isinstance(value, list | int | float) else None
 
 
 def _numbers_to_tensor(
