@@ -32,7 +32,6 @@ TENSOR_OBJECT: dict[str, Any] = {
     },
 }
 
-
 _NESTED = {"type": "array", "items": {}, "description": "nested lists of numbers (float32)"}
 _WORDS_OF_TENSOR = "a tensor: nested lists, or an object with dtype, shape and data"
 Tensor = Annotated[Any, WithJsonSchema({"anyOf": [_NESTED, TENSOR_OBJECT], "description": _WORDS_OF_TENSOR})]
@@ -100,22 +99,18 @@ def unknown_field(
 _WORDS = {
     "missing": "is required",
     "literal_error": "must be one of {expected}",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "float_type": "must be a number",
     "list_type": "must be a list",
     "too_long": "must have at most {max_length} entries",
     "string_too_long": "must have at most {max_length} characters",
-    "string_unicode": "must be text",
-    "value_error": "must be text",
     "too_short": "must not be empty",
     "string_type": "must be a string",
     "bool_type": "must be true or false",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "dict_type": "must be an object",
+    **dict.fromkeys(("int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("string_unicode", "value_error"), "must be text"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
 
 
@@ -125,8 +120,6 @@ def translated(error: ValidationError) -> InvalidInput:
     # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
-    context = first.get("ctx", {})
-    words = _WORDS.get(first["type"], "is not valid")
-    words = words.format_map({**context, "expected": context.get("expected", "")})
+    words = _WORDS.get(first["type"], "is not valid").format_map({"expected": "", **first.get("ctx", {})})
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)
