@@ -71,9 +71,8 @@ def import_layer(
         spec = derive_spec(chosen, shapes, config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         check_fit(spec, chosen, present, shapes)
         words = (source.label, chosen.module, f"({chosen.family.name})")
-        text = " ".join(word for word in words if word)
-        text = bounded("".join(char if char.isprintable() else "?" for char in text), MAX_SOURCE)
-        return StoredLayer(name, spec, _read(chosen, present, source), text, chosen.family.name)
+        origin = "".join(char if char.isprintable() else "?" for char in " ".join(filter(None, words)))
+        return StoredLayer(name, spec, _read(chosen, present, source), bounded(origin, MAX_SOURCE), chosen.family.name)
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
