@@ -322,9 +322,9 @@ class _Reader:
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others; `is_whole`: the first has neither fraction nor exponent."""
     for kind, dtype in _KINDS.items():
-        # Elements that are not numbers, or not all of this kind, raise.
-        with contextlib.suppress(ValueError, TypeError, RuntimeError):
-            if kind == "d" or is_whole:
+        if kind == "d" or is_whole:
+            # Elements that are not numbers, or not all of this kind, raise.
+            with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
                 return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
     return None
