@@ -171,8 +171,8 @@ class Engine:
         self._steps.add(steps)
 
         def cancel_if_dropped(submitted: Future[None]) -> None:
-            if submitted.cancelled():
-                steps.first.cancel()
+            if submitted.cancelled() and steps.first.cancel():
+                steps.first.set_running_or_notify_cancel()  # ends a `concurrent.futures.wait` for it
 
         self._submit(steps.run, partial(self._run, batch)).add_done_callback(cancel_if_dropped)
         return steps.first
@@ -257,6 +257,7 @@ class Engine:
         The caller may cancel `done` at any time, also during the last step.
         """
         if done.cancelled():  # no caller waits for the layer any more
+            done.set_running_or_notify_cancel()  # ends a `concurrent.futures.wait` for it
             return
         started = time.perf_counter()
         try:
