@@ -64,7 +64,7 @@ class ManualClock:
         return sum(call.callback is not None for _, _, call in self._calls)
 
 
-class StoppedBatch:
+class PreemptedBatch:
     """A batch of a GateEngine between two of its steps."""
 
     def __init__(self, engine: GateEngine, batch: list[Any]) -> None:
@@ -72,13 +72,13 @@ class StoppedBatch:
         self._batch = batch
 
     def resume(self) -> Future[Any]:
-        assert self._engine.stopped is self
-        self._engine.stopped = None
+        assert self._engine.preempted is self
+        self._engine.preempted = None
         return self._engine.hold(self._batch)
 
     def drop(self) -> None:
-        assert self._engine.stopped is self
-        self._engine.stopped = None
+        assert self._engine.preempted is self
+        self._engine.preempted = None
         self._engine.dropped.append(self._batch)
 
 
@@ -97,7 +97,7 @@ class GateEngine:
         self.batches: list[list[Any]] = []
         self.briefs: list[bool] = []  # which of them were said to be brief
         self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
-        self.stopped: StoppedBatch | None = None  # a long one, which goes on when it is resumed
+        self.preempted: PreemptedBatch | None = None  # a long one, which goes on when it is resumed
         self.dropped: list[list[Any]] = []
 
     @property
@@ -142,10 +142,10 @@ class GateEngine:
 
     def stop(self) -> None:
         """The held batch has done one of its steps."""
-        assert self.stopped is None, "two batches have stopped"
+        assert self.preempted is None, "two batches are preempted"
         batch, future = self._take()
-        self.stopped = StoppedBatch(self, batch)
-        future.set_result(self.stopped)
+        self.preempted = PreemptedBatch(self, batch)
+        future.set_result(self.preempted)
 
     def open(self) -> None:
         """The held batch ends, and later ones at once."""

@@ -3,7 +3,7 @@
 Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
-long batch stops after each step (`preemption.py`); while it is stopped, the engine's second thread computes other batches.
+long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
 Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
 self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
 After the device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or
@@ -27,7 +27,7 @@ import torch
 from service.attention.call import AnyAnswer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
-from service.attention.preemption import Steps, stopped_s
+from service.attention.preemption import Steps, preempted_s
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.attention.self_check import Variant, checks, keeps_bits
 from service.attention.spec import LayerSpec
@@ -44,7 +44,7 @@ _DOWN = "the device failed; this process computes nothing until it is replaced"
 P = ParamSpec("P")
 R = TypeVar("R")
 Answers = Sequence[AnyAnswer]
-# Result of one step of a batch: the answers, or the stopped batch itself.
+# Result of one step of a batch: the answers, or the preempted batch itself.
 Step = Answers | Steps[Answers]
 
 
@@ -58,7 +58,7 @@ class EngineOptions:
     exact: bool = False
     """Whether a GPU takes one sequence at a time, so that bits do not depend on the batch."""
     step_s: float = math.inf
-    """After how long a batch stops, so that other batches can compute."""
+    """After how long a batch is preempted, so that other batches can compute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Engine:
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter_thread)
         self._threads: list[threading.Thread] = []  # threads that have started
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
-        self._is_stopped = False  # whether a long batch waits for its next step
+        self._is_preempted = False  # whether a long batch waits for its next step
         self._lock = threading.Lock()  # held by the thread that computes
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
@@ -152,11 +152,11 @@ class Engine:
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
-        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a stopped batch.
+        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a preempted batch.
 
         With `is_inline` the caller's thread may compute the batch before `run` returns: waking the engine's thread and then the
-        caller can take as long as a small batch. While one batch is stopped, others do not stop; the caller awaits them before it
-        resumes the stopped one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
+        caller can take as long as a small batch. While one batch is preempted, others are not; the caller awaits them before
+        it resumes that one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
         Raises EngineDown if the engine is closed.
         """
         if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
@@ -166,7 +166,7 @@ class Engine:
                 done.set_result(answers)
                 return done
         steps: Steps[Answers] = Steps(
-            self._lock, math.inf if self._is_stopped else self.options.step_s, self._set_stopped
+            self._lock, math.inf if self._is_preempted else self.options.step_s, self._set_preempted
         )
         self._steps.add(steps)
 
@@ -177,8 +177,8 @@ class Engine:
         self._submit(steps.run, partial(self._run, batch)).add_done_callback(cancel_if_dropped)
         return steps.first
 
-    def _set_stopped(self, is_stopped: bool) -> None:
-        self._is_stopped = is_stopped
+    def _set_preempted(self, is_preempted: bool) -> None:
+        self._is_preempted = is_preempted
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""
@@ -204,7 +204,7 @@ class Engine:
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
-            return (self._second if self._is_stopped else self._thread).submit(work, *args, **kwargs)
+            return (self._second if self._is_preempted else self._thread).submit(work, *args, **kwargs)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
@@ -299,7 +299,7 @@ class Engine:
             if not has_device_failed and not _is_out_of_memory(error):
                 raise
         finally:
-            self.busy_seconds += time.perf_counter() - started - stopped_s()
+            self.busy_seconds += time.perf_counter() - started - preempted_s()
         # Raised outside the handler: the caught exception would keep the batch's tensors alive.
         if has_device_failed:
             raise EngineDown(_DOWN)

@@ -1,8 +1,8 @@
 """Preemption: a long batch computes in steps, so that other batches compute between them.
 
-Lives here: the points at which a forward pass may stop, and the batch that stops there. Independent of what is computed.
-Invariants: A batch computes the same pieces whether it stops or not; only the time between two pieces differs. A stopped
-batch keeps its thread and its tensors, but not the engine's lock. A dropped batch ends at the point where it stopped.
+Lives here: the points at which a forward pass may be preempted, and the batch that is. Independent of what is computed.
+Invariants: A batch computes the same pieces, preempted or not; only the time between two pieces differs. A preempted batch
+keeps its thread and its tensors, but not the engine's lock. A dropped batch ends at the point where it was preempted.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class Dropped(BaseException):
 
 
 def preemption_point() -> None:
-    """Stop the batch here, between two pieces of a forward pass, if its step is over; costs 0.1 µs when it does not stop."""
+    """Preempt the batch here, between two pieces of a forward pass, if its step is over; costs 0.1 µs if it is not."""
     steps: Steps[object] | None = getattr(_of_thread, "steps", None)
     if steps is not None:
-        steps.stop_if_due()
+        steps.preempt_if_due()
 
 
-def stopped_s() -> float:
-    """Return how long the batch of this thread has been stopped so far, in seconds; 0 outside a batch in steps."""
+def preempted_s() -> float:
+    """Return how long the batch of this thread has been preempted so far, in seconds; 0 outside a batch in steps."""
     steps: Steps[object] | None = getattr(_of_thread, "steps", None)
-    return 0.0 if steps is None else steps.stopped_s
+    return 0.0 if steps is None else steps.preempted_s
 
 
 class Steps(Generic[R]):
     """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
 
-    The batch holds `lock` while it computes. It calls `notify` with True when it stops and False when it resumes.
-    `first` is the future of the first step. A step's future gives the result, or this object if the batch has stopped: then
+    The batch holds `lock` while it computes. It calls `notify` with True when it is preempted and False when it resumes.
+    `first` is the future of the first step. A step's future gives the result, or this object if the batch is preempted: then
     call `resume` or `drop`.
     """
 
     def __init__(self, lock: threading.Lock, step_s: float, notify: Callable[[bool], None]) -> None:
         self.first: Future[R | Steps[R]] = Future()
-        self.stopped_s = 0.0
+        self.preempted_s = 0.0
         self._lock = lock
         self._step_s = step_s
         self._notify = notify
@@ -72,8 +72,8 @@ class Steps(Generic[R]):
         else:
             self._step.set_result(result)
 
-    def stop_if_due(self) -> None:
-        """Stop if the step is over, on the batch's thread; raise Dropped if the batch is dropped meanwhile."""
+    def preempt_if_due(self) -> None:
+        """Preempt the batch if its step is over, on the batch's thread; raise Dropped if the batch is dropped meanwhile."""
         now = time.perf_counter()
         if now < self._due:
             return
@@ -86,24 +86,24 @@ class Steps(Generic[R]):
             self._resumed.acquire()
         finally:
             self._lock.acquire()
-        self.stopped_s += time.perf_counter() - now
+        self.preempted_s += time.perf_counter() - now
         if self._is_dropped:
             raise Dropped
         self._due = time.perf_counter() + self._step_s
 
     def resume(self) -> Future[R | Steps[R]]:
-        """Continue a stopped batch; return the future of its next step."""
+        """Continue a preempted batch; return the future of its next step."""
         step = self._step
         self._notify(False)
         self._resumed.release()
         return step
 
     def drop(self) -> None:
-        """End a batch that has stopped; its future fails with Dropped."""
+        """End a preempted batch; its future fails with Dropped."""
         self._is_dropped = True
         self.resume()
 
     def finish(self) -> None:
-        """Let the batch run to its end without stops; a stopped batch resumes."""
+        """Let the batch run to its end in one step; a preempted batch resumes."""
         self._step_s = self._due = math.inf
         self._resumed.release()

@@ -2,8 +2,8 @@
 
 Independent of tensors, HTTP and metrics. The policy chooses batches, admission refuses jobs, the runner retries failed batches.
 Invariants: Every admitted job is settled exactly once. Check and append happen without an await in between. All state changes are
-synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more has stopped between two
-of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
+synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more is preempted between
+two of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
 requests are taken in, as far as they fit. If the task dies or a step does not end, every job fails. Draining admits nothing.
 """
 
@@ -45,7 +45,7 @@ class Batcher(Generic[P, R]):
         self._admission = Admission(queue_limits, self._lanes)
         self._speed, self._congestion = self._admission.speed, self._admission.congestion
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
-        self._stopped: list[Job[P, R]] = []  # the long batch that has stopped between two steps, likewise
+        self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
         self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
         self._left = asyncio.Event()  # a job finished or left: wakes `drain`
@@ -73,8 +73,8 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_running(self) -> int:
-        """Number of unsettled jobs in the batch in flight and in the stopped one."""
-        return sum(not job.is_settled for job in (*self._running, *self._stopped))
+        """Number of unsettled jobs in the batch in flight and in the preempted one."""
+        return sum(not job.is_settled for job in (*self._running, *self._preempted))
 
     def start(self) -> None:
         if self._task is not None:
@@ -210,17 +210,17 @@ class Batcher(Generic[P, R]):
         )
 
     async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """Run due batches of other lanes, up to their share, while a batch of this lane is stopped after a step of `seconds`.
+        """Run due batches of other lanes, up to their share, while a batch of this lane is preempted after a step of `seconds`.
 
-        A long batch waits until the stopped one has ended: at most one batch is stopped, so the memory held is bounded.
+        A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
         """
-        self._lanes.stop(lane, self._speed.charge_of(seconds))
-        self._stopped, self._running = self._running, []
+        self._lanes.preempt(lane, self._speed.charge_of(seconds))
+        self._preempted, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
             await self._runner.take_in_arrivals()
         self._lanes.resume()
-        self._running, self._stopped = self._stopped, []
+        self._running, self._preempted = self._preempted, []
 
     def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
@@ -269,7 +269,7 @@ class Batcher(Generic[P, R]):
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
-        jobs = [*self._running, *self._stopped, *self._lanes.clear()]
+        jobs = [*self._running, *self._preempted, *self._lanes.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
         self._left.set()
         self._report_queue()
@@ -279,7 +279,7 @@ class Batcher(Generic[P, R]):
         """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
         error = None if task.cancelled() else task.exception()
         num_failed = self._fail_all(partial(EngineDown, DOWN))
-        self._running, self._stopped = [], []
+        self._running, self._preempted = [], []
         if not self._is_stopping:
             self._observer.died(DeathEvent(num_failed, error))
 

@@ -17,8 +17,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 @runtime_checkable
-class Stopped(Protocol):
-    """A long batch that has stopped between two of its steps; it holds only its thread and its tensors."""
+class Preempted(Protocol):
+    """A long batch that is preempted between two of its steps; it holds only its thread and its tensors."""
 
     def resume(self) -> Future[Any]:
         """Return the future of the next step, which gives what `Engine.run` gives."""
@@ -30,8 +30,8 @@ class Stopped(Protocol):
 class Engine(Protocol[P_contra, R_co]):
     """Computes one result per payload, in order; EngineDown says that no later batch will be answered.
 
-    An inline batch is short enough for the loop to wait: the engine may compute it before it returns. A long one may come back
-    Stopped; until it is resumed, the batches that run in between do not stop.
+    An inline batch is short enough for the loop to wait: the engine may compute it before it returns. A long one may come
+    back Preempted; until it resumes, the batches that run in between are not preempted.
     """
 
     def run(self, batch: Sequence[P_contra], /, *, is_inline: bool) -> Future[Sequence[R_co] | Any]: ...
@@ -43,7 +43,7 @@ class ComputeLimits:
 
     max_s: float  # a step that takes longer counts as stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
-    step_s: float = math.inf  # a batch stops after about this time
+    step_s: float = math.inf  # a batch is preempted after about this time
 
 
 @dataclass(frozen=True, slots=True)

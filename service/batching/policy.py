@@ -154,7 +154,7 @@ class Lanes(Generic[J]):
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
         self._served: Hashable = None  # the lane of the last batch
-        self._stopped: Hashable = None  # the lane of the long batch that has stopped
+        self._preempted: Hashable = None  # the lane of the preempted long batch
         self._held: dict[Hashable, Held] = {}
         self.num_jobs = 0
         self.num_bytes = 0
@@ -177,28 +177,28 @@ class Lanes(Generic[J]):
 
     @property
     def long_lane(self) -> Hashable:
-        """The lane of the stopped batch, or of the last batch if none is stopped."""
-        return self._served if self._stopped is None else self._stopped
+        """The lane of the preempted batch, or of the last batch if none is preempted."""
+        return self._served if self._preempted is None else self._preempted
 
-    def stop(self, name: Hashable, charge: float) -> None:
-        """Record that the batch of that lane has stopped after a step that costs `charge` flops.
+    def preempt(self, name: Hashable, charge: float) -> None:
+        """Record that the batch of that lane is preempted after a step that costs `charge` flops.
 
         The lane's start becomes the current virtual time; its earlier charge is dropped.
         """
-        self._stopped = name
+        self._preempted = name
         self._virtual_time += int(charge)
         self._debts.pop(name, None)
         if name in self._lanes:
             self._lanes[name].start = self._virtual_time
 
     def resume(self) -> None:
-        """Record that the stopped batch resumes or has ended."""
-        self._stopped = None
+        """Record that the preempted batch resumes or has ended."""
+        self._preempted = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """Return the lane to run while a batch is stopped, or None. The stopped batch's own lane never runs."""
+        """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
-        others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
+        others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
 
     @property

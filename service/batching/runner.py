@@ -4,8 +4,8 @@ Independent of callers, and of which jobs run together and when.
 Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
 engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An exception other than a
 ServiceError is translated once, here; its text never reaches a caller. An engine that is down, or a step that does not end, ends
-the run. A stopped batch resumes only while a caller waits for it. After inline batches have blocked the loop for about `inline_s`
-together, it gets time for other requests.
+the run. A preempted batch resumes only while a caller waits for it. After inline batches have blocked the loop for about
+`inline_s` together, it gets time for other requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from service.batching.engine_protocol import (
     ComputeLimits,
     Engine,
     Observer,
+    Preempted,
     RetryEvent,
     SplitEvent,
-    Stopped,
 )
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
@@ -43,7 +43,7 @@ MAX_SEQUENCES = 64
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# A callback that is awaited before a stopped batch resumes; it gets the batch's lane and the seconds of its last step.
+# A callback that is awaited before a preempted batch resumes; it gets the batch's lane and the seconds of its last step.
 Between = Callable[[Hashable, float], Awaitable[object]]
 
 
@@ -172,8 +172,8 @@ class Runner(Generic[P, R]):
         future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
-        # A long batch may have stopped already: then its future is done, but the batch is not.
-        ended_at_once = future.done() and stopped(future) is None
+        # A long batch may be preempted already: then its future is done, but the batch is not.
+        ended_at_once = future.done() and preempted(future) is None
         if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
@@ -197,7 +197,7 @@ class Runner(Generic[P, R]):
             await wait_for(future, self._clock, started_at + self._max_s)
             step_s = self._clock.now() - started_at
             total_s += step_s
-            batch = stopped(future)
+            batch = preempted(future)
             if batch is None:
                 return future, total_s
             try:
@@ -278,12 +278,12 @@ def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> F
         return _failed(error)
 
 
-def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
-    """Return the stopped batch if the step that has ended was not the last, else None."""
+def preempted(future: Future[Sequence[R] | Any]) -> Preempted | None:
+    """Return the preempted batch if the step that has ended was not the last, else None."""
     if future.cancelled() or future.exception() is not None:
         return None
     result = future.result()
-    return result if not isinstance(result, list) and isinstance(result, Stopped) else None
+    return result if not isinstance(result, list) and isinstance(result, Preempted) else None
 
 
 def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:

@@ -217,7 +217,7 @@ def test_the_busy_time_of_the_engine_excludes_the_time_of_stops(monkeypatch):
         stopped = engine.run([large_calls()["many sequences"]]).result(10)
         offset_s = 100.0
         to_the_end(stopped.resume())
-        assert stopped.stopped_s > 100 > engine.engine.busy_seconds - before > 0
+        assert stopped.preempted_s > 100 > engine.engine.busy_seconds - before > 0
     finally:
         engine.close()
 

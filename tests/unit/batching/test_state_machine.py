@@ -128,13 +128,13 @@ class WaitingRoom(RuleBasedStateMachine):
     def complete(self) -> None:
         self.do(self.engine.release)
 
-    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None)
+    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None)
     @rule()
     def stop(self) -> None:
         """A long batch has done a step, and goes on when others have had their share."""
         self.do(self.engine.stop)
 
-    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None and self.waiting_clients)
+    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None and self.waiting_clients)
     @rule(data=st.data())
     def stop_and_cancel_meanwhile(self, data: st.DataObject) -> None:
         leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
@@ -231,9 +231,9 @@ class WaitingRoom(RuleBasedStateMachine):
         assert not never & set(executed)
 
     @invariant()
-    def a_batch_has_stopped_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
+    def a_batch_is_preempted_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
         if self.batcher.is_alive:
-            assert self.engine.stopped is None or self.engine.is_busy
+            assert self.engine.preempted is None or self.engine.is_busy
         of_payload = {job.payload: job for job in self.admitted}
         for batch in self.engine.dropped:
             assert all(of_payload[payload].is_settled for payload in batch)
