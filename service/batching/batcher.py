@@ -16,7 +16,7 @@ from functools import partial
 from typing import Generic
 
 from service.batching.admission import Admission, QueueLimits
-from service.batching.engine_protocol import DeathEvent, Engine, Observer
+from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
 from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, is_full, take
 from service.batching.runner import Runner
@@ -281,7 +281,7 @@ class Batcher(Generic[P, R]):
         num_failed = self._fail_all(partial(EngineDown, DOWN))
         self._running, self._preempted = [], []
         if not self._is_stopping:
-            self._observer.died(DeathEvent(num_failed, error))
+            self._observer.died(num_failed, error)
 
     def _check_open(self) -> None:
         if self._task is not None and self._task.done() and not self._is_stopping:

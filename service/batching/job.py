@@ -49,11 +49,17 @@ class BatchInfo:
     requests: int
     sequences: int
     tokens: int
+    weights_bytes: int = 0
     notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, costs: Sequence[Cost]) -> BatchInfo:
-        return cls(len(costs), sum([cost.sequences for cost in costs]), sum([cost.tokens for cost in costs]))
+        return cls(
+            requests=len(costs),
+            sequences=sum([cost.sequences for cost in costs]),
+            tokens=sum([cost.tokens for cost in costs]),
+            weights_bytes=sum([cost.weights_bytes for cost in costs]),
+        )
 
 
 class Outcome(NamedTuple, Generic[R]):

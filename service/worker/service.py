@@ -30,7 +30,6 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.batching.engine_protocol import DeathEvent
 from service.errors import EngineDown, InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
@@ -257,7 +256,7 @@ class Service:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, EngineDown):
             self.readiness.give_up(ENGINE_DOWN)
-            self._telemetry.died(DeathEvent(0, error))
+            self._telemetry.died(0, error)
             self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")

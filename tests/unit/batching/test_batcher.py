@@ -9,7 +9,6 @@ import pytest
 import uvloop
 
 from service.batching.batcher import Batcher
-from service.batching.engine_protocol import BatchEvent
 from service.batching.job import BatchInfo
 from service.errors import (
     Draining,
@@ -72,7 +71,7 @@ def test_an_outcome_reports_its_batch_queue_time_and_compute_time():
             for client in clients:
                 outcome = client.result()
                 assert (outcome.batch, outcome.queue_s, outcome.compute_s) == (BatchInfo(2, 5, 34), 0.5, 0.125)
-            assert room.heard.batches[1] == BatchEvent("a", 2, 5, 34, 0, 0.125)
+            assert room.heard.batches[1] == ("a", BatchInfo(2, 5, 34), 0.125)
 
     run(main)
 
@@ -331,7 +330,7 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
             await asyncio.gather(*[client(number) for number in range(200)])
             assert await batcher.drain(30) == 0
             await batcher.stop()
-        assert sum(event.requests for event in heard.batches) == 1000
+        assert sum(done.batch.requests for done in heard.batches) == 1000
         assert len(heard.batches) < 1000
         assert heard.queue[-1] == (0, 0)
 

@@ -184,7 +184,7 @@ def test_death_8_a_job_records_its_own_times_and_each_event_is_emitted_once():
             await turns()
             times = [(client.result().queue_s, client.result().compute_s) for client in (first, second)]
             assert times == [(0, 3), (2, 4)]
-            assert [(event.requests, event.compute_s) for event in room.heard.batches] == [(1, 3), (1, 4)]
+            assert [(done.batch.requests, done.compute_s) for done in room.heard.batches] == [(1, 3), (1, 4)]
             assert room.heard.queue == [(1, 8), (0, 0), (1, 8), (0, 0)]
 
     run(main)

@@ -123,7 +123,7 @@ def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, 
             if how == "engine says so":
                 room.engine.die()
             elif how == "the loop has a bug":
-                monkeypatch.setattr(room.heard, "batch_done", lambda _: 1 / 0)
+                monkeypatch.setattr(room.heard, "batch_done", lambda *_: 1 / 0)
                 monkeypatch.setattr("service.batching.job.Job.settle", lambda *_: False)
                 room.engine.release()
             else:

@@ -77,7 +77,7 @@ def test_the_time_of_a_long_batch_is_the_sum_of_its_steps():
             room.clock.advance(2.0)
             room.engine.release()
             await ended(long)
-            assert [event.compute_s for event in room.heard.batches[-2:]] == [5.0, 3.0]
+            assert [done.compute_s for done in room.heard.batches[-2:]] == [5.0, 3.0]
 
     run(main)
 
