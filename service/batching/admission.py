@@ -320,7 +320,7 @@ class Admission:
         """
         if not self.congestion.has_long_queue:
             return
-        own = self._lanes.fair_share(lane, caller)
+        own = self._lanes.jobs(lane).fair_share(caller)
         own_flops = own.flops * (own.num_jobs + num_coming) // max(own.num_jobs, 1)
         overloaded_s = self.congestion.refuse(lane, own_flops, now)
         if overloaded_s is not None:
@@ -339,10 +339,11 @@ class Admission:
         lanes = self._lanes
         if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
             return
-        same_lane = Work(lanes.flops(lane), len(lanes.jobs(lane)))
+        queue = lanes.jobs(lane)
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
         most_left_s = self._limits.compute.step_s if may_run_between else math.inf
+        same_lane = Work(queue.flops, len(queue))
         likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
         if likely_s > left_s:
             raise DeadlineExceeded(

@@ -18,7 +18,7 @@ from typing import Generic
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, is_full, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, take
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -205,7 +205,7 @@ class Batcher(Generic[P, R]):
 
     def _could_grow(self) -> bool:
         """Whether the next batch would be larger if more jobs arrived."""
-        return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(
+        return self._lanes.num_jobs < self._queue_limits.capacity and not full_batch(
             self._lanes.next_jobs, self._batch_limits
         )
 
@@ -228,14 +228,14 @@ class Batcher(Generic[P, R]):
         if oldest.cost.flops > MAX_FLOPS_BETWEEN:
             return False
         due_at = oldest.accepted_at + self._queue_limits.max_wait_s
-        return self.is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
+        return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
 
     async def _execute(self, name: Hashable = None) -> None:
         """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
         batch = take(self._lanes, self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-            self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
+            self._congestion.dispatched(lane, flops, self._lanes.jobs(lane).flops, self._speed.rate, self._clock.now())
         self._running = [job for job in batch if not self._is_over(job)]
         del batch
         self._report_queue()
@@ -262,7 +262,7 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrawn(job.lane, self._lanes.flops(job.lane), self._clock.now())
+            self._congestion.withdrawn(job.lane, self._lanes.jobs(job.lane).flops, self._clock.now())
             self._arrived.set()
             self._report_queue()
         self._left.set()
