@@ -27,9 +27,9 @@ import torch
 from service.attention.call import AnyAnswer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
-from service.attention.preemption import Steps, preempted_s
+from service.attention.preemption import Steps, preempted_s, preemption_point
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import Variant, checks, keeps_bits
+from service.attention.self_check import Variant, checks
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -98,8 +98,11 @@ class LoadedLayer:
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     """The compute thread's time to load it, self-check included."""
-    is_sequential: bool = False
-    """Whether calls cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
+        return next(iter(self.variants.values())).is_sequential
 
     @property
     def num_bytes(self) -> int:
@@ -128,7 +131,7 @@ class Engine:
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter_thread)
         self._threads: list[threading.Thread] = []  # threads that have started
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
-        self._is_preempted = False  # whether a long batch waits for its next step
+        self._preempted = threading.Event()  # set while a long batch waits for its next step
         self._lock = threading.Lock()  # held by the thread that computes
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
@@ -148,7 +151,7 @@ class Engine:
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._submit_step(loaded, self._load_steps(loaded), done)
+        self._submit(self._locked, partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
@@ -165,20 +168,11 @@ class Engine:
                 done: Future[Step] = Future()
                 done.set_result(answers)
                 return done
-        steps: Steps[Answers] = Steps(
-            self._lock, math.inf if self._is_preempted else self.options.step_s, self._set_preempted
-        )
+        step_s = math.inf if self._preempted.is_set() else self.options.step_s
+        steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted)
         self._steps.add(steps)
-
-        def cancel_if_dropped(submitted: Future[None]) -> None:
-            if submitted.cancelled() and steps.first.cancel():
-                steps.first.set_running_or_notify_cancel()  # ends a `concurrent.futures.wait` for it
-
-        self._submit(steps.run, partial(self._run, batch)).add_done_callback(cancel_if_dropped)
+        self._submit(steps.run, partial(self._run, batch))
         return steps.first
-
-    def _set_preempted(self, is_preempted: bool) -> None:
-        self._is_preempted = is_preempted
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""
@@ -186,7 +180,7 @@ class Engine:
         for steps in list(self._steps):
             steps.finish()
         for pool in (self._thread, self._second):
-            pool.shutdown(wait=timeout_s is None, cancel_futures=True)
+            pool.shutdown(wait=timeout_s is None)
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
@@ -204,7 +198,7 @@ class Engine:
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
-            return (self._second if self._is_preempted else self._thread).submit(work, *args, **kwargs)
+            return (self._second if self._preempted.is_set() else self._thread).submit(work, *args, **kwargs)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
@@ -234,7 +228,7 @@ class Engine:
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
             return False
-        return self._dtype(batch) in batch[0].loaded.variants
+        return self._dtype(*batch[0]) in batch[0].loaded.variants
 
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
@@ -242,13 +236,6 @@ class Engine:
         # TF32 rounds inputs to 10 bits of mantissa, so it stays off.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-
-    def _submit_step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        def fail_if_dropped(step: Future[None]) -> None:
-            if step.cancelled() and done.set_running_or_notify_cancel():
-                done.set_exception(EngineDown(_CLOSED))
-
-        self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(fail_if_dropped)
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
@@ -263,7 +250,7 @@ class Engine:
         try:
             next(steps)
             loaded.seconds += time.perf_counter() - started
-            self._submit_step(loaded, steps, done)
+            self._submit(self._locked, partial(self._step, loaded, steps, done))
         except StopIteration:
             if done.set_running_or_notify_cancel():
                 done.set_result(loaded)
@@ -271,23 +258,16 @@ class Engine:
             if done.set_running_or_notify_cancel():
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
 
-    def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
-        dtype = torch.float32 if loaded.spec is None else self.options.dtype
+    def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
+        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""
         layer, is_bitwise = loaded.new_variant(dtype, self.options.device), True
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
-        self._serve(loaded, layer, is_bitwise=is_bitwise)
-        loaded.is_sequential = layer.is_sequential
-
-    def _serve(self, loaded: LoadedLayer, layer: Variant, *, is_bitwise: bool) -> Variant:
-        """Make calls use a checked variant from now on; return it."""
-        is_gpu = self.options.device.type != "cpu"
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
-        layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
+        layer.is_sequential = not is_bitwise if self.options.device.type == "cpu" else self.options.exact
         self.filler_rows += layer.filler_rows
-        loaded.variants[layer.dtype] = layer
-        return layer
+        loaded.variants[dtype] = layer
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[LayerCall]) -> Answers:
@@ -307,7 +287,11 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
-        layer = self._layer(batch[0].loaded, self._dtype(batch))
+        loaded, dtype = batch[0].loaded, self._dtype(*batch[0])
+        if dtype not in loaded.variants:  # the first call in this dtype
+            for _ in self._variant_steps(loaded, dtype):
+                preemption_point()
+        layer = loaded.variants[dtype]
         filled = layer.filler_rows
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
@@ -319,19 +303,11 @@ class Engine:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
 
-    def _dtype(self, batch: Sequence[LayerCall]) -> torch.dtype:
+    def _dtype(self, loaded: LoadedLayer, call: Call | AttentionCall | None = None) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
-        loaded, call = batch[0]
-        if call.is_float64:
+        if call is not None and call.is_float64:
             return torch.float64
         return torch.float32 if loaded.spec is None else self.options.dtype
-
-    def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Variant:
-        """Return the layer in `dtype`; the first request builds, warms up and checks it."""
-        if found := loaded.variants.get(dtype):
-            return found
-        layer = loaded.new_variant(dtype, self.options.device)
-        return self._serve(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:
         if self.options.device.type != "cpu":

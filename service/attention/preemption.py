@@ -39,17 +39,17 @@ def preempted_s() -> float:
 class Steps(Generic[R]):
     """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
 
-    The batch holds `lock` while it computes. It calls `notify` with True when it is preempted and False when it resumes.
+    The batch holds `lock` while it computes; `preempted` is set while it waits for its next step.
     `first` is the future of the first step. A step's future gives the result, or this object if the batch is preempted: then
     call `resume` or `drop`.
     """
 
-    def __init__(self, lock: threading.Lock, step_s: float, notify: Callable[[bool], None]) -> None:
+    def __init__(self, lock: threading.Lock, step_s: float, preempted: threading.Event) -> None:
         self.first: Future[R | Steps[R]] = Future()
         self.preempted_s = 0.0
         self._lock = lock
         self._step_s = step_s
-        self._notify = notify
+        self._preempted = preempted
         self._step = self.first
         self._resumed = threading.Semaphore(0)
         self._is_dropped = False
@@ -79,7 +79,7 @@ class Steps(Generic[R]):
             return
         step, self._step = self._step, Future()
         self._step.set_running_or_notify_cancel()  # so that no caller can cancel it
-        self._notify(True)
+        self._preempted.set()
         self._lock.release()
         try:
             step.set_result(self)
@@ -94,7 +94,7 @@ class Steps(Generic[R]):
     def resume(self) -> Future[R | Steps[R]]:
         """Continue a preempted batch; return the future of its next step."""
         step = self._step
-        self._notify(False)
+        self._preempted.clear()
         self._resumed.release()
         return step
 
@@ -104,6 +104,7 @@ class Steps(Generic[R]):
         self.resume()
 
     def finish(self) -> None:
-        """Let the batch run to its end in one step; a preempted batch resumes."""
+        """Cancel a batch that has not begun; let any other run to its end in one step, which a preempted batch begins now."""
+        self.first.cancel()
         self._step_s = self._due = math.inf
         self._resumed.release()

@@ -15,7 +15,6 @@ import torch
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
-from service.attention.preemption import preemption_point
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
@@ -29,17 +28,11 @@ SEED = 20260
 Variant = Layer | ScaledDotProduct
 
 
-def keeps_bits(layer: Variant) -> bool:
-    """Return whether each sample call gives the same bits alone, in pairs and all together, with and without weights."""
-    for kept in checks(layer):
-        if not kept:
-            return False
-        preemption_point()
-    return True
-
-
 def checks(layer: Variant) -> Iterator[bool]:
-    """Run the check in steps of one forward pass each, so that batches can compute in between; yield whether bits agree."""
+    """Yield whether sample calls give the same bits alone, in pairs and all together, with and without weights.
+
+    A step is one forward pass, so that batches can compute in between.
+    """
     return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
 
 

@@ -19,12 +19,12 @@ from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLay
 from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import keeps_bits
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import (
     CPU,
     DTYPES,
     OneLayer,
+    keeps_bits,
     make_layer,
     make_spec,
     make_tensors,

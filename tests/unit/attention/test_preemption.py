@@ -66,16 +66,24 @@ def test_a_point_outside_a_batch_in_steps_does_nothing():
 
 
 def test_a_batch_stops_at_each_due_point_and_continues_when_resumed():
-    notified: list[bool] = []
-    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, notified.append)
+    notified: list[str] = []
+
+    class Recorded(threading.Event):
+        def set(self) -> None:
+            notified.append("preempted")
+
+        def clear(self) -> None:
+            notified.append("resumed")
+
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, Recorded())
     thread = in_thread(steps, lambda: pieces(3))
     assert to_the_end(steps.first) == ([0, 1, 2], 3)
-    assert notified == [True, False] * 3
+    assert notified == ["preempted", "resumed"] * 3
     thread.join()
 
 
 def test_a_batch_that_ends_in_its_first_step_never_stops():
-    steps: Steps[list[int]] = Steps(threading.Lock(), math.inf, lambda _: None)
+    steps: Steps[list[int]] = Steps(threading.Lock(), math.inf, threading.Event())
     in_thread(steps, lambda: pieces(3)).join()
     assert to_the_end(steps.first) == ([0, 1, 2], 0)
 
@@ -88,7 +96,7 @@ def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
         preemption_point()
         was_locked.append(lock.locked())
 
-    steps: Steps[None] = Steps(lock, 0.0, lambda _: None)
+    steps: Steps[None] = Steps(lock, 0.0, threading.Event())
     thread = in_thread(steps, work)
     assert isinstance(steps.first.result(10), Steps)
     assert lock.acquire(timeout=10)
@@ -101,7 +109,7 @@ def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
 
 def test_a_dropped_batch_ends_where_it_stopped():
     done = []
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
 
     def work() -> None:
         preemption_point()
@@ -119,7 +127,7 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
         preemption_point()
         raise ValueError("later")
 
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
     thread = in_thread(steps, work)
     with pytest.raises(ValueError, match="later"):
         to_the_end(steps.first)
@@ -128,14 +136,14 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
 
 def test_a_batch_cancelled_before_its_start_does_nothing():
     done: list[int] = []
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
     assert steps.first.cancel()
     steps.run(lambda: done.append(1))
     assert done == []
 
 
 def test_a_batch_that_must_finish_stops_no_more():
-    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, threading.Event())
     thread = in_thread(steps, lambda: pieces(5))
     assert steps.first.result(10) is steps
     steps.finish()
