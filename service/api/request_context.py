@@ -29,7 +29,7 @@ from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Caller, Part, announced_body, caller_of, read_body
-from service.attention.call import AnyAnswer
+from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
@@ -334,7 +334,7 @@ class LayerRequests:
         self,
         layers: Layers,
         not_loaded: Callable[[], str],
-        batcher: Batcher[LayerCall, AnyAnswer],
+        batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],

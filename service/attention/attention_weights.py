@@ -33,23 +33,16 @@ Places = torch.Tensor | slice
 def attend_with_weights(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
-    """Return the result of `attend` for one sequence and its `attention_weights`."""
-    if not is_small(heads, mask, len(heads.q)):
-        return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
-    w_NLS = small_weights(heads, scale)
-    o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-    return o_NLV, selected(_SmallWeights(w_NLS), wanted)
+    """Return the result of `attend` for one sequence, and its weights: w_NLS, w_LS (form "mean") or TopK without the B axis.
 
-
-def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
-    """Return the requested weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
-
-    They are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
+    Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
     if is_small(heads, mask, len(heads.q)):
-        return selected(_SmallWeights(small_weights(heads, scale)), wanted)
-    wide = torch.promote_types(heads.q.dtype, torch.float32)
-    return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+        w_NLS = small_weights(heads, scale)
+        o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
+        return o_NLV, selected(_SmallWeights(w_NLS), wanted)
+    o_NLV, wide = attend(heads, mask, scale), torch.promote_types(heads.q.dtype, torch.float32)
+    return o_NLV, selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
 
 class Scores(NamedTuple):
@@ -74,11 +67,6 @@ class Scores(NamedTuple):
     def at(self, stage: Stage) -> Scores:
         """Return a copy whose `rows` yields the scores at `stage`."""
         return self._replace(stage=stage, softcap=None if stage == "scaled" else self.softcap)
-
-    def fit_at_once(self, num_heads: int) -> bool:
-        """Return whether all rows of `num_heads` heads are one block, computed together."""
-        _, num_rows, keys = self.shape
-        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
 
     def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
@@ -160,12 +148,8 @@ class _SmallWeights(NamedTuple):
     w: torch.Tensor
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        heads, queries, keys = self.w.shape
-        return heads, queries, keys
-
-    def fit_at_once(self, _: int) -> bool:
-        return True
+    def shape(self) -> torch.Size:
+        return self.w.shape
 
     def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows of the chosen heads."""
@@ -179,7 +163,8 @@ def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
-    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
+    is_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
+    if wanted.form == "heads" and wanted.queries is None and (is_block or isinstance(source, _SmallWeights)):
         return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)

@@ -122,18 +122,11 @@ Weights = torch.Tensor | TopK
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Output [B, L, D] in the query's dtype; weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK."""
+    """Output [B, L, D], or [B, N, L, V] without a layer, in the query's dtype, and what else the call requests.
 
-    output: torch.Tensor
-    weights: Weights | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class AttentionAnswer:
-    """Output [B, N, L, V] in the query's dtype, weights as in `Answer`, and what else the call requests.
-
-    Scores [B, N', L', S]; lse [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and
-    present_value [B, G, S, V] in the dtype of the key.
+    Weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK. Only without a layer: scores [B, N', L', S]; lse
+    [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and present_value [B, G, S, V] in the dtype
+    of the key.
     """
 
     output: torch.Tensor
@@ -142,6 +135,3 @@ class AttentionAnswer:
     lse: torch.Tensor | None = None
     present_key: torch.Tensor | None = None
     present_value: torch.Tensor | None = None
-
-
-AnyAnswer = Answer | AttentionAnswer

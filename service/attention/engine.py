@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import AnyAnswer, AttentionCall, Call
+from service.attention.call import Answer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
 from service.attention.preemption import Steps, preempted_s, preemption_point
@@ -43,7 +43,7 @@ _DOWN = "the device failed; this process computes nothing until it is replaced"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Answers = Sequence[AnyAnswer]
+Answers = Sequence[Answer]
 # Result of one step of a batch: the answers, or the preempted batch itself.
 Step = Answers | Steps[Answers]
 

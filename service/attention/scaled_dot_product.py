@@ -15,7 +15,7 @@ import torch
 
 from service.attention import kernels
 from service.attention.attention_weights import Scores, selected, stacked
-from service.attention.call import AttentionAnswer, AttentionCall, Weights
+from service.attention.call import Answer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
@@ -33,19 +33,21 @@ class ScaledDotProduct:
         self.is_sequential = False  # written by the engine; a sequence never shares a product here
         self._like = torch.empty(0, dtype=dtype, device=device)
 
-    def forward(self, calls: Sequence[AttentionCall]) -> list[AttentionAnswer]:
+    def forward(self, calls: Sequence[AttentionCall]) -> list[Answer]:
         """Return one answer per call, in order."""
         return [self._answer(call) for call in calls]
 
-    def _answer(self, call: AttentionCall) -> AttentionAnswer:
+    def _answer(self, call: AttentionCall) -> Answer:
         outputs = _empty_output(call)
+        sinks = None if call.sinks is None else call.sinks.to(self._like)
         weights: list[Weights] = []
         scores: list[Weights] = []
         sums: list[torch.Tensor] = []
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
-            source = self._scores(call, heads, sequence)
-            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, source.mask, call.scale))
+            mask = lowered_on(call.mask, sequence, self._like)
+            source = Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
+            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, mask, call.scale))
             if call.weights is not None:
                 weights.append(selected(source, call.weights))
             if call.scores is not None:
@@ -53,7 +55,7 @@ class ScaledDotProduct:
             if call.has_lse:
                 sums.append(source.log_sums().to("cpu"))
             preemption_point()
-        return AttentionAnswer(
+        return Answer(
             outputs,
             weights=stacked(weights) if weights else None,
             scores=torch.stack([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
@@ -68,11 +70,6 @@ class ScaledDotProduct:
         parts = [[x[sequence].to(self._like) for x in tensors if x is not None] for tensors in inputs]
         # `cat` copies a single part as well; two parts are the past and the rows behind it.
         return Heads(*(torch.cat(rows, dim=1) for rows in parts))
-
-    def _scores(self, call: AttentionCall, heads: Heads, sequence: int) -> Scores:
-        mask = lowered_on(call.mask, sequence, self._like)
-        sinks = None if call.sinks is None else call.sinks.to(self.device, self.dtype)
-        return Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
 
 
 def _fused(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:

@@ -30,20 +30,20 @@ class Largest(NamedTuple):
 
 def largest(rows: torch.Tensor, k: int) -> Largest:
     """Return the k largest weights of each row of w_RS, and set them to zero in `rows`."""
-    find = _sorted if k > MAX_CHOSEN_SHARE * rows.shape[-1] else _chosen
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
     step = max(1, STEP_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        values[part], indices[part] = find(rows[part], k)
+        if k > MAX_CHOSEN_SHARE * rows.shape[-1]:
+            in_order = rows[part].sort(dim=-1, descending=True, stable=True)
+            values[part], indices[part] = in_order.values[:, :k], in_order.indices[:, :k]
+        else:
+            values[part], indices[part] = _chosen(rows[part], k)
         rows[part].scatter_(-1, indices[part], 0.0)
         preemption_point()
-    return Largest(values, indices, _sums(rows))
-
-
-def _sorted(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, indices = rows.sort(dim=-1, descending=True, stable=True)
-    return values[:, :k], indices[:, :k]
+    # Never a sum of one row alone: torch splits a sum with a single result by its number of threads.
+    rest = rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]
+    return Largest(values, indices, rest)
 
 
 def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,8 +69,3 @@ def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -
     chosen = ranks.topk(values.shape[-1]).indices
     order = rows.gather(-1, chosen).sort(dim=-1, descending=True, stable=True).indices
     return chosen.gather(-1, order)
-
-
-def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """Sum the last axis, never of one row alone: torch splits a sum with a single result by its number of threads."""
-    return rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]

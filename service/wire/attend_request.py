@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from service.attention.call import AnyAnswer, AttentionAnswer, AttentionCall, Call, TopK, WeightsWanted
+from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
@@ -199,7 +199,7 @@ class CheckedRequest(NamedTuple):
     count_masked_rows: Callable[[], int] | None = None
     """The last check, left to the caller where it is slow: it returns `masked_rows` or raises MaskedRow."""
 
-    def tensors(self, answer: AnyAnswer) -> dict[str, torch.Tensor]:
+    def tensors(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.
 
         They are `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and those of EXTRAS.
@@ -209,7 +209,7 @@ class CheckedRequest(NamedTuple):
             found |= {f"weights.{name}": getattr(answer.weights, name) for name in TOP_K}
         elif answer.weights is not None:
             found["weights"] = answer.weights
-        if isinstance(answer, AttentionAnswer):
+        if isinstance(self.call, AttentionCall):
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}

@@ -24,7 +24,7 @@ from service.api.auth.key_ring import KeyFile
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
-from service.attention.call import AnyAnswer
+from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
 from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
@@ -81,7 +81,7 @@ class Service:
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         limits = queue_limits(settings, options.step_s)
         batching = batch_limits(settings)
-        self.batcher: Batcher[LayerCall, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
+        self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         self.layer_requests = LayerRequests(

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.call import AttentionAnswer, AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import Answer, AttentionCall, ScoresWanted, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, attend, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 from tests import reference
@@ -79,7 +79,7 @@ def layer_for(dtype: torch.dtype) -> ScaledDotProduct:
     return ScaledDotProduct(dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=CPU)
 
 
-def answer(call: AttentionCall) -> AttentionAnswer:
+def answer(call: AttentionCall) -> Answer:
     (found,) = layer_for(call.query.dtype).forward([call])
     return found
 
@@ -88,8 +88,8 @@ def with_everything(call: AttentionCall) -> AttentionCall:
     return call._replace(weights=ALL, scores=ScoresWanted("masked", ALL), has_lse=True, has_present=True)
 
 
-def same(one: AttentionAnswer, other: AttentionAnswer) -> bool:
-    fields = [field.name for field in dataclasses.fields(AttentionAnswer) if field.name != "weights"]
+def same(one: Answer, other: Answer) -> bool:
+    fields = [field.name for field in dataclasses.fields(Answer) if field.name != "weights"]
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
     have_same_bits = all(a is b if a is None or b is None else same_bits(a, b) for a, b in pairs)
     return have_same_bits and same_weights(one.weights, other.weights)
@@ -151,7 +151,7 @@ def test_a_sequence_has_the_same_bits_alone_and_along_the_batch_axis(drawn):
         tensors = {name: x[part] for name in names if (x := getattr(drawn.call, name)) is not None}
         mask = None if drawn.call.mask is None else drawn.call.mask.of_sequence(i)
         alone = answer(with_everything(drawn.call._replace(**tensors, mask=mask)))
-        for field in dataclasses.fields(AttentionAnswer):
+        for field in dataclasses.fields(Answer):
             assert same_bits(getattr(whole, field.name)[part], getattr(alone, field.name))
 
 
