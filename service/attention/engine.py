@@ -109,11 +109,6 @@ class LoadedLayer:
         """Bytes that its variants' matrices take on the device; any thread may read it."""
         return sum(layer.num_bytes for layer in list(self.variants.values()))
 
-    def new_variant(self, dtype: torch.dtype, device: torch.device) -> Variant:
-        if self.spec is None:
-            return ScaledDotProduct(dtype=dtype, device=device)
-        return Layer(self.spec, self.tensors, dtype=dtype, device=device)
-
 
 class LayerCall(NamedTuple):
     """A call and the loaded layer that computes it."""
@@ -260,12 +255,15 @@ class Engine:
 
     def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
         """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""
-        layer, is_bitwise = loaded.new_variant(dtype, self.options.device), True
+        device, is_bitwise = self.options.device, True
+        layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
+        if loaded.spec is not None:
+            layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
-        layer.is_sequential = not is_bitwise if self.options.device.type == "cpu" else self.options.exact
+        layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
         self.filler_rows += layer.filler_rows
         loaded.variants[dtype] = layer
 

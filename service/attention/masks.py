@@ -57,8 +57,6 @@ class Run(NamedTuple):
     high: torch.Tensor
 
 
-# The first allowed key of each row, and the end (exclusive).
-Bounds = tuple[torch.Tensor, torch.Tensor]
 # Each field is a tensor.
 Mask = Allowed | Added | Run
 
@@ -118,8 +116,8 @@ class CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
 
-    def run(self, sequence: int) -> Bounds | None:
-        """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
+    def run(self, sequence: int) -> Run | None:
+        """Return the intersection of all runs of keys, low and high [L|1], or None if there is no run."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
@@ -127,7 +125,7 @@ class CombinedMask:
         for mask in runs[1:]:
             low = torch.maximum(low, _of_sequence(mask.low, sequence))
             high = torch.minimum(high, _of_sequence(mask.high, sequence))
-        return low, high
+        return Run(low, high)
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
@@ -239,7 +237,7 @@ def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
-def _in_run(run: Bounds, rows: slice, keys: int) -> torch.Tensor:
+def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows: bool [1, L|1, S]."""
     low, high = (_of_rows(bound.unsqueeze(-1), rows) for bound in run)
     places = torch.arange(keys)

@@ -175,10 +175,7 @@ class Batcher(Generic[P, R]):
             self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
-        await self._take_in_what_fits()
-
-    async def _take_in_what_fits(self) -> None:
-        """Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job."""
+        # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
         num_jobs = 0
         while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
@@ -214,7 +211,7 @@ class Batcher(Generic[P, R]):
 
         A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
         """
-        self._lanes.preempt(lane, self._speed.charge_of(seconds))
+        self._lanes.preempt(lane, self._speed.charge_rate * seconds)
         self._preempted, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
@@ -293,9 +290,3 @@ class Batcher(Generic[P, R]):
 
     def _report_queue(self) -> None:
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
-
-    def __repr__(self) -> str:
-        running, ended = ("draining" if self.is_draining else "open"), ("stopped" if self._is_stopping else "dead")
-        state = "not started" if self._task is None else running if self.is_alive else ended
-        queued = f"{self.num_queued} jobs ({self.queued_bytes} bytes) wait in {self._lanes.num_lanes} lanes"
-        return f"<Batcher is {state}: {queued}, {self.num_running} run>"

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from service.errors import DeadlineExceeded
 from service.loop_time import Clock, Handle
 
 P = TypeVar("P")
 R = TypeVar("R")
-
-Stage = Literal["queued", "running", "settled"]
 
 
 class Cost(NamedTuple):
@@ -98,12 +96,6 @@ class Job(Generic[P, R]):
         """Whether the job was answered or has failed, or its caller has left."""
         return self.settled_at is not None or self.promise.done()
 
-    @property
-    def stage(self) -> Stage:
-        if self.settled_at is not None:
-            return "settled"
-        return "queued" if self.started_at is None else "running"
-
     def start(self, batch: BatchInfo) -> None:
         """Stamp the start; a retry changes the batch, not the time: queue_s ends at the first dispatch."""
         self.batch = batch
@@ -146,6 +138,3 @@ class Job(Generic[P, R]):
         self.settled_at = now
         if self.timer is not None:
             self.timer.cancel()
-
-    def __repr__(self) -> str:
-        return f"<Job in lane {self.lane!r}, {self.stage}>"

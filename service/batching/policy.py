@@ -161,10 +161,6 @@ class Lanes(Totals, Generic[J]):
         self._held: dict[Hashable, Totals] = {}
 
     @property
-    def num_lanes(self) -> int:
-        return len(self._lanes)
-
-    @property
     def next_jobs(self) -> Collection[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
         return min(self._lanes.values(), key=lambda lane: lane.start, default=())

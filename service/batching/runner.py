@@ -197,7 +197,7 @@ class Runner(Generic[P, R]):
                 batch.drop()
                 return None, total_s
             started_at = self._clock.now()
-            self._speed.begin(self._speed.remaining(work, total_s), started_at)
+            self._speed.begin(work, started_at, total_s)
             future = batch.resume()
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:

@@ -278,27 +278,6 @@ def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
     assert caplog.records == []
 
 
-def test_the_repr_describes_the_state():
-    async def main():
-        room = Room()
-        assert repr(room.batcher) == "<Batcher is not started: 0 jobs (0 bytes) wait in 0 lanes, 0 run>"
-        async with room:
-            await room.send_running("x", "y")
-            await room.send_waiting("z", lane="a")
-            await room.send_waiting("z", lane="b")
-            assert repr(room.batcher) == "<Batcher is open: 2 jobs (16 bytes) wait in 2 lanes, 2 run>"
-            room.batcher.begin_drain()
-            assert repr(room.batcher).startswith("<Batcher is draining: ")
-        assert repr(room.batcher).startswith("<Batcher is stopped: ")
-        async with Room() as room:
-            await room.send_running("x")
-            room.engine.die()
-            await turns()
-            assert repr(room.batcher).startswith("<Batcher is dead: ")
-
-    run(main)
-
-
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
     """Everyone gets his own answer, and some of them in company."""

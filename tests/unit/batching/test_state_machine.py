@@ -19,7 +19,7 @@ from service.batching import batcher as batcher_module
 from service.batching.job import Job
 from service.errors import CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
 from tests.doubles import turns
-from tests.unit.batching.room import Room, cost_of, error_of
+from tests.unit.batching.room import Room, cost_of, error_of, stage_of
 
 CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
 TOLD = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
@@ -215,7 +215,7 @@ class WaitingRoom(RuleBasedStateMachine):
     def queued_and_running_and_settled_are_all_that_was_admitted(self) -> None:
         num_settled = sum(job.is_settled for job in self.admitted)
         assert self.batcher.num_queued + self.batcher.num_running + num_settled == len(self.admitted)
-        waiting = [job for job in self.admitted if job.stage == "queued"]
+        waiting = [job for job in self.admitted if stage_of(job) == "queued"]
         assert self.batcher.num_queued == len(waiting) <= CAPACITY
         assert self.batcher.queued_bytes == sum(job.cost.input_bytes for job in waiting) <= MAX_BYTES
         assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher.queued_bytes)
@@ -256,7 +256,7 @@ class WaitingRoom(RuleBasedStateMachine):
     @invariant()
     def an_idle_engine_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
         if not self.engine.is_busy:
-            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if job.stage == "queued"]
+            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if stage_of(job) == "queued"]
             assert all(seconds < self.max_wait_s for seconds in waited_s)
 
     @invariant()
