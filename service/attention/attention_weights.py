@@ -40,7 +40,7 @@ def attend_with_weights(
     if is_small(heads, mask, len(heads.q)):
         w_NLS = small_weights(heads, scale)
         o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-        return o_NLV, selected(_SmallWeights(w_NLS), wanted)
+        return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
     o_NLV, wide = attend(heads, mask, scale), torch.promote_types(heads.q.dtype, torch.float32)
     return o_NLV, selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
@@ -59,6 +59,8 @@ class Scores(NamedTuple):
     sinks: torch.Tensor | None = None
     stage: Stage | None = None
     """What `rows` yields: the scores at this stage; None: their softmax, the weights."""
+    weights: torch.Tensor | None = None
+    """The weights w_NLS of a small sequence, which are known already; `selected` may overwrite them."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,6 +72,10 @@ class Scores(NamedTuple):
 
     def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
+        if self.weights is not None:
+            rows = self.weights[:, block]
+            yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
+            return
         for some, scores in self._chunks(chosen, block):
             mask = self._block_mask(some, block)
             if self.stage is None:
@@ -142,29 +148,14 @@ def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.where(mask == -torch.inf, -torch.inf, scores)
 
 
-class _SmallWeights(NamedTuple):
-    """The weights of one small sequence, w_NLS; a consumer may overwrite them."""
-
-    w: torch.Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.w.shape
-
-    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """Yield w_NRS of a block of rows of the chosen heads."""
-        rows = self.w[:, block]
-        yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
-
-
-def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
+def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     """Return the selected rows of one sequence's weights or scores, without the B axis."""
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     is_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
-    if wanted.form == "heads" and wanted.queries is None and (is_block or isinstance(source, _SmallWeights)):
+    if wanted.form == "heads" and wanted.queries is None and (is_block or source.weights is not None):
         return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)

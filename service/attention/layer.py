@@ -119,7 +119,9 @@ class Layer:
         sort_keys = [self._sort_key(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=sort_keys.__getitem__)
         answers: list[Answer | None] = [None] * len(calls)
-        passes = [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls])
+        # Rows of each call's larger product: query rows or key rows.
+        rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
+        passes = [order] if self.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
             preemption_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
@@ -237,11 +239,6 @@ class Layer:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
-
-
-def _num_rows(call: Call) -> int:
-    """Return the rows of the call's larger product: query rows or key rows."""
-    return call.query.shape[0] * max(call.query.shape[1], call.source.shape[1])
 
 
 def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:

@@ -55,17 +55,8 @@ class _Drain(NamedTuple):
 
     at: float
     batch_flops: int
-    flops: float = 0.0
-    seconds: float = 0.0
-
-    def dispatched(self, batch_flops: int, now: float) -> _Drain:
-        flops, seconds = self.flops + self.batch_flops, self.seconds + now - self.at
-        return _Drain(now, batch_flops, (1 - FORGET) * flops, (1 - FORGET) * seconds)
-
-    @property
-    def rate(self) -> float:
-        """Flops per second; infinite if nothing was measured."""
-        return self.flops / self.seconds if self.seconds else math.inf
+    flops: float
+    seconds: float
 
 
 class Congestion:
@@ -118,11 +109,13 @@ class Congestion:
 
     def _lane_rate(self, lane: Hashable, batch_flops: int, left_flops: int, now: float) -> float:
         """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
-        before = self._drains.pop(lane, None)
-        drain = _Drain(now, batch_flops) if before is None else before.dispatched(batch_flops, now)
+        flops = seconds = 0.0
+        if (before := self._drains.pop(lane, None)) is not None:
+            flops = (1 - FORGET) * (before.flops + before.batch_flops)
+            seconds = (1 - FORGET) * (before.seconds + now - before.at)
         if left_flops:
-            self._drains[lane] = drain
-        return drain.rate
+            self._drains[lane] = _Drain(now, batch_flops, flops, seconds)
+        return flops / seconds if seconds else math.inf
 
     def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:
         """Record that a job left the lane without being taken and `left_flops` stay."""
