@@ -71,23 +71,16 @@ class Layer:
         self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
-        used = (*self._inputs, self._fused, self._output)
-        self._least_rows = max(projection.least_rows for projection in used if projection is not None)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the layer's matrices take on its device."""
-        return sum(projection.num_bytes for projection in self._projections())
-
-    @property
-    def product_sizes(self) -> Sequence[int]:
-        """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
-        return sorted({size for projection in self._projections() for size in projection.sizes}, reverse=True)
-
-    @property
-    def is_fused(self) -> bool:
+        self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
-        return self._fused is not None
+        used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
+        self._least_rows = max(projection.least_rows for projection in used)
+        # The input projections are slices of an unpacked fused one, and have no memory of their own.
+        held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
+        self.num_bytes = sum(projection.num_bytes for projection in held)
+        """Bytes that the layer's matrices take on its device."""
+        self.product_sizes = sorted({size for projection in held for size in projection.sizes}, reverse=True)
+        """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
@@ -103,10 +96,6 @@ class Layer:
         is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
         return separate, packed(together) if is_fused else None
 
-    def _projections(self) -> list[Projection]:
-        inputs = [self._fused] if isinstance(self._fused, Plain) else [*self._inputs, self._fused]
-        return [projection for projection in (*inputs, self._output) if projection is not None]
-
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Return one answer per call, in order. The calls of a pass share matrix products unless the layer is sequential."""
         if not self.is_sequential:
@@ -118,16 +107,15 @@ class Layer:
         may_share = functools.cache(self.may_share)  # checks each length once
         sort_keys = [self._sort_key(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=sort_keys.__getitem__)
-        answers: list[Answer | None] = [None] * len(calls)
+        answers: dict[int, Answer] = {}
         # Rows of each call's larger product: query rows or key rows.
         rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
         passes = [order] if self.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
             preemption_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
-            for i, answer in zip(indices, found, strict=True):
-                answers[i] = answer
-        return [answer for answer in answers if answer is not None]
+            answers.update(zip(indices, found, strict=True))
+        return [answers[i] for i in range(len(calls))]
 
     def _sort_key(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
         """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""

@@ -21,7 +21,7 @@ from service.attention.scaled_dot_product import ScaledDotProduct
 # last is plain self-attention: a large batch has it 12 times and may compute most of them in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_BATCH = 12
-# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
+# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 # What computes calls: a layer, or attention without a layer.
@@ -67,19 +67,14 @@ def _layer_checks(layer: Layer) -> Iterator[bool]:
     for batch in batches:
         answers = layer.forward([calls[i] for i in batch])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(batch, answers, strict=True))
-    yield from _same_length_checks(layer)
+    for length in filter(layer.may_share, SAME_LENGTHS):
+        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
+        (same,) = layer.forward([call])
+        yield True
+        yield all(torch.equal(answer.output, same.output) for answer in layer.forward([call, call]))
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
-
-
-def _same_length_checks(layer: Layer) -> Iterator[bool]:
-    """Compare a sequence alone with a batch of two copies of it, for each of SAME_LENGTHS that may share a call."""
-    for length in filter(layer.may_share, SAME_LENGTHS):
-        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
-        (alone,) = layer.forward([call])
-        yield True
-        yield all(torch.equal(answer.output, alone.output) for answer in layer.forward([call, call]))
 
 
 def _repeated(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:
