@@ -141,11 +141,11 @@ def engine_mask(given: Sequence[reference.Mask], sizes: Sizes) -> CombinedMask |
 def _engine_mask(mask: reference.Mask, sizes: Sizes) -> Mask:
     match mask:
         case reference.Attend(values):
-            return masks.attend(torch.from_numpy(values))
+            return masks.Allowed(torch.from_numpy(values))
         case reference.Ignore(values):
             return masks.ignore(torch.from_numpy(values))
         case reference.Bias(values):
-            return masks.bias(torch.from_numpy(values))
+            return masks.Added(torch.from_numpy(values))
         case reference.Lengths(values):
             return masks.lengths(torch.from_numpy(values).reshape(len(values), -1))
         case reference.Causal(offset):

@@ -61,17 +61,9 @@ class Run(NamedTuple):
 Mask = Allowed | Added | Run
 
 
-def attend(values: torch.Tensor) -> Allowed:
-    return Allowed(values)
-
-
 def ignore(values: torch.Tensor) -> Allowed:
     """Invert the polarity: true = blocked (torch.nn.MultiheadAttention's attn_mask and key_padding_mask)."""
     return Allowed(~values)
-
-
-def bias(values: torch.Tensor) -> Added:
-    return Added(values)
 
 
 def lengths(values: torch.Tensor) -> Run:

@@ -121,7 +121,7 @@ class AttendMask(TableMask):
     kind: Literal["attend"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
-        return masks.attend(self.table(place))
+        return masks.Allowed(self.table(place))
 
 
 class IgnoreMask(TableMask):
@@ -141,7 +141,7 @@ class BiasMask(TableMask):
     kind: Literal["bias"] = Field(description="decides what the mask means")
 
     def mask(self, place: MaskPlace) -> Mask:
-        return masks.bias(self.table(place))
+        return masks.Added(self.table(place))
 
 
 class LengthsMask(ValuedMask):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.call import Answer, AttentionCall, ScoresWanted, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes, attend, causal
+from service.attention.masks import Allowed, CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 from tests import reference
 from tests.engine_room import CPU, DTYPES, THREADS, Allocations, engine_mask, same_bits, same_weights, torch_threads
@@ -208,7 +208,7 @@ def test_a_masked_row_is_zero_and_its_lse_is_the_sink(softcap, sinks):
     query = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(1))
     allowed = torch.ones(1, 1, 3, 3, dtype=torch.bool)
     allowed[..., 1, :] = False
-    mask = CombinedMask(Sizes(1, 2, 3, 3), (attend(allowed),))
+    mask = CombinedMask(Sizes(1, 2, 3, 3), (Allowed(allowed),))
     found = answer(with_everything(AttentionCall(query, query, query, 1.0, softcap, None, None, sinks, mask)))
     assert isinstance(found.weights, torch.Tensor)
     assert found.lse is not None
