@@ -226,5 +226,5 @@ def stacked(parts: Sequence[Weights]) -> Weights:
 def joined(parts: Sequence[Weights], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Weights:
     """Join weights along their first axis, or with torch.stack along a new one."""
     if isinstance(parts[0], TopK):
-        return TopK(*(join([getattr(part, name) for part in parts]) for name in ("values", "indices", "rest")))
+        return TopK(*(join(list(same)) for same in zip(*parts, strict=True)))
     return join([part for part in parts if isinstance(part, torch.Tensor)])

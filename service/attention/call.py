@@ -108,8 +108,7 @@ class AttentionCall(NamedTuple):
         return self.softcap is not None or self.sinks is not None or self.query.shape[3] != self.value.shape[3]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TopK:
+class TopK(NamedTuple):
     """The k largest weights of each row: values and int32 indices [B, N', L', k], and the sum of the others [B, N', L']."""
 
     values: torch.Tensor

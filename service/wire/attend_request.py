@@ -33,7 +33,7 @@ from service.wire.tensors import TensorForm, answer_form, check_fields, decode_t
 M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
-TOP_K = tuple(field.name for field in dataclasses.fields(TopK))
+TOP_K = TopK._fields
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 """Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
 # Counting the masked rows of this many attention scores takes about a millisecond.
