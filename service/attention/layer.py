@@ -17,24 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from service.attention import kernels
+from service.attention import kernels, projection
 from service.attention.attention_weights import attend_with_weights, joined, stacked
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
-from service.attention.projection import (
-    Packed,
-    Plain,
-    Projection,
-    fill,
-    pack,
-    packed,
-    padded_rows,
-    padded_width,
-    side_by_side,
-    split,
-)
+from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
@@ -68,33 +57,33 @@ class Layer:
             spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
         )
         self._inputs, self._fused = self._input_projections(moved)
-        self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
+        self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
         used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
-        self._least_rows = max(projection.least_rows for projection in used)
+        self._least_rows = max(one.least_rows for one in used)
         # The input projections are slices of an unpacked fused one, and have no memory of their own.
         held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
-        self.num_bytes = sum(projection.num_bytes for projection in held)
+        self.num_bytes = sum(one.num_bytes for one in held)
         """Bytes that the layer's matrices take on its device."""
-        self.product_sizes = sorted({size for projection in held for size in projection.sizes}, reverse=True)
+        self.product_sizes = sorted({size for one in held for size in one.sizes}, reverse=True)
         """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
         if not self._has_one_input_width or self.dtype == torch.float64:
-            return [packed(side_by_side(moved, [name])) for name in INPUTS], None
-        together = side_by_side(moved, INPUTS)
+            return [projection.packed(projection.side_by_side(moved, [name])) for name in INPUTS], None
+        together = projection.side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
         # Slices share memory, so unpacked weights exist once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
-        separate = [packed(part) for part in slices]
-        needs_a_copy = any(isinstance(projection, Packed) for projection in separate)
+        separate = [projection.packed(part) for part in slices]
+        needs_a_copy = any(isinstance(one, Packed) for one in separate)
         is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
-        return separate, packed(together) if is_fused else None
+        return separate, projection.packed(together) if is_fused else None
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Return one answer per call, in order. The calls of a pass share matrix products unless the layer is sequential."""
@@ -136,17 +125,17 @@ class Layer:
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
         context_RK = self._like.new_empty(
-            self._rows_with_filler(tokens, int(self._output is not None)), padded_width(width)
+            self._rows_with_filler(tokens, int(self._output is not None)), projection.padded_width(width)
         )
-        fill(context_RK, tokens, width)
+        projection.fill(context_RK, tokens, width)
         weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
-        parts = zip(calls, split(output, shapes), weights, strict=True)
+        parts = zip(calls, projection.split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up, and add the difference to `filler_rows`."""
-        rows = padded_rows(tokens, self._least_rows)
+        rows = projection.padded_rows(tokens, self._least_rows)
         self.filler_rows += (rows - tokens) * num_products
         return rows
 
@@ -191,8 +180,8 @@ class Layer:
     def _project(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Pack the parts once and return one product per projection."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        x_RK = pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
-        return [projection(x_RK) for projection in projections]
+        x_RK = projection.pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
+        return [product(x_RK) for product in projections]
 
     def _split_heads(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
         """Return each sequence's rows of query, key and value as views."""
