@@ -279,9 +279,8 @@ class RequestContext:
         self._answer_bytes.grow(num_bytes)
         bytes_each = record.bytes_in / (cost.tokens * layer.row_values)
         self._requests.note_bytes(layer.name, self._is_binary, bytes_each)
-        lane = self._lane(layer, cost, is_float64=call.is_float64)
-        deadline = self._complete + self._timeout_s
-        work = LayerCall(layer.loaded, call)
+        work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
+        lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         batch = outcome.batch
         record.batch, record.batch_requests = batch, batch.requests

@@ -37,11 +37,6 @@ class Call(NamedTuple):
     weights: WeightsWanted | None = None
 
     @property
-    def is_float64(self) -> bool:
-        """Whether the query is float64: then the call is computed in float64, else in the service's dtype."""
-        return self.query.dtype == torch.float64
-
-    @property
     def is_self_attention(self) -> bool:
         return self.key is None and self.value is None
 
@@ -93,11 +88,6 @@ class AttentionCall(NamedTuple):
     has_present: bool = False
     rows_first: bool = False
     """Whether the output lies in memory as [B, L, N, V], which is the layout of the request."""
-
-    @property
-    def is_float64(self) -> bool:
-        """Whether the query is float64: then the call is computed in float64, else in float32."""
-        return self.query.dtype == torch.float64
 
     @property
     def is_explicit(self) -> bool:

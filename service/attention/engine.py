@@ -116,6 +116,11 @@ class LayerCall(NamedTuple):
     loaded: LoadedLayer
     call: Call | AttentionCall
 
+    @property
+    def is_float64(self) -> bool:
+        """Whether the query is float64: then the call is computed in float64."""
+        return self.call.query.dtype == torch.float64
+
 
 class Engine:
     """Loads layers, then runs batches of calls to one layer; `load` and `run` return futures."""
@@ -223,7 +228,7 @@ class Engine:
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
             return False
-        return self._dtype(*batch[0]) in batch[0].loaded.variants
+        return self._dtype(batch[0].loaded, is_float64=batch[0].is_float64) in batch[0].loaded.variants
 
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
@@ -285,7 +290,8 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
-        loaded, dtype = batch[0].loaded, self._dtype(*batch[0])
+        loaded = batch[0].loaded
+        dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
         if dtype not in loaded.variants:  # the first call in this dtype
             for _ in self._variant_steps(loaded, dtype):
                 preemption_point()
@@ -301,9 +307,9 @@ class Engine:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
 
-    def _dtype(self, loaded: LoadedLayer, call: Call | AttentionCall | None = None) -> torch.dtype:
+    def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
-        if call is not None and call.is_float64:
+        if is_float64:
             return torch.float64
         return torch.float32 if loaded.spec is None else self.options.dtype
 

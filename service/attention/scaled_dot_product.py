@@ -74,22 +74,15 @@ class ScaledDotProduct:
 
 def _fused(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Return the output o_NLV of one sequence, one kernel call for the query heads that share a key/value head."""
-    groups = _groups(heads)
-    masks = [mask] * len(groups)
-    if mask is not None and mask.shape[0] > 1:
-        masks = list(mask.split(len(heads.q) // len(groups)))
-    found = [kernels.attend(group, part, scale) for group, part in zip(groups, masks, strict=True)]
+    if len(heads.q) == len(heads.k):
+        return kernels.attend(heads, mask, scale)
+    shared = len(heads.q) // len(heads.k)
+    masks = mask.split(shared) if mask is not None and mask.shape[0] > 1 else [mask] * len(heads.k)
+    found = []
+    for q, k, v, part in zip(heads.q.split(shared), heads.k.split(1), heads.v.split(1), masks, strict=True):
+        group = Heads(q, k.expand(shared, -1, -1), v.expand(shared, -1, -1))
+        found.append(kernels.attend(group, part, scale))
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _groups(heads: Heads) -> list[Heads]:
-    """Return the query heads of each key/value head with views of it; one group if no two heads share one."""
-    num_heads, num_kv_heads = len(heads.q), len(heads.k)
-    if num_heads == num_kv_heads:
-        return [heads]
-    shared = num_heads // num_kv_heads
-    parts = zip(heads.q.split(shared), heads.k.split(1), heads.v.split(1), strict=True)
-    return [Heads(q, k.expand(shared, -1, -1), v.expand(shared, -1, -1)) for q, k, v in parts]
 
 
 def _empty_output(call: AttentionCall) -> torch.Tensor:
