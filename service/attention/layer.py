@@ -196,11 +196,10 @@ class Layer:
             heads = self._kernel_heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
-                preemption_point()
-                continue
-            context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
-            output.copy_(context)
-            found.append(weights)
+            else:
+                context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
+                output.copy_(context)
+                found.append(weights)
             preemption_point()
         return stacked(found) if found else None
 

@@ -113,10 +113,8 @@ class CombinedMask:
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        low, high = _of_sequence(runs[0].low, sequence), _of_sequence(runs[0].high, sequence)
-        for mask in runs[1:]:
-            low = torch.maximum(low, _of_sequence(mask.low, sequence))
-            high = torch.minimum(high, _of_sequence(mask.high, sequence))
+        low = functools.reduce(torch.maximum, [_of_sequence(run.low, sequence) for run in runs])
+        high = functools.reduce(torch.minimum, [_of_sequence(run.high, sequence) for run in runs])
         return Run(low, high)
 
     @property

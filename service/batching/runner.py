@@ -223,10 +223,8 @@ class Runner(Generic[P, R]):
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
     """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
 
-    A batch that has not begun by then, or when this is cancelled, is cancelled too.
-
-    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a cancellation of the
-    caller.
+    A batch that has not begun by then, or when this is cancelled, is cancelled too. Not `asyncio.wrap_future`: that never ends on
+    a StopIteration, and shows a batch the engine cancelled as a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
