@@ -140,7 +140,7 @@ class GateEngine:
         else:
             future.set_result(self.answer(batch))
 
-    def stop(self) -> None:
+    def preempt(self) -> None:
         """The held batch has done one of its steps."""
         assert self.preempted is None, "two batches are preempted"
         batch, future = self._take()

@@ -1,4 +1,4 @@
-"""Long batches stop between two of their steps: what runs there, in which share, and what becomes of the batch itself."""
+"""Long batches are preempted between two of their steps: what runs there, in which share, and what becomes of the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def whale(room: Room, payload: str = "whale", lane: str = "deep") -> async
 
 async def step(room: Room, seconds: float = 1.0) -> None:
     room.clock.advance(seconds)
-    room.engine.stop()
+    room.engine.preempt()
     await turns()
 
 
@@ -88,7 +88,7 @@ def test_a_batch_that_paused_before_the_loop_checks_continues_as_any_other():
     class StopsAtOnce(GateEngine):
         def run(self, batch, **hints):
             future = super().run(batch, **hints)
-            self.stop()
+            self.preempt()
             return future
 
     async def main():
@@ -154,7 +154,7 @@ def test_busy_lanes_and_a_long_batch_get_equal_shares():
                 took = 0.05 if lane == "whale" else 0.02 * len(held)
                 seconds[lane] += took
                 room.clock.advance(took)
-                room.engine.stop() if lane == "whale" else room.engine.release()
+                room.engine.preempt() if lane == "whale" else room.engine.release()
                 await turns()
             room.batcher.give_up()
             assert 0.2 < seconds["whale"] / sum(seconds.values()) < 0.6

@@ -1,4 +1,4 @@
-"""Any order of submit, cancel, complete, stop, fail, lack memory, get stuck, die, tick and drain keeps the laws of the batcher.
+"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the laws of the batcher.
 
 Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
 happens, and the laws are looked at.
@@ -130,17 +130,17 @@ class WaitingRoom(RuleBasedStateMachine):
 
     @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None)
     @rule()
-    def stop(self) -> None:
+    def preempt(self) -> None:
         """A long batch has done a step, and goes on when others have had their share."""
-        self.do(self.engine.stop)
+        self.do(self.engine.preempt)
 
     @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None and self.waiting_clients)
     @rule(data=st.data())
-    def stop_and_cancel_meanwhile(self, data: st.DataObject) -> None:
+    def preempt_and_cancel_meanwhile(self, data: st.DataObject) -> None:
         leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
 
         def event() -> None:
-            self.engine.stop()
+            self.engine.preempt()
             for client in leaving:
                 client.cancel()
 
