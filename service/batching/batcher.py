@@ -68,10 +68,6 @@ class Batcher(Generic[P, R]):
         return self._lanes.num_jobs
 
     @property
-    def queued_bytes(self) -> int:
-        return self._lanes.num_bytes
-
-    @property
     def num_running(self) -> int:
         """Number of unsettled jobs in the batch in flight and in the preempted one."""
         return sum(not job.is_settled for job in (*self._running, *self._preempted))
@@ -126,10 +122,7 @@ class Batcher(Generic[P, R]):
         return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
-        """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons.
-
-        `num_coming` requests that will join the queue first count like those that wait.
-        """
+        """Raise QueueFull if this lane sheds load (`Admission.check_congestion`); `check_open` raises for the other reasons."""
         self._admission.check_congestion(lane, self._clock.now(), caller, num_coming)
 
     def begin_drain(self) -> None:
