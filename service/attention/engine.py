@@ -243,8 +243,9 @@ class Engine:
 
         The caller may cancel `done` at any time, also during the last step.
         """
-        if done.cancelled():  # no caller waits for the layer any more
-            done.set_running_or_notify_cancel()  # ends a `concurrent.futures.wait` for it
+        if done.cancelled() or self._is_closed:
+            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
+                done.set_exception(EngineDown(_CLOSED))
             return
         started = time.perf_counter()
         try:
