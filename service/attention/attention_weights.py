@@ -57,8 +57,6 @@ class Scores(NamedTuple):
     scale: float
     softcap: float | None = None
     sinks: torch.Tensor | None = None
-    stage: Stage | None = None
-    """What `rows` yields: the scores at this stage; None: their softmax, the weights."""
     weights: torch.Tensor | None = None
     """The weights w_NLS of a small sequence, which are known already; `selected` may overwrite them."""
 
@@ -66,22 +64,18 @@ class Scores(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
-    def at(self, stage: Stage) -> Scores:
-        """Return a copy whose `rows` yields the scores at `stage`."""
-        return self._replace(stage=stage, softcap=None if stage == "scaled" else self.softcap)
-
-    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+    def rows(self, chosen: Sequence[int], block: slice, stage: Stage | None = None) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
         if self.weights is not None:
             rows = self.weights[:, block]
             yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
             return
-        for some, scores in self._chunks(chosen, block):
+        for some, scores in self._chunks(chosen, block, is_capped=stage != "scaled"):
             mask = self._block_mask(some, block)
-            if self.stage is None:
+            if stage is None:
                 yield self._softmax(scores, mask, some)
             else:
-                yield _masked(scores, mask) if self.stage == "masked" else scores
+                yield _masked(scores, mask) if stage == "masked" else scores
 
     def log_sums(self) -> torch.Tensor:
         """Return [N, L]: the natural log-sum-exp of each row's masked scores and of its head's sink."""
@@ -103,8 +97,10 @@ class Scores(NamedTuple):
                 torch.mm(w_RS, v[head // shared], out=found[head, block])
         return found
 
-    def _chunks(self, chosen: Sequence[int], block: slice) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
-        """Yield a few of the chosen heads with their capped scores; memory does not grow with the number of heads."""
+    def _chunks(
+        self, chosen: Sequence[int], block: slice, *, is_capped: bool = True
+    ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
+        """Yield a few of the chosen heads with their scores, scaled and capped; memory does not grow with the number of heads."""
         q, k = self.q, self.k
         num_rows, keys, shared = block.stop - block.start, k.shape[1], len(q) // len(k)
         num_heads = max(1, MAX_CELLS // (num_rows * keys))
@@ -115,7 +111,9 @@ class Scores(NamedTuple):
                 torch.mm(q[head, block], k[head // shared].T, out=scores[i])
             preemption_point()
             scores.mul_(self.scale)
-            yield some, scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            if is_capped and self.softcap is not None:
+                scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            yield some, scores
 
     def _block_mask(self, heads: Sequence[int], block: slice) -> torch.Tensor | None:
         if self.mask is None:
@@ -156,7 +154,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     is_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
     if wanted.form == "heads" and wanted.queries is None and (is_block or source.weights is not None):
-        return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+        return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k
@@ -164,7 +162,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     if wanted.form == "top_k":
         answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
     for block, places, rows in _requested_blocks(queries, wanted.queries):
-        parts = source.rows(chosen, block)
+        parts = source.rows(chosen, block, wanted.stage)
         if wanted.form == "mean":
             answer[0][places] = _mean(parts)[rows].to("cpu", wanted.dtype)
             continue

@@ -14,16 +14,23 @@ import torch
 
 from service.attention.masks import CombinedMask
 
+# Scores are multiplied by the scale, then capped, then masked.
+Stage = Literal["scaled", "capped", "masked"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """Selects the attention weights to return; `heads` and `queries` None = all, in order. Only form "top_k" has a `k`."""
+    """Selects the attention weights to return, or the scores at a `stage`, which have the form "heads".
+
+    `heads` and `queries` None = all, in order. Only form "top_k" has a `k`.
+    """
 
     form: Literal["heads", "mean", "top_k"]
     k: int | None = None
     heads: tuple[int, ...] | None = None
     queries: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float32
+    stage: Stage | None = None
 
 
 class Call(NamedTuple):
@@ -55,16 +62,6 @@ class Call(NamedTuple):
         return parts
 
 
-Stage = Literal["scaled", "capped", "masked"]
-
-
-class ScoresWanted(NamedTuple):
-    """Selects the scores to return: times the scale, then capped, then masked. `selected` has the form "heads"."""
-
-    stage: Stage
-    selected: WeightsWanted
-
-
 class AttentionCall(NamedTuple):
     """Attention without a layer: query [B, N, L, H], key [B, G, S - P, H], value [B, G, S - P, V].
 
@@ -83,7 +80,7 @@ class AttentionCall(NamedTuple):
     sinks: torch.Tensor | None = None
     mask: CombinedMask | None = None
     weights: WeightsWanted | None = None
-    scores: ScoresWanted | None = None
+    scores: WeightsWanted | None = None
     has_lse: bool = False
     has_present: bool = False
     rows_first: bool = False

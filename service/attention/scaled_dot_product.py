@@ -51,7 +51,7 @@ class ScaledDotProduct:
             if call.weights is not None:
                 weights.append(selected(source, call.weights))
             if call.scores is not None:
-                scores.append(selected(source.at(call.scores.stage), call.scores.selected))
+                scores.append(selected(source, call.scores))
             if call.has_lse:
                 sums.append(source.log_sums().to("cpu"))
             preemption_point()

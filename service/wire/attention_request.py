@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.cost import attention_flops, attention_table_bytes
 from service.attention.masks import Sizes
 from service.attention.spec import MAX_HEADS
@@ -56,11 +56,11 @@ class ScoresField(StrictModel):
     queries: RowIndices = None
     dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
 
-    def wanted(self, sizes: Sizes) -> ScoresWanted:
+    def wanted(self, sizes: Sizes) -> WeightsWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
         heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
         queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
-        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
+        return WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype), self.stage)
 
 
 class AttentionRequest(StrictModel):
@@ -191,7 +191,7 @@ def _expect(name: str, what: str, found: int, expected: int, other: str) -> None
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
     b, n, queries, keys = sizes
-    selections = [call.weights, call.scores and call.scores.selected]
+    selections = [call.weights, call.scores]
     returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
     itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
     returned += n * queries * itemsize * call.has_lse

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.attention_weights import BLOCK_ROWS
-from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.cost import (
     PRODUCT_FLOPS,
     WORKSPACE_TABLES,
@@ -130,7 +130,7 @@ def test_attention_without_a_layer_counts_the_products_of_every_query_head():
         {"softcap": 2.0},
         {"sinks": torch.zeros(3)},
         {"weights": WeightsWanted("heads")},
-        {"scores": ScoresWanted("masked", WeightsWanted("heads"))},
+        {"scores": WeightsWanted("heads", stage="masked")},
         {"has_lse": True},
     ],
     ids=lambda fields: next(iter(fields)),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.call import Answer, AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import Answer, AttentionCall, WeightsWanted
 from service.attention.masks import Allowed, CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 from tests import reference
@@ -85,7 +85,7 @@ def answer(call: AttentionCall) -> Answer:
 
 
 def with_everything(call: AttentionCall) -> AttentionCall:
-    return call._replace(weights=ALL, scores=ScoresWanted("masked", ALL), has_lse=True, has_present=True)
+    return call._replace(weights=ALL, scores=dataclasses.replace(ALL, stage="masked"), has_lse=True, has_present=True)
 
 
 def same(one: Answer, other: Answer) -> bool:
@@ -117,8 +117,8 @@ def test_output_weights_scores_and_lse_agree_with_float64(dtype):
         assert close(found.weights, expected.weights, wide)
         assert close(found.scores, expected.masked, wide)
         assert close(found.lse, expected.lse, wide)
-        scaled = answer(drawn.call._replace(scores=ScoresWanted("scaled", ALL))).scores
-        capped = answer(drawn.call._replace(scores=ScoresWanted("capped", ALL))).scores
+        scaled = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="scaled"))).scores
+        capped = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="capped"))).scores
         assert scaled is not None
         assert capped is not None
         assert close(scaled, expected.scaled, wide)
@@ -162,7 +162,7 @@ def test_no_extra_result_changes_the_output(data, drawn):
     sizes = Sizes(*drawn.expected().masked.shape)
     extras = {
         "weights": data.draw(weights_wanted(sizes)),
-        "scores": ScoresWanted("capped", ALL),
+        "scores": dataclasses.replace(ALL, stage="capped"),
         "has_lse": True,
         "has_present": True,
     }
@@ -179,7 +179,7 @@ def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data,
     queries = tuple(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=9, unique=True)))
     wanted = WeightsWanted("heads", heads=some, queries=queries, dtype=torch.float64)
     full = answer(with_everything(drawn.call))
-    part = answer(drawn.call._replace(weights=wanted, scores=ScoresWanted("masked", wanted)))
+    part = answer(drawn.call._replace(weights=wanted, scores=dataclasses.replace(wanted, stage="masked")))
     for whole, selected in ((full.weights, part.weights), (full.scores, part.scores)):
         assert isinstance(whole, torch.Tensor)
         assert isinstance(selected, torch.Tensor)
