@@ -152,8 +152,8 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
-    is_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
-    if wanted.form == "heads" and wanted.queries is None and (is_block or source.weights is not None):
+    is_one_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
+    if wanted.form == "heads" and wanted.queries is None and (is_one_block or source.weights is not None):
         return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)
