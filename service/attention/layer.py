@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -145,15 +146,17 @@ class Layer:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
         num_same_length = sum(kind == SAME_LENGTH for kind, _ in sort_keys)
         num_self = sum(kind != CROSS for kind, _ in sort_keys)
-        groups = _groups(calls[:num_same_length])
+        groups = Counter[int]()  # rows of each length, in the calls' order
+        for call in calls[:num_same_length]:
+            groups[call.query.shape[1]] += call.query.shape[0] * call.query.shape[1]
         views: list[Heads] = []
         if num_self:
-            rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_same_length:num_self]])]
+            rows = [*groups.values(), *_lengths([call.query for call in calls[num_same_length:num_self]])]
             views += self._split_heads(self._project_self([call.query for call in calls[:num_self]]), [rows] * 3)
         views += self._project_cross(calls[num_self:])
         outputs = _head_views(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
+        for length, (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
             kernels.attend_same_length(heads, length, self.spec.scale, output)
         found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
         return [None] * num_same_length + found
@@ -234,12 +237,6 @@ def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
 def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
     """Return the length of every sequence of parts [B, L, D]."""
     return [part.shape[1] for part in parts for _ in range(part.shape[0])]
-
-
-def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
-    """Return each length and the number of rows of all its calls; `calls` are sorted by length."""
-    by_length = itertools.groupby(calls, key=lambda call: call.query.shape[1])
-    return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in by_length]
 
 
 def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
