@@ -11,7 +11,7 @@ from service.api.auth.access import Hosts
 from service.api.auth.rate_limit import Rate
 from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
-from service.batching.admission import CostCeilings, QueueLimits
+from service.batching.admission import QueueLimits
 from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
@@ -38,23 +38,20 @@ def batch_limits(settings: Settings) -> BatchLimits:
 
 
 def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
-    """Return the queue's limits; the engine stops a batch after `step_s`."""
+    """Return the queue's limits; the engine preempts a batch after `step_s`."""
     if settings.standing_wait_ms is not None:
         standing_wait_s = settings.standing_wait_ms / 1000
     else:  # a capacity that is set bounds the queue
         standing_wait_s = 0.0 if "queue_capacity" in settings.model_fields_set else STANDING_WAIT_S
-    ceilings = CostCeilings(
-        max_tokens=settings.max_request_tokens,
-        max_cells=settings.max_request_cells,
-        max_weights_bytes=settings.max_weights_bytes,
-    )
     return QueueLimits(
         capacity=settings.queue_capacity,
         max_bytes=settings.queue_bytes,
         max_cells=settings.queue_cells,
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=standing_wait_s,
-        max_cost=ceilings,
+        max_request_tokens=settings.max_request_tokens,
+        max_request_cells=settings.max_request_cells,
+        max_weights_bytes=settings.max_weights_bytes,
         compute=ComputeLimits(max_s=settings.stuck_s, inline_s=INLINE_S, step_s=step_s),
     )
 

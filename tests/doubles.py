@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class ManualClock:
         return sum(call.callback is not None for _, _, call in self._calls)
 
 
-class StoppedBatch:
+class PreemptedBatch:
     """A batch of a GateEngine between two of its steps."""
 
     def __init__(self, engine: GateEngine, batch: list[Any]) -> None:
@@ -72,13 +72,13 @@ class StoppedBatch:
         self._batch = batch
 
     def resume(self) -> Future[Any]:
-        assert self._engine.stopped is self
-        self._engine.stopped = None
+        assert self._engine.preempted is self
+        self._engine.preempted = None
         return self._engine.hold(self._batch)
 
     def drop(self) -> None:
-        assert self._engine.stopped is self
-        self._engine.stopped = None
+        assert self._engine.preempted is self
+        self._engine.preempted = None
         self._engine.dropped.append(self._batch)
 
 
@@ -97,7 +97,7 @@ class GateEngine:
         self.batches: list[list[Any]] = []
         self.briefs: list[bool] = []  # which of them were said to be brief
         self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
-        self.stopped: StoppedBatch | None = None  # a long one, which goes on when it is resumed
+        self.preempted: PreemptedBatch | None = None  # a long one, which goes on when it is resumed
         self.dropped: list[list[Any]] = []
 
     @property
@@ -140,12 +140,12 @@ class GateEngine:
         else:
             future.set_result(self.answer(batch))
 
-    def stop(self) -> None:
+    def preempt(self) -> None:
         """The held batch has done one of its steps."""
-        assert self.stopped is None, "two batches have stopped"
+        assert self.preempted is None, "two batches are preempted"
         batch, future = self._take()
-        self.stopped = StoppedBatch(self, batch)
-        future.set_result(self.stopped)
+        self.preempted = PreemptedBatch(self, batch)
+        future.set_result(self.preempted)
 
     def open(self) -> None:
         """The held batch ends, and later ones at once."""
@@ -171,30 +171,41 @@ class GateEngine:
         return held
 
 
+class BatchDone(NamedTuple):
+    lane: Hashable
+    batch: BatchInfo
+    compute_s: float
+
+
+class Death(NamedTuple):
+    num_jobs: int
+    error: BaseException | None
+
+
 class RecordingObserver:
     """Writes down what it hears."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[int, int]] = []
-        self.batches: list[BatchEvent] = []
-        self.retries: list[RetryEvent] = []
-        self.splits: list[SplitEvent] = []
-        self.deaths: list[DeathEvent] = []
+        self.batches: list[BatchDone] = []
+        self.retries: list[tuple[Hashable, int, str]] = []
+        self.splits: list[tuple[Hashable, int]] = []
+        self.deaths: list[Death] = []
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self.queue.append((num_jobs, num_bytes))
 
-    def batch_done(self, event: BatchEvent) -> None:
-        self.batches.append(event)
+    def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
+        self.batches.append(BatchDone(lane, batch, compute_s))
 
-    def retried_apart(self, event: RetryEvent) -> None:
-        self.retries.append(event)
+    def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
+        self.retries.append((lane, num_jobs, reason))
 
-    def batch_split(self, event: SplitEvent) -> None:
-        self.splits.append(event)
+    def batch_split(self, lane: Hashable, num_jobs: int) -> None:
+        self.splits.append((lane, num_jobs))
 
-    def died(self, event: DeathEvent) -> None:
-        self.deaths.append(event)
+    def died(self, num_jobs: int, error: BaseException | None) -> None:
+        self.deaths.append(Death(num_jobs, error))
 
 
 async def turns(num: int = 12) -> None:

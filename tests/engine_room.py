@@ -20,6 +20,7 @@ from service.attention.engine import Engine, EngineOptions, LayerCall
 from service.attention.kernels import Heads
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
+from service.attention.self_check import Variant, checks
 from service.attention.spec import LayerSpec
 from tests import reference
 
@@ -30,6 +31,11 @@ THREADS = (1, 2)
 every_thread_count = pytest.mark.parametrize(
     "threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])]
 )
+
+
+def keeps_bits(layer: Variant) -> bool:
+    """Whether the layer passes the whole self-check."""
+    return all(checks(layer))
 
 
 def make_spec(
@@ -135,11 +141,11 @@ def engine_mask(given: Sequence[reference.Mask], sizes: Sizes) -> CombinedMask |
 def _engine_mask(mask: reference.Mask, sizes: Sizes) -> Mask:
     match mask:
         case reference.Attend(values):
-            return masks.attend(torch.from_numpy(values))
+            return masks.Allowed(torch.from_numpy(values))
         case reference.Ignore(values):
             return masks.ignore(torch.from_numpy(values))
         case reference.Bias(values):
-            return masks.bias(torch.from_numpy(values))
+            return masks.Added(torch.from_numpy(values))
         case reference.Lengths(values):
             return masks.lengths(torch.from_numpy(values).reshape(len(values), -1))
         case reference.Causal(offset):

@@ -29,7 +29,7 @@ from service.api.json_parser import JsonParser
 from service.api.outer_middleware import RequestRecord, milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Caller, Part, announced_body, caller_of, read_body
-from service.attention.call import AnyAnswer
+from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
@@ -279,9 +279,8 @@ class RequestContext:
         self._answer_bytes.grow(num_bytes)
         bytes_each = record.bytes_in / (cost.tokens * layer.row_values)
         self._requests.note_bytes(layer.name, self._is_binary, bytes_each)
-        lane = self._lane(layer, cost, is_float64=call.is_float64)
-        deadline = self._complete + self._timeout_s
-        work = LayerCall(layer.loaded, call)
+        work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
+        lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         batch = outcome.batch
         record.batch, record.batch_requests = batch, batch.requests
@@ -334,7 +333,7 @@ class LayerRequests:
         self,
         layers: Layers,
         not_loaded: Callable[[], str],
-        batcher: Batcher[LayerCall, AnyAnswer],
+        batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],

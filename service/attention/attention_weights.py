@@ -33,23 +33,16 @@ Places = torch.Tensor | slice
 def attend_with_weights(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
-    """Return the result of `attend` for one sequence and its `attention_weights`."""
-    if not is_small(heads, mask, len(heads.q)):
-        return attend(heads, mask, scale), attention_weights(heads, mask, scale, wanted)
-    w_NLS = small_weights(heads, scale)
-    o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-    return o_NLV, selected(_SmallWeights(w_NLS), wanted)
+    """Return the result of `attend` for one sequence, and its weights: w_NLS, w_LS (form "mean") or TopK without the B axis.
 
-
-def attention_weights(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
-    """Return the requested weights of one sequence: w_NLS, w_LS (form "mean") or TopK without the B axis.
-
-    They are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
+    Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
     if is_small(heads, mask, len(heads.q)):
-        return selected(_SmallWeights(small_weights(heads, scale)), wanted)
-    wide = torch.promote_types(heads.q.dtype, torch.float32)
-    return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+        w_NLS = small_weights(heads, scale)
+        o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
+        return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
+    o_NLV, wide = attend(heads, mask, scale), torch.promote_types(heads.q.dtype, torch.float32)
+    return o_NLV, selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
 
 class Scores(NamedTuple):
@@ -64,30 +57,25 @@ class Scores(NamedTuple):
     scale: float
     softcap: float | None = None
     sinks: torch.Tensor | None = None
-    stage: Stage | None = None
-    """What `rows` yields: the scores at this stage; None: their softmax, the weights."""
+    weights: torch.Tensor | None = None
+    """The weights w_NLS of a small sequence, which are known already; `selected` may overwrite them."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
-    def at(self, stage: Stage) -> Scores:
-        """Return a copy whose `rows` yields the scores at `stage`."""
-        return self._replace(stage=stage, softcap=None if stage == "scaled" else self.softcap)
-
-    def fit_at_once(self, num_heads: int) -> bool:
-        """Return whether all rows of `num_heads` heads are one block, computed together."""
-        _, num_rows, keys = self.shape
-        return num_rows <= BLOCK_ROWS and num_heads * num_rows * keys <= MAX_CELLS
-
-    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
+    def rows(self, chosen: Sequence[int], block: slice, stage: Stage | None = None) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
-        for some, scores in self._chunks(chosen, block):
+        if self.weights is not None:
+            rows = self.weights[:, block]
+            yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
+            return
+        for some, scores in self._chunks(chosen, block, is_capped=stage != "scaled"):
             mask = self._block_mask(some, block)
-            if self.stage is None:
+            if stage is None:
                 yield self._softmax(scores, mask, some)
             else:
-                yield _masked(scores, mask) if self.stage == "masked" else scores
+                yield _masked(scores, mask) if stage == "masked" else scores
 
     def log_sums(self) -> torch.Tensor:
         """Return [N, L]: the natural log-sum-exp of each row's masked scores and of its head's sink."""
@@ -109,8 +97,10 @@ class Scores(NamedTuple):
                 torch.mm(w_RS, v[head // shared], out=found[head, block])
         return found
 
-    def _chunks(self, chosen: Sequence[int], block: slice) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
-        """Yield a few of the chosen heads with their capped scores; memory does not grow with the number of heads."""
+    def _chunks(
+        self, chosen: Sequence[int], block: slice, *, is_capped: bool = True
+    ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
+        """Yield a few of the chosen heads with their scores, scaled and capped; memory does not grow with the number of heads."""
         q, k = self.q, self.k
         num_rows, keys, shared = block.stop - block.start, k.shape[1], len(q) // len(k)
         num_heads = max(1, MAX_CELLS // (num_rows * keys))
@@ -121,7 +111,9 @@ class Scores(NamedTuple):
                 torch.mm(q[head, block], k[head // shared].T, out=scores[i])
             preemption_point()
             scores.mul_(self.scale)
-            yield some, scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            if is_capped and self.softcap is not None:
+                scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            yield some, scores
 
     def _block_mask(self, heads: Sequence[int], block: slice) -> torch.Tensor | None:
         if self.mask is None:
@@ -154,33 +146,15 @@ def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.where(mask == -torch.inf, -torch.inf, scores)
 
 
-class _SmallWeights(NamedTuple):
-    """The weights of one small sequence, w_NLS; a consumer may overwrite them."""
-
-    w: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        heads, queries, keys = self.w.shape
-        return heads, queries, keys
-
-    def fit_at_once(self, _: int) -> bool:
-        return True
-
-    def rows(self, chosen: Sequence[int], block: slice) -> Iterator[torch.Tensor]:
-        """Yield w_NRS of a block of rows of the chosen heads."""
-        rows = self.w[:, block]
-        yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
-
-
-def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
+def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     """Return the selected rows of one sequence's weights or scores, without the B axis."""
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
-    if wanted.form == "heads" and wanted.queries is None and source.fit_at_once(len(chosen)):
-        return next(source.rows(chosen, slice(0, queries))).to("cpu", wanted.dtype)
+    is_one_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
+    if wanted.form == "heads" and wanted.queries is None and (is_one_block or source.weights is not None):
+        return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k
@@ -188,7 +162,7 @@ def selected(source: Scores | _SmallWeights, wanted: WeightsWanted) -> Weights:
     if wanted.form == "top_k":
         answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
     for block, places, rows in _requested_blocks(queries, wanted.queries):
-        parts = source.rows(chosen, block)
+        parts = source.rows(chosen, block, wanted.stage)
         if wanted.form == "mean":
             answer[0][places] = _mean(parts)[rows].to("cpu", wanted.dtype)
             continue
@@ -250,5 +224,5 @@ def stacked(parts: Sequence[Weights]) -> Weights:
 def joined(parts: Sequence[Weights], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Weights:
     """Join weights along their first axis, or with torch.stack along a new one."""
     if isinstance(parts[0], TopK):
-        return TopK(*(join([getattr(part, name) for part in parts]) for name in ("values", "indices", "rest")))
+        return TopK(*(join(list(same)) for same in zip(*parts, strict=True)))
     return join([part for part in parts if isinstance(part, torch.Tensor)])

@@ -14,16 +14,23 @@ import torch
 
 from service.attention.masks import CombinedMask
 
+# Scores are multiplied by the scale, then capped, then masked.
+Stage = Literal["scaled", "capped", "masked"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """Selects the attention weights to return; `heads` and `queries` None = all, in order. Only form "top_k" has a `k`."""
+    """Selects the attention weights to return, or the scores at a `stage`, which have the form "heads".
+
+    `heads` and `queries` None = all, in order. Only form "top_k" has a `k`.
+    """
 
     form: Literal["heads", "mean", "top_k"]
     k: int | None = None
     heads: tuple[int, ...] | None = None
     queries: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float32
+    stage: Stage | None = None
 
 
 class Call(NamedTuple):
@@ -35,11 +42,6 @@ class Call(NamedTuple):
     value: torch.Tensor | None = None
     mask: CombinedMask | None = None
     weights: WeightsWanted | None = None
-
-    @property
-    def is_float64(self) -> bool:
-        """Whether the query is float64: then the call is computed in float64, else in the service's dtype."""
-        return self.query.dtype == torch.float64
 
     @property
     def is_self_attention(self) -> bool:
@@ -60,16 +62,6 @@ class Call(NamedTuple):
         return parts
 
 
-Stage = Literal["scaled", "capped", "masked"]
-
-
-class ScoresWanted(NamedTuple):
-    """Selects the scores to return: times the scale, then capped, then masked. `selected` has the form "heads"."""
-
-    stage: Stage
-    selected: WeightsWanted
-
-
 class AttentionCall(NamedTuple):
     """Attention without a layer: query [B, N, L, H], key [B, G, S - P, H], value [B, G, S - P, V].
 
@@ -88,16 +80,11 @@ class AttentionCall(NamedTuple):
     sinks: torch.Tensor | None = None
     mask: CombinedMask | None = None
     weights: WeightsWanted | None = None
-    scores: ScoresWanted | None = None
+    scores: WeightsWanted | None = None
     has_lse: bool = False
     has_present: bool = False
     rows_first: bool = False
     """Whether the output lies in memory as [B, L, N, V], which is the layout of the request."""
-
-    @property
-    def is_float64(self) -> bool:
-        """Whether the query is float64: then the call is computed in float64, else in float32."""
-        return self.query.dtype == torch.float64
 
     @property
     def is_explicit(self) -> bool:
@@ -108,8 +95,7 @@ class AttentionCall(NamedTuple):
         return self.softcap is not None or self.sinks is not None or self.query.shape[3] != self.value.shape[3]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TopK:
+class TopK(NamedTuple):
     """The k largest weights of each row: values and int32 indices [B, N', L', k], and the sum of the others [B, N', L']."""
 
     values: torch.Tensor
@@ -122,18 +108,11 @@ Weights = torch.Tensor | TopK
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Output [B, L, D] in the query's dtype; weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK."""
+    """Output [B, L, D], or [B, N, L, V] without a layer, in the query's dtype, and what else the call requests.
 
-    output: torch.Tensor
-    weights: Weights | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class AttentionAnswer:
-    """Output [B, N, L, V] in the query's dtype, weights as in `Answer`, and what else the call requests.
-
-    Scores [B, N', L', S]; lse [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and
-    present_value [B, G, S, V] in the dtype of the key.
+    Weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK. Only without a layer: scores [B, N', L', S]; lse
+    [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and present_value [B, G, S, V] in the dtype
+    of the key.
     """
 
     output: torch.Tensor
@@ -142,6 +121,3 @@ class AttentionAnswer:
     lse: torch.Tensor | None = None
     present_key: torch.Tensor | None = None
     present_value: torch.Tensor | None = None
-
-
-AnyAnswer = Answer | AttentionAnswer

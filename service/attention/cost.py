@@ -52,7 +52,7 @@ def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     cells, width, value_width = math.prod(sizes), call.query.shape[3], call.value.shape[3]
     per_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
     if call.scores is not None:
-        per_sequence += _weights_flops(width, sizes, call.scores.selected)
+        per_sequence += _weights_flops(width, sizes, call.scores)
     passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(call.is_explicit) * SOFTMAX_FLOPS
     per_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
     return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * per_sequence
@@ -71,30 +71,24 @@ def table_bytes(
 ) -> int:
     """Return the most bytes that the tables of one sequence take, at `size` bytes a number; one sequence runs at a time."""
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
-    cells = _mask_cells(mask, whole)
-    if wanted is not None:
-        cells += _workspace_cells(whole, _num_heads(sizes, wanted))
-    return cells * size
+    return size * _table_cells(mask, whole, 0 if wanted is None else _num_heads(sizes, wanted))
 
 
 def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
     """Return the same for attention without a layer, which may need the scores of all heads."""
-    cells = _mask_cells(call.mask, sizes)
-    if call.weights is not None or call.scores is not None or call.has_lse or call.is_explicit:
-        cells += _workspace_cells(sizes, sizes.heads)
-    return cells * torch.promote_types(call.query.dtype, torch.float32).itemsize
+    has_scores = call.weights is not None or call.scores is not None or call.has_lse or call.is_explicit
+    size = torch.promote_types(call.query.dtype, torch.float32).itemsize
+    return size * _table_cells(call.mask, sizes, sizes.heads if has_scores else 0)
 
 
-def _mask_cells(mask: CombinedMask | None, sizes: Sizes) -> int:
-    if mask is None:
-        return 0
-    heads, rows, _ = mask.table_shape
-    return heads * rows * sizes.keys
-
-
-def _workspace_cells(sizes: Sizes, num_heads: int) -> int:
+def _table_cells(mask: CombinedMask | None, sizes: Sizes, num_heads: int) -> int:
+    """Return the numbers in the mask's table and in the tables of a block of the scores of `num_heads` heads."""
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
-    return WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
+    workspace = WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
+    if mask is None:
+        return workspace
+    heads, rows, _ = mask.table_shape
+    return workspace + heads * rows * sizes.keys
 
 
 def _mask_flops(mask: CombinedMask | None) -> int:

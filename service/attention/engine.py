@@ -3,7 +3,7 @@
 Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
-long batch stops after each step (`preemption.py`); while it is stopped, the engine's second thread computes other batches.
+long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
 Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
 self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
 After the device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from service.attention.call import AnyAnswer, AttentionCall, Call
+from service.attention.call import Answer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
-from service.attention.preemption import Steps, stopped_s
+from service.attention.preemption import Steps, preempted_s, preemption_point
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import Variant, checks, keeps_bits
+from service.attention.self_check import Variant, checks
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -43,8 +43,8 @@ _DOWN = "the device failed; this process computes nothing until it is replaced"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Answers = Sequence[AnyAnswer]
-# Result of one step of a batch: the answers, or the stopped batch itself.
+Answers = Sequence[Answer]
+# Result of one step of a batch: the answers, or the preempted batch itself.
 Step = Answers | Steps[Answers]
 
 
@@ -58,7 +58,7 @@ class EngineOptions:
     exact: bool = False
     """Whether a GPU takes one sequence at a time, so that bits do not depend on the batch."""
     step_s: float = math.inf
-    """After how long a batch stops, so that other batches can compute."""
+    """After how long a batch is preempted, so that other batches can compute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,18 +98,16 @@ class LoadedLayer:
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     """The compute thread's time to load it, self-check included."""
-    is_sequential: bool = False
-    """Whether calls cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
+        return next(iter(self.variants.values())).is_sequential
 
     @property
     def num_bytes(self) -> int:
         """Bytes that its variants' matrices take on the device; any thread may read it."""
         return sum(layer.num_bytes for layer in list(self.variants.values()))
-
-    def new_variant(self, dtype: torch.dtype, device: torch.device) -> Variant:
-        if self.spec is None:
-            return ScaledDotProduct(dtype=dtype, device=device)
-        return Layer(self.spec, self.tensors, dtype=dtype, device=device)
 
 
 class LayerCall(NamedTuple):
@@ -117,6 +115,11 @@ class LayerCall(NamedTuple):
 
     loaded: LoadedLayer
     call: Call | AttentionCall
+
+    @property
+    def is_float64(self) -> bool:
+        """Whether the query is float64: then the call is computed in float64."""
+        return self.call.query.dtype == torch.float64
 
 
 class Engine:
@@ -128,7 +131,7 @@ class Engine:
         self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter_thread)
         self._threads: list[threading.Thread] = []  # threads that have started
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
-        self._is_stopped = False  # whether a long batch waits for its next step
+        self._preempted = threading.Event()  # set while a long batch waits for its next step
         self._lock = threading.Lock()  # held by the thread that computes
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
@@ -148,15 +151,15 @@ class Engine:
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._submit_step(loaded, self._load_steps(loaded), done)
+        self._submit(self._locked, partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
-        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a stopped batch.
+        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a preempted batch.
 
         With `is_inline` the caller's thread may compute the batch before `run` returns: waking the engine's thread and then the
-        caller can take as long as a small batch. While one batch is stopped, others do not stop; the caller awaits them before it
-        resumes the stopped one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
+        caller can take as long as a small batch. While one batch is preempted, others are not; the caller awaits them before
+        it resumes that one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
         Raises EngineDown if the engine is closed.
         """
         if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
@@ -165,20 +168,11 @@ class Engine:
                 done: Future[Step] = Future()
                 done.set_result(answers)
                 return done
-        steps: Steps[Answers] = Steps(
-            self._lock, math.inf if self._is_stopped else self.options.step_s, self._set_stopped
-        )
+        step_s = math.inf if self._preempted.is_set() else self.options.step_s
+        steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted)
         self._steps.add(steps)
-
-        def cancel_if_dropped(submitted: Future[None]) -> None:
-            if submitted.cancelled():
-                steps.first.cancel()
-
-        self._submit(steps.run, partial(self._run, batch)).add_done_callback(cancel_if_dropped)
+        self._submit(steps.run, partial(self._run, batch))
         return steps.first
-
-    def _set_stopped(self, is_stopped: bool) -> None:
-        self._is_stopped = is_stopped
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""
@@ -186,7 +180,7 @@ class Engine:
         for steps in list(self._steps):
             steps.finish()
         for pool in (self._thread, self._second):
-            pool.shutdown(wait=timeout_s is None, cancel_futures=True)
+            pool.shutdown(wait=timeout_s is None)
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
@@ -204,7 +198,7 @@ class Engine:
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
-            return (self._second if self._is_stopped else self._thread).submit(work, *args, **kwargs)
+            return (self._second if self._preempted.is_set() else self._thread).submit(work, *args, **kwargs)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
@@ -234,7 +228,7 @@ class Engine:
         num_threads = max(self.options.num_threads, torch.get_num_threads())
         if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
             return False
-        return self._dtype(batch) in batch[0].loaded.variants
+        return self._dtype(batch[0].loaded, is_float64=batch[0].is_float64) in batch[0].loaded.variants
 
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
@@ -243,26 +237,21 @@ class Engine:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
-    def _submit_step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        def fail_if_dropped(step: Future[None]) -> None:
-            if step.cancelled() and done.set_running_or_notify_cancel():
-                done.set_exception(EngineDown(_CLOSED))
-
-        self._submit(self._locked, partial(self._step, loaded, steps, done)).add_done_callback(fail_if_dropped)
-
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
         """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile.
 
         The caller may cancel `done` at any time, also during the last step.
         """
-        if done.cancelled():  # no caller waits for the layer any more
+        if done.cancelled() or self._is_closed:
+            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
+                done.set_exception(EngineDown(_CLOSED))
             return
         started = time.perf_counter()
         try:
             next(steps)
             loaded.seconds += time.perf_counter() - started
-            self._submit_step(loaded, steps, done)
+            self._submit(self._locked, partial(self._step, loaded, steps, done))
         except StopIteration:
             if done.set_running_or_notify_cancel():
                 done.set_result(loaded)
@@ -270,23 +259,19 @@ class Engine:
             if done.set_running_or_notify_cancel():
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
 
-    def _load_steps(self, loaded: LoadedLayer) -> Iterator[None]:
-        dtype = torch.float32 if loaded.spec is None else self.options.dtype
-        layer, is_bitwise = loaded.new_variant(dtype, self.options.device), True
+    def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
+        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""
+        device, is_bitwise = self.options.device, True
+        layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
+        if loaded.spec is not None:
+            layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
-        self._serve(loaded, layer, is_bitwise=is_bitwise)
-        loaded.is_sequential = layer.is_sequential
-
-    def _serve(self, loaded: LoadedLayer, layer: Variant, *, is_bitwise: bool) -> Variant:
-        """Make calls use a checked variant from now on; return it."""
-        is_gpu = self.options.device.type != "cpu"
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
-        layer.is_sequential = self.options.exact if is_gpu else not is_bitwise
+        layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
         self.filler_rows += layer.filler_rows
-        loaded.variants[layer.dtype] = layer
-        return layer
+        loaded.variants[dtype] = layer
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[LayerCall]) -> Answers:
@@ -298,7 +283,7 @@ class Engine:
             if not has_device_failed and not _is_out_of_memory(error):
                 raise
         finally:
-            self.busy_seconds += time.perf_counter() - started - stopped_s()
+            self.busy_seconds += time.perf_counter() - started - preempted_s()
         # Raised outside the handler: the caught exception would keep the batch's tensors alive.
         if has_device_failed:
             raise EngineDown(_DOWN)
@@ -306,7 +291,12 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
-        layer = self._layer(batch[0].loaded, self._dtype(batch))
+        loaded = batch[0].loaded
+        dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
+        if dtype not in loaded.variants:  # the first call in this dtype
+            for _ in self._variant_steps(loaded, dtype):
+                preemption_point()
+        layer = loaded.variants[dtype]
         filled = layer.filler_rows
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
@@ -318,19 +308,11 @@ class Engine:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
 
-    def _dtype(self, batch: Sequence[LayerCall]) -> torch.dtype:
+    def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
-        loaded, call = batch[0]
-        if call.is_float64:
+        if is_float64:
             return torch.float64
         return torch.float32 if loaded.spec is None else self.options.dtype
-
-    def _layer(self, loaded: LoadedLayer, dtype: torch.dtype) -> Variant:
-        """Return the layer in `dtype`; the first request builds, warms up and checks it."""
-        if found := loaded.variants.get(dtype):
-            return found
-        layer = loaded.new_variant(dtype, self.options.device)
-        return self._serve(loaded, layer, is_bitwise=keeps_bits(layer))
 
     def _release(self) -> None:
         if self.options.device.type != "cpu":

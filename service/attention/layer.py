@@ -13,28 +13,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from service.attention import kernels
+from service.attention import kernels, projection
 from service.attention.attention_weights import attend_with_weights, joined, stacked
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
-from service.attention.projection import (
-    Packed,
-    Plain,
-    Projection,
-    fill,
-    pack,
-    packed,
-    padded_rows,
-    padded_width,
-    side_by_side,
-    split,
-)
+from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
@@ -68,44 +58,33 @@ class Layer:
             spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
         )
         self._inputs, self._fused = self._input_projections(moved)
-        self._output = packed(side_by_side(moved, ["output"])) if spec.has_output else None
+        self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
-        used = (*self._inputs, self._fused, self._output)
-        self._least_rows = max(projection.least_rows for projection in used if projection is not None)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the layer's matrices take on its device."""
-        return sum(projection.num_bytes for projection in self._projections())
-
-    @property
-    def product_sizes(self) -> Sequence[int]:
-        """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
-        return sorted({size for projection in self._projections() for size in projection.sizes}, reverse=True)
-
-    @property
-    def is_fused(self) -> bool:
+        self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
-        return self._fused is not None
+        used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
+        self._least_rows = max(one.least_rows for one in used)
+        # The input projections are slices of an unpacked fused one, and have no memory of their own.
+        held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
+        self.num_bytes = sum(one.num_bytes for one in held)
+        """Bytes that the layer's matrices take on its device."""
+        self.product_sizes = sorted({size for one in held for size in one.sizes}, reverse=True)
+        """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
         if not self._has_one_input_width or self.dtype == torch.float64:
-            return [packed(side_by_side(moved, [name])) for name in INPUTS], None
-        together = side_by_side(moved, INPUTS)
+            return [projection.packed(projection.side_by_side(moved, [name])) for name in INPUTS], None
+        together = projection.side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
         # Slices share memory, so unpacked weights exist once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
-        separate = [packed(part) for part in slices]
-        needs_a_copy = any(isinstance(projection, Packed) for projection in separate)
+        separate = [projection.packed(part) for part in slices]
+        needs_a_copy = any(isinstance(one, Packed) for one in separate)
         is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
-        return separate, packed(together) if is_fused else None
-
-    def _projections(self) -> list[Projection]:
-        inputs = [self._fused] if isinstance(self._fused, Plain) else [*self._inputs, self._fused]
-        return [projection for projection in (*inputs, self._output) if projection is not None]
+        return separate, projection.packed(together) if is_fused else None
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Return one answer per call, in order. The calls of a pass share matrix products unless the layer is sequential."""
@@ -118,14 +97,15 @@ class Layer:
         may_share = functools.cache(self.may_share)  # checks each length once
         sort_keys = [self._sort_key(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=sort_keys.__getitem__)
-        answers: list[Answer | None] = [None] * len(calls)
-        passes = [order] if self.device.type != "cpu" else _passes(order, [_num_rows(call) for call in calls])
+        answers: dict[int, Answer] = {}
+        # Rows of each call's larger product: query rows or key rows.
+        rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
+        passes = [order] if self.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
             preemption_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
-            for i, answer in zip(indices, found, strict=True):
-                answers[i] = answer
-        return [answer for answer in answers if answer is not None]
+            answers.update(zip(indices, found, strict=True))
+        return [answers[i] for i in range(len(calls))]
 
     def _sort_key(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
         """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""
@@ -146,17 +126,17 @@ class Layer:
         tokens = sum(count * length for count, length in shapes)
         width = self.spec.num_heads * self.spec.value_head_width
         context_RK = self._like.new_empty(
-            self._rows_with_filler(tokens, int(self._output is not None)), padded_width(width)
+            self._rows_with_filler(tokens, int(self._output is not None)), projection.padded_width(width)
         )
-        fill(context_RK, tokens, width)
+        projection.fill(context_RK, tokens, width)
         weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK)
-        parts = zip(calls, split(output, shapes), weights, strict=True)
+        parts = zip(calls, projection.split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up, and add the difference to `filler_rows`."""
-        rows = padded_rows(tokens, self._least_rows)
+        rows = projection.padded_rows(tokens, self._least_rows)
         self.filler_rows += (rows - tokens) * num_products
         return rows
 
@@ -166,15 +146,17 @@ class Layer:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
         num_same_length = sum(kind == SAME_LENGTH for kind, _ in sort_keys)
         num_self = sum(kind != CROSS for kind, _ in sort_keys)
-        groups = _groups(calls[:num_same_length])
+        groups = Counter[int]()  # rows of each length, in the calls' order
+        for call in calls[:num_same_length]:
+            groups[call.query.shape[1]] += call.query.shape[0] * call.query.shape[1]
         views: list[Heads] = []
         if num_self:
-            rows = [*(rows for _, rows in groups), *_lengths([call.query for call in calls[num_same_length:num_self]])]
+            rows = [*groups.values(), *_lengths([call.query for call in calls[num_same_length:num_self]])]
             views += self._split_heads(self._project_self([call.query for call in calls[:num_self]]), [rows] * 3)
         views += self._project_cross(calls[num_self:])
         outputs = _head_views(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        for (length, _), (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
+        for length, (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
             kernels.attend_same_length(heads, length, self.spec.scale, output)
         found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
         return [None] * num_same_length + found
@@ -201,8 +183,8 @@ class Layer:
     def _project(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Pack the parts once and return one product per projection."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
-        x_RK = pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
-        return [projection(x_RK) for projection in projections]
+        x_RK = projection.pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
+        return [product(x_RK) for product in projections]
 
     def _split_heads(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
         """Return each sequence's rows of query, key and value as views."""
@@ -217,11 +199,10 @@ class Layer:
             heads = self._kernel_heads(views, mask)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
-                preemption_point()
-                continue
-            context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
-            output.copy_(context)
-            found.append(weights)
+            else:
+                context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
+                output.copy_(context)
+                found.append(weights)
             preemption_point()
         return stacked(found) if found else None
 
@@ -237,11 +218,6 @@ class Layer:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
-
-
-def _num_rows(call: Call) -> int:
-    """Return the rows of the call's larger product: query rows or key rows."""
-    return call.query.shape[0] * max(call.query.shape[1], call.source.shape[1])
 
 
 def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
@@ -261,12 +237,6 @@ def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
 def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
     """Return the length of every sequence of parts [B, L, D]."""
     return [part.shape[1] for part in parts for _ in range(part.shape[0])]
-
-
-def _groups(calls: Sequence[Call]) -> list[tuple[int, int]]:
-    """Return each length and the number of rows of all its calls; `calls` are sorted by length."""
-    by_length = itertools.groupby(calls, key=lambda call: call.query.shape[1])
-    return [(length, length * sum(call.query.shape[0] for call in some)) for length, some in by_length]
 
 
 def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:

@@ -57,23 +57,13 @@ class Run(NamedTuple):
     high: torch.Tensor
 
 
-# The first allowed key of each row, and the end (exclusive).
-Bounds = tuple[torch.Tensor, torch.Tensor]
 # Each field is a tensor.
 Mask = Allowed | Added | Run
-
-
-def attend(values: torch.Tensor) -> Allowed:
-    return Allowed(values)
 
 
 def ignore(values: torch.Tensor) -> Allowed:
     """Invert the polarity: true = blocked (torch.nn.MultiheadAttention's attn_mask and key_padding_mask)."""
     return Allowed(~values)
-
-
-def bias(values: torch.Tensor) -> Added:
-    return Added(values)
 
 
 def lengths(values: torch.Tensor) -> Run:
@@ -93,16 +83,13 @@ def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: i
     return Run(low.clamp(0, keys), high.clamp(0, keys))
 
 
-def _shifts(offset: int | Sequence[int], more: int) -> int | torch.Tensor:
-    """Return offset + more: one number, or int64 [B, 1]."""
-    if isinstance(offset, int):
-        return _clamped(offset + more)
-    return torch.tensor([[_clamped(one + more)] for one in offset])
+def _shifts(offset: int | Sequence[int], more: int) -> torch.Tensor:
+    """Return offset + more as int64 [B|1, 1].
 
-
-def _clamped(shift: int) -> int:
-    """Clamp a shift to ±2^40, so that int64 sums cannot overflow; a larger one allows the same keys."""
-    return max(-(2**40), min(2**40, shift))
+    It is clamped to ±2^40, so that int64 sums cannot overflow; a larger shift allows the same keys.
+    """
+    offsets = [offset] if isinstance(offset, int) else offset
+    return torch.tensor([[max(-(2**40), min(2**40, one + more))] for one in offsets])
 
 
 def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
@@ -121,16 +108,14 @@ class CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
 
-    def run(self, sequence: int) -> Bounds | None:
-        """Return the intersection of all runs of keys as low and high [L|1], or None if there is no run."""
+    def run(self, sequence: int) -> Run | None:
+        """Return the intersection of all runs of keys, low and high [L|1], or None if there is no run."""
         runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        low, high = _of_sequence(runs[0].low, sequence), _of_sequence(runs[0].high, sequence)
-        for mask in runs[1:]:
-            low = torch.maximum(low, _of_sequence(mask.low, sequence))
-            high = torch.minimum(high, _of_sequence(mask.high, sequence))
-        return low, high
+        low = functools.reduce(torch.maximum, [_of_sequence(run.low, sequence) for run in runs])
+        high = functools.reduce(torch.minimum, [_of_sequence(run.high, sequence) for run in runs])
+        return Run(low, high)
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
@@ -242,7 +227,7 @@ def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
-def _in_run(run: Bounds, rows: slice, keys: int) -> torch.Tensor:
+def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows: bool [1, L|1, S]."""
     low, high = (_of_rows(bound.unsqueeze(-1), rows) for bound in run)
     places = torch.arange(keys)
@@ -263,16 +248,27 @@ def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
 def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
     """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
-    every = mask.allowed_values(sequence)
+    every, run = mask.allowed_values(sequence), mask.run(sequence)
     row_allowed = _all_of(values for values in every if values.shape[-1] == 1)
     columns = _all_of(values for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
     tables = [values for values in every if values.shape[-1] > 1 and values.shape[-2] > 1]
-    run = mask.run(sequence)
-    counts = None if tables else _counts(columns, keys)
+    # How many of the first j keys all rows allow, j = 0 … S: int32 [N|1, S + 1].
+    counts = torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
+    if columns is not None:
+        counts = F.pad(columns[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
+        tables = [*tables, columns] if tables else []
     step = max(1, STEP_CELLS // (mask.table_shape[0] * (keys if tables else 1)))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
-        has_key = _has_key(tables, columns, run, rows) if counts is None else _has_key_in_run(counts, run, rows)
+        if tables:
+            parts = [_of_rows(table, rows) for table in tables] + ([] if run is None else [_in_run(run, rows, keys)])
+            # As bytes, because `any` of booleans over an axis takes ten times as long.
+            has_key = functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()
+        elif run is None:
+            has_key = counts[:, -1:] > 0
+        else:
+            low, high = (_of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
+            has_key = counts[:, high] > counts[:, low]
         if row_allowed is not None:
             has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
         yield (~has_key).any(0).expand(rows.stop - rows.start)
@@ -281,29 +277,3 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
 def _all_of(values: Iterable[torch.Tensor]) -> torch.Tensor | None:
     found = list(values)
     return functools.reduce(operator.and_, found) if found else None
-
-
-def _counts(columns: torch.Tensor | None, keys: int) -> torch.Tensor:
-    """Return how many of the first j keys are allowed, j = 0 … S: int32 [N|1, S + 1]."""
-    if columns is None:
-        return torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
-    return F.pad(columns[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
-
-
-def _has_key_in_run(counts: torch.Tensor, run: Bounds | None, rows: slice) -> torch.Tensor:
-    """Return which rows have an allowed key in their run if all rows allow the same keys: bool [N|1, L|1]."""
-    if run is None:
-        return counts[:, -1:] > 0
-    low, high = (_of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
-    return counts[:, high] > counts[:, low]
-
-
-def _has_key(tables: list[torch.Tensor], columns: torch.Tensor | None, run: Bounds | None, rows: slice) -> torch.Tensor:
-    """Return which rows have an allowed key if rows allow different keys: bool [N|1, L]."""
-    parts = [_of_rows(table, rows) for table in tables]
-    if columns is not None:
-        parts.append(columns)
-    if run is not None:
-        parts.append(_in_run(run, rows, tables[0].shape[-1]))
-    # As bytes, because `any` of booleans over an axis takes ten times as long.
-    return functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()

@@ -1,8 +1,8 @@
 """Preemption: a long batch computes in steps, so that other batches compute between them.
 
-Lives here: the points at which a forward pass may stop, and the batch that stops there. Independent of what is computed.
-Invariants: A batch computes the same pieces whether it stops or not; only the time between two pieces differs. A stopped
-batch keeps its thread and its tensors, but not the engine's lock. A dropped batch ends at the point where it stopped.
+Lives here: the points at which a forward pass may be preempted, and the batch that is. Independent of what is computed.
+Invariants: A batch computes the same pieces, preempted or not; only the time between two pieces differs. A preempted batch
+keeps its thread and its tensors, but not the engine's lock. A dropped batch ends at the point where it was preempted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
 
-_of_thread = threading.local()
+# The batch in steps of a thread: each thread has a context of its own.
+_batch: ContextVar[Steps[Any] | None] = ContextVar("batch", default=None)
 
 
 class Dropped(BaseException):
@@ -24,32 +26,30 @@ class Dropped(BaseException):
 
 
 def preemption_point() -> None:
-    """Stop the batch here, between two pieces of a forward pass, if its step is over; costs 0.1 µs when it does not stop."""
-    steps: Steps[object] | None = getattr(_of_thread, "steps", None)
-    if steps is not None:
-        steps.stop_if_due()
+    """Preempt the batch here, between two pieces of a forward pass, if its step is over; costs 0.1 µs if it is not."""
+    if (steps := _batch.get()) is not None:
+        steps.preempt_if_due()
 
 
-def stopped_s() -> float:
-    """Return how long the batch of this thread has been stopped so far, in seconds; 0 outside a batch in steps."""
-    steps: Steps[object] | None = getattr(_of_thread, "steps", None)
-    return 0.0 if steps is None else steps.stopped_s
+def preempted_s() -> float:
+    """Return how long the batch of this thread has been preempted so far, in seconds; 0 outside a batch in steps."""
+    return 0.0 if (steps := _batch.get()) is None else steps.preempted_s
 
 
 class Steps(Generic[R]):
     """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
 
-    The batch holds `lock` while it computes. It calls `notify` with True when it stops and False when it resumes.
-    `first` is the future of the first step. A step's future gives the result, or this object if the batch has stopped: then
+    The batch holds `lock` while it computes; `preempted` is set while it waits for its next step.
+    `first` is the future of the first step. A step's future gives the result, or this object if the batch is preempted: then
     call `resume` or `drop`.
     """
 
-    def __init__(self, lock: threading.Lock, step_s: float, notify: Callable[[bool], None]) -> None:
+    def __init__(self, lock: threading.Lock, step_s: float, preempted: threading.Event) -> None:
         self.first: Future[R | Steps[R]] = Future()
-        self.stopped_s = 0.0
+        self.preempted_s = 0.0
         self._lock = lock
         self._step_s = step_s
-        self._notify = notify
+        self._preempted = preempted
         self._step = self.first
         self._resumed = threading.Semaphore(0)
         self._is_dropped = False
@@ -61,49 +61,50 @@ class Steps(Generic[R]):
             return
         try:
             with self._lock:
-                _of_thread.steps = self
+                _batch.set(self)
                 self._due = time.perf_counter() + self._step_s
                 try:
                     result = work()
                 finally:
-                    _of_thread.steps = None
+                    _batch.set(None)
         except BaseException as error:  # noqa: BLE001 (the future carries the batch's failure)
             self._step.set_exception(error)
         else:
             self._step.set_result(result)
 
-    def stop_if_due(self) -> None:
-        """Stop if the step is over, on the batch's thread; raise Dropped if the batch is dropped meanwhile."""
+    def preempt_if_due(self) -> None:
+        """Preempt the batch if its step is over, on the batch's thread; raise Dropped if the batch is dropped meanwhile."""
         now = time.perf_counter()
         if now < self._due:
             return
         step, self._step = self._step, Future()
         self._step.set_running_or_notify_cancel()  # so that no caller can cancel it
-        self._notify(True)
+        self._preempted.set()
         self._lock.release()
         try:
             step.set_result(self)
             self._resumed.acquire()
         finally:
             self._lock.acquire()
-        self.stopped_s += time.perf_counter() - now
+        self.preempted_s += time.perf_counter() - now
         if self._is_dropped:
             raise Dropped
         self._due = time.perf_counter() + self._step_s
 
     def resume(self) -> Future[R | Steps[R]]:
-        """Continue a stopped batch; return the future of its next step."""
+        """Continue a preempted batch; return the future of its next step."""
         step = self._step
-        self._notify(False)
+        self._preempted.clear()
         self._resumed.release()
         return step
 
     def drop(self) -> None:
-        """End a batch that has stopped; its future fails with Dropped."""
+        """End a preempted batch; its future fails with Dropped."""
         self._is_dropped = True
         self.resume()
 
     def finish(self) -> None:
-        """Let the batch run to its end without stops; a stopped batch resumes."""
+        """Cancel a batch that has not begun; let any other run to its end in one step, which a preempted batch begins now."""
+        self.first.cancel()
         self._step_s = self._due = math.inf
         self._resumed.release()

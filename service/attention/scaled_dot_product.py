@@ -15,7 +15,7 @@ import torch
 
 from service.attention import kernels
 from service.attention.attention_weights import Scores, selected, stacked
-from service.attention.call import AttentionAnswer, AttentionCall, Weights
+from service.attention.call import Answer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
@@ -33,27 +33,29 @@ class ScaledDotProduct:
         self.is_sequential = False  # written by the engine; a sequence never shares a product here
         self._like = torch.empty(0, dtype=dtype, device=device)
 
-    def forward(self, calls: Sequence[AttentionCall]) -> list[AttentionAnswer]:
+    def forward(self, calls: Sequence[AttentionCall]) -> list[Answer]:
         """Return one answer per call, in order."""
         return [self._answer(call) for call in calls]
 
-    def _answer(self, call: AttentionCall) -> AttentionAnswer:
+    def _answer(self, call: AttentionCall) -> Answer:
         outputs = _empty_output(call)
+        sinks = None if call.sinks is None else call.sinks.to(self._like)
         weights: list[Weights] = []
         scores: list[Weights] = []
         sums: list[torch.Tensor] = []
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
-            source = self._scores(call, heads, sequence)
-            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, source.mask, call.scale))
+            mask = lowered_on(call.mask, sequence, self._like)
+            source = Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
+            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, mask, call.scale))
             if call.weights is not None:
                 weights.append(selected(source, call.weights))
             if call.scores is not None:
-                scores.append(selected(source.at(call.scores.stage), call.scores.selected))
+                scores.append(selected(source, call.scores))
             if call.has_lse:
                 sums.append(source.log_sums().to("cpu"))
             preemption_point()
-        return AttentionAnswer(
+        return Answer(
             outputs,
             weights=stacked(weights) if weights else None,
             scores=torch.stack([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
@@ -69,30 +71,18 @@ class ScaledDotProduct:
         # `cat` copies a single part as well; two parts are the past and the rows behind it.
         return Heads(*(torch.cat(rows, dim=1) for rows in parts))
 
-    def _scores(self, call: AttentionCall, heads: Heads, sequence: int) -> Scores:
-        mask = lowered_on(call.mask, sequence, self._like)
-        sinks = None if call.sinks is None else call.sinks.to(self.device, self.dtype)
-        return Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
-
 
 def _fused(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Return the output o_NLV of one sequence, one kernel call for the query heads that share a key/value head."""
-    groups = _groups(heads)
-    masks = [mask] * len(groups)
-    if mask is not None and mask.shape[0] > 1:
-        masks = list(mask.split(len(heads.q) // len(groups)))
-    found = [kernels.attend(group, part, scale) for group, part in zip(groups, masks, strict=True)]
+    if len(heads.q) == len(heads.k):
+        return kernels.attend(heads, mask, scale)
+    shared = len(heads.q) // len(heads.k)
+    masks = mask.split(shared) if mask is not None and mask.shape[0] > 1 else [mask] * len(heads.k)
+    found = []
+    for q, k, v, part in zip(heads.q.split(shared), heads.k.split(1), heads.v.split(1), masks, strict=True):
+        group = Heads(q, k.expand(shared, -1, -1), v.expand(shared, -1, -1))
+        found.append(kernels.attend(group, part, scale))
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _groups(heads: Heads) -> list[Heads]:
-    """Return the query heads of each key/value head with views of it; one group if no two heads share one."""
-    num_heads, num_kv_heads = len(heads.q), len(heads.k)
-    if num_heads == num_kv_heads:
-        return [heads]
-    shared = num_heads // num_kv_heads
-    parts = zip(heads.q.split(shared), heads.k.split(1), heads.v.split(1), strict=True)
-    return [Heads(q, k.expand(shared, -1, -1), v.expand(shared, -1, -1)) for q, k, v in parts]
 
 
 def _empty_output(call: AttentionCall) -> torch.Tensor:

@@ -15,31 +15,24 @@ import torch
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
-from service.attention.preemption import preemption_point
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
 # last is plain self-attention: a large batch has it 12 times and may compute most of them in one call.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_BATCH = 12
-# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`).
+# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 # What computes calls: a layer, or attention without a layer.
 Variant = Layer | ScaledDotProduct
 
 
-def keeps_bits(layer: Variant) -> bool:
-    """Return whether each sample call gives the same bits alone, in pairs and all together, with and without weights."""
-    for kept in checks(layer):
-        if not kept:
-            return False
-        preemption_point()
-    return True
-
-
 def checks(layer: Variant) -> Iterator[bool]:
-    """Run the check in steps of one forward pass each, so that batches can compute in between; yield whether bits agree."""
+    """Yield whether sample calls give the same bits alone, in pairs and all together, with and without weights.
+
+    A step is one forward pass, so that batches can compute in between.
+    """
     return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
 
 
@@ -74,19 +67,14 @@ def _layer_checks(layer: Layer) -> Iterator[bool]:
     for batch in batches:
         answers = layer.forward([calls[i] for i in batch])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(batch, answers, strict=True))
-    yield from _same_length_checks(layer)
+    for length in filter(layer.may_share, SAME_LENGTHS):
+        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
+        (same,) = layer.forward([call])
+        yield True
+        yield all(torch.equal(answer.output, same.output) for answer in layer.forward([call, call]))
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
-
-
-def _same_length_checks(layer: Layer) -> Iterator[bool]:
-    """Compare a sequence alone with a batch of two copies of it, for each of SAME_LENGTHS that may share a call."""
-    for length in filter(layer.may_share, SAME_LENGTHS):
-        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
-        (alone,) = layer.forward([call])
-        yield True
-        yield all(torch.equal(answer.output, alone.output) for answer in layer.forward([call, call]))
 
 
 def _repeated(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:

@@ -8,10 +8,9 @@ row's bits depend on the row alone, not on other requested rows. A row is all nu
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
+from service.attention.call import TopK
 from service.attention.preemption import preemption_point
 
 # Above this share of the keys, selecting and ordering costs more than sorting all keys.
@@ -20,30 +19,25 @@ MAX_CHOSEN_SHARE = 0.25
 STEP_CELLS = 2**17
 
 
-class Largest(NamedTuple):
-    """Values and int64 indices [R, k], and the sum of the other weights [R]."""
+def largest(rows: torch.Tensor, k: int) -> TopK:
+    """Return the k largest weights of each row of w_RS, and set them to zero in `rows`.
 
-    values: torch.Tensor
-    indices: torch.Tensor
-    rest: torch.Tensor
-
-
-def largest(rows: torch.Tensor, k: int) -> Largest:
-    """Return the k largest weights of each row of w_RS, and set them to zero in `rows`."""
-    find = _sorted if k > MAX_CHOSEN_SHARE * rows.shape[-1] else _chosen
+    Values and int64 indices are [R, k], the sum of the other weights [R].
+    """
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
     step = max(1, STEP_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        values[part], indices[part] = find(rows[part], k)
+        if k > MAX_CHOSEN_SHARE * rows.shape[-1]:
+            in_order = rows[part].sort(dim=-1, descending=True, stable=True)
+            values[part], indices[part] = in_order.values[:, :k], in_order.indices[:, :k]
+        else:
+            values[part], indices[part] = _chosen(rows[part], k)
         rows[part].scatter_(-1, indices[part], 0.0)
         preemption_point()
-    return Largest(values, indices, _sums(rows))
-
-
-def _sorted(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, indices = rows.sort(dim=-1, descending=True, stable=True)
-    return values[:, :k], indices[:, :k]
+    # Never a sum of one row alone: torch splits a sum with a single result by its number of threads.
+    rest = rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]
+    return TopK(values, indices, rest)
 
 
 def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,8 +63,3 @@ def _by_index(rows: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -
     chosen = ranks.topk(values.shape[-1]).indices
     order = rows.gather(-1, chosen).sort(dim=-1, descending=True, stable=True).indices
     return chosen.gather(-1, order)
-
-
-def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """Sum the last axis, never of one row alone: torch splits a sum with a single result by its number of threads."""
-    return rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]

@@ -49,26 +49,14 @@ class _Long(NamedTuple):
     is_overloaded: bool = False
     refused_at: float = -math.inf
 
-    def outlasts_an_empty_queue(self, now: float) -> bool:
-        return self.is_overloaded and now - self.refused_at < CALM_S
-
 
 class _Drain(NamedTuple):
     """How fast a lane drains: flops and seconds of its earlier batches, and when the latest one was taken, with its flops."""
 
     at: float
     batch_flops: int
-    flops: float = 0.0
-    seconds: float = 0.0
-
-    def dispatched(self, batch_flops: int, now: float) -> _Drain:
-        flops, seconds = self.flops + self.batch_flops, self.seconds + now - self.at
-        return _Drain(now, batch_flops, (1 - FORGET) * flops, (1 - FORGET) * seconds)
-
-    @property
-    def rate(self) -> float:
-        """Flops per second; infinite if nothing was measured."""
-        return self.flops / self.seconds if self.seconds else math.inf
+    flops: float
+    seconds: float
 
 
 class Congestion:
@@ -121,11 +109,13 @@ class Congestion:
 
     def _lane_rate(self, lane: Hashable, batch_flops: int, left_flops: int, now: float) -> float:
         """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
-        before = self._drains.pop(lane, None)
-        drain = _Drain(now, batch_flops) if before is None else before.dispatched(batch_flops, now)
+        flops = seconds = 0.0
+        if (before := self._drains.pop(lane, None)) is not None:
+            flops = (1 - FORGET) * (before.flops + before.batch_flops)
+            seconds = (1 - FORGET) * (before.seconds + now - before.at)
         if left_flops:
-            self._drains[lane] = drain
-        return drain.rate
+            self._drains[lane] = _Drain(now, batch_flops, flops, seconds)
+        return flops / seconds if seconds else math.inf
 
     def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:
         """Record that a job left the lane without being taken and `left_flops` stay."""
@@ -141,8 +131,8 @@ class Congestion:
     def _emptied(self, lane: Hashable, now: float) -> None:
         self._drains.pop(lane, None)
         before = self._long.pop(lane, None)
-        if before is not None and before.outlasts_an_empty_queue(now):
-            self._long[lane] = before
+        if before is not None and before.is_overloaded and now - before.refused_at < CALM_S:
+            self._long[lane] = before  # the overload outlasts an empty queue
 
     def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
@@ -165,14 +155,16 @@ class Speed:
     def __init__(self) -> None:
         self.rate = 0.0
         """Flops per second of the median batch; 0 before the first."""
+        self.charge_rate = 0.0
+        """The same with the overhead of each batch."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
-        self._charge_rate = self._s_per_job = self._batch_s = 0.0
+        self._s_per_job = self._batch_s = 0.0
         self._running = Work(0, 0)
         self._began = 0.0
 
-    def begin(self, work: Work, now: float) -> None:
-        """Record that a batch begins."""
-        self._running, self._began = work, now
+    def begin(self, work: Work, now: float, done_s: float = 0.0) -> None:
+        """Record that a batch begins, or resumes after it has run for `done_s`."""
+        self._running, self._began = Work(max(0, work.flops - int(self.rate * done_s)), work.num_jobs), now
 
     def end(self) -> None:
         """Record that nothing runs."""
@@ -184,17 +176,9 @@ class Speed:
         # Lists, not generators: those would cost a call for each item, after every batch.
         self.rate = statistics.median_low([work.flops / took for work, took in self._batches])
         charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
-        self._charge_rate = statistics.median_low(charges)
+        self.charge_rate = statistics.median_low(charges)
         self._s_per_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
         self._batch_s = statistics.median_low([took for _, took in self._batches])
-
-    def charge_of(self, seconds: float) -> float:
-        """Return the flops charged for batches that take so long together, overheads included; 0 before the first batch."""
-        return self._charge_rate * seconds
-
-    def remaining(self, work: Work, seconds: float) -> Work:
-        """Return what is left of a batch after `seconds`."""
-        return Work(max(0, work.flops - int(self.rate * seconds)), work.num_jobs)
 
     def retry_after_s(self, flops: int) -> int:
         """Return whole seconds until `flops` of queued work are likely done, at least 1 and at most 60."""
@@ -228,24 +212,17 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostCeilings:
-    """The most that one request may cost."""
-
-    max_tokens: int
-    max_cells: int
-    max_weights_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait, and for how long; `max_cost` limits one request, `compute` the time of batches."""
+    """What may wait, and for how long; `compute` limits the time of batches."""
 
     capacity: int  # jobs
     max_bytes: int  # of input
     max_cells: int  # attention scores; a job that waits alone may have more
     max_wait_s: float  # how long a batch waits for more jobs while the engine is idle
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
-    max_cost: CostCeilings
+    max_request_tokens: int  # of one request, as the next two
+    max_request_cells: int
+    max_weights_bytes: int
     compute: ComputeLimits
 
 
@@ -267,12 +244,12 @@ class Admission:
 
     def _check_cost(self, cost: Cost) -> None:
         """Raise CostLimit for a request that could never run, even with an empty queue."""
-        ceilings = self._limits.max_cost
+        limits = self._limits
         for what, value, ceiling in (
-            ("query and key rows", cost.tokens, ceilings.max_tokens),
-            ("attention scores", cost.cells, ceilings.max_cells),
-            ("bytes of returned weights", cost.weights_bytes, ceilings.max_weights_bytes),
-            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, self._limits.max_bytes),
+            ("query and key rows", cost.tokens, limits.max_request_tokens),
+            ("attention scores", cost.cells, limits.max_request_cells),
+            ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
+            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, limits.max_bytes),
         ):
             if value > ceiling:
                 raise CostLimit(
@@ -320,7 +297,7 @@ class Admission:
         """
         if not self.congestion.has_long_queue:
             return
-        own = self._lanes.fair_share(lane, caller)
+        own = self._lanes.jobs(lane).fair_share(caller)
         own_flops = own.flops * (own.num_jobs + num_coming) // max(own.num_jobs, 1)
         overloaded_s = self.congestion.refuse(lane, own_flops, now)
         if overloaded_s is not None:
@@ -339,10 +316,11 @@ class Admission:
         lanes = self._lanes
         if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
             return
-        same_lane = Work(lanes.flops(lane), len(lanes.jobs(lane)))
+        queue = lanes.jobs(lane)
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
         most_left_s = self._limits.compute.step_s if may_run_between else math.inf
+        same_lane = Work(queue.flops, len(queue))
         likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
         if likely_s > left_s:
             raise DeadlineExceeded(

@@ -2,8 +2,8 @@
 
 Independent of tensors, HTTP and metrics. The policy chooses batches, admission refuses jobs, the runner retries failed batches.
 Invariants: Every admitted job is settled exactly once. Check and append happen without an await in between. All state changes are
-synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more has stopped between two
-of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
+synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more is preempted between
+two of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
 requests are taken in, as far as they fit. If the task dies or a step does not end, every job fails. Draining admits nothing.
 """
 
@@ -16,9 +16,9 @@ from functools import partial
 from typing import Generic
 
 from service.batching.admission import Admission, QueueLimits
-from service.batching.engine_protocol import DeathEvent, Engine, Observer
+from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, is_full, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, take
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -45,7 +45,7 @@ class Batcher(Generic[P, R]):
         self._admission = Admission(queue_limits, self._lanes)
         self._speed, self._congestion = self._admission.speed, self._admission.congestion
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
-        self._stopped: list[Job[P, R]] = []  # the long batch that has stopped between two steps, likewise
+        self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
         self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
         self._left = asyncio.Event()  # a job finished or left: wakes `drain`
@@ -68,13 +68,9 @@ class Batcher(Generic[P, R]):
         return self._lanes.num_jobs
 
     @property
-    def queued_bytes(self) -> int:
-        return self._lanes.num_bytes
-
-    @property
     def num_running(self) -> int:
-        """Number of unsettled jobs in the batch in flight and in the stopped one."""
-        return sum(not job.is_settled for job in (*self._running, *self._stopped))
+        """Number of unsettled jobs in the batch in flight and in the preempted one."""
+        return sum(not job.is_settled for job in (*self._running, *self._preempted))
 
     def start(self) -> None:
         if self._task is not None:
@@ -126,10 +122,7 @@ class Batcher(Generic[P, R]):
         return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
-        """Raise QueueFull if this lane sheds load; `check_open` raises for the other reasons.
-
-        `num_coming` requests that will join the queue first count like those that wait.
-        """
+        """Raise QueueFull if this lane sheds load (`Admission.check_congestion`); `check_open` raises for the other reasons."""
         self._admission.check_congestion(lane, self._clock.now(), caller, num_coming)
 
     def begin_drain(self) -> None:
@@ -175,10 +168,7 @@ class Batcher(Generic[P, R]):
             self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
-        await self._take_in_what_fits()
-
-    async def _take_in_what_fits(self) -> None:
-        """Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job."""
+        # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
         num_jobs = 0
         while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
@@ -205,22 +195,22 @@ class Batcher(Generic[P, R]):
 
     def _could_grow(self) -> bool:
         """Whether the next batch would be larger if more jobs arrived."""
-        return self._lanes.num_jobs < self._queue_limits.capacity and not is_full(
+        return self._lanes.num_jobs < self._queue_limits.capacity and not full_batch(
             self._lanes.next_jobs, self._batch_limits
         )
 
     async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """Run due batches of other lanes, up to their share, while a batch of this lane is stopped after a step of `seconds`.
+        """Run due batches of other lanes, up to their share, while a batch of this lane is preempted after a step of `seconds`.
 
-        A long batch waits until the stopped one has ended: at most one batch is stopped, so the memory held is bounded.
+        A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
         """
-        self._lanes.stop(lane, self._speed.charge_of(seconds))
-        self._stopped, self._running = self._running, []
+        self._lanes.preempt(lane, self._speed.charge_rate * seconds)
+        self._preempted, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
             await self._runner.take_in_arrivals()
         self._lanes.resume()
-        self._running, self._stopped = self._stopped, []
+        self._running, self._preempted = self._preempted, []
 
     def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
@@ -228,14 +218,14 @@ class Batcher(Generic[P, R]):
         if oldest.cost.flops > MAX_FLOPS_BETWEEN:
             return False
         due_at = oldest.accepted_at + self._queue_limits.max_wait_s
-        return self.is_draining or due_at <= self._clock.now() or is_full(jobs, self._batch_limits)
+        return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
 
     async def _execute(self, name: Hashable = None) -> None:
         """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
         batch = take(self._lanes, self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-            self._congestion.dispatched(lane, flops, self._lanes.flops(lane), self._speed.rate, self._clock.now())
+            self._congestion.dispatched(lane, flops, self._lanes.jobs(lane).flops, self._speed.rate, self._clock.now())
         self._running = [job for job in batch if not self._is_over(job)]
         del batch
         self._report_queue()
@@ -262,14 +252,14 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrawn(job.lane, self._lanes.flops(job.lane), self._clock.now())
+            self._congestion.withdrawn(job.lane, self._lanes.jobs(job.lane).flops, self._clock.now())
             self._arrived.set()
             self._report_queue()
         self._left.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
-        jobs = [*self._running, *self._stopped, *self._lanes.clear()]
+        jobs = [*self._running, *self._preempted, *self._lanes.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
         self._left.set()
         self._report_queue()
@@ -279,9 +269,9 @@ class Batcher(Generic[P, R]):
         """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
         error = None if task.cancelled() else task.exception()
         num_failed = self._fail_all(partial(EngineDown, DOWN))
-        self._running, self._stopped = [], []
+        self._running, self._preempted = [], []
         if not self._is_stopping:
-            self._observer.died(DeathEvent(num_failed, error))
+            self._observer.died(num_failed, error)
 
     def _check_open(self) -> None:
         if self._task is not None and self._task.done() and not self._is_stopping:
@@ -293,9 +283,3 @@ class Batcher(Generic[P, R]):
 
     def _report_queue(self) -> None:
         self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
-
-    def __repr__(self) -> str:
-        running, ended = ("draining" if self.is_draining else "open"), ("stopped" if self._is_stopping else "dead")
-        state = "not started" if self._task is None else running if self.is_alive else ended
-        queued = f"{self.num_queued} jobs ({self.queued_bytes} bytes) wait in {self._lanes.num_lanes} lanes"
-        return f"<Batcher is {state}: {queued}, {self.num_running} run>"

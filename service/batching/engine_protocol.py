@@ -1,6 +1,6 @@
 """Engine protocol: a batch goes in, a future of its results comes out; Observer is the protocol for events.
 
-Independent of jobs, queues, tensors and the engine's thread, and of the listeners of events (metrics, a test).
+Independent of queues, tensors and the engine's thread, and of the listeners of events (metrics, a test).
 Invariants: An event is reported once, after the state has changed, on the loop. A listener returns at once and raises nothing.
 """
 
@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from service.batching.job import BatchInfo
 
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 
 @runtime_checkable
-class Stopped(Protocol):
-    """A long batch that has stopped between two of its steps; it holds only its thread and its tensors."""
+class Preempted(Protocol):
+    """A long batch that is preempted between two of its steps; it holds only its thread and its tensors."""
 
     def resume(self) -> Future[Any]:
         """Return the future of the next step, which gives what `Engine.run` gives."""
@@ -30,8 +32,8 @@ class Stopped(Protocol):
 class Engine(Protocol[P_contra, R_co]):
     """Computes one result per payload, in order; EngineDown says that no later batch will be answered.
 
-    An inline batch is short enough for the loop to wait: the engine may compute it before it returns. A long one may come back
-    Stopped; until it is resumed, the batches that run in between do not stop.
+    An inline batch is short enough for the loop to wait: the engine may compute it before it returns. A long one may come
+    back Preempted; until it resumes, the batches that run in between are not preempted.
     """
 
     def run(self, batch: Sequence[P_contra], /, *, is_inline: bool) -> Future[Sequence[R_co] | Any]: ...
@@ -43,45 +45,7 @@ class ComputeLimits:
 
     max_s: float  # a step that takes longer counts as stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
-    step_s: float = math.inf  # a batch stops after about this time
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEvent:
-    """The engine answered a batch; `requests` includes those whose caller has left, `notes` are those of its BatchInfo."""
-
-    lane: Hashable
-    requests: int
-    sequences: int
-    tokens: int
-    weights_bytes: int
-    compute_s: float
-    notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RetryEvent:
-    """A batch failed, and `num_jobs` of it are retried one by one; `reason` is the name of the exception's type."""
-
-    lane: Hashable
-    num_jobs: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SplitEvent:
-    """A batch ran out of memory, and `num_jobs` of it are retried in two halves."""
-
-    lane: Hashable
-    num_jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeathEvent:
-    """The batcher's loop ended and `num_jobs` failed; `error` is None if it was cancelled from outside."""
-
-    num_jobs: int
-    error: BaseException | None
+    step_s: float = math.inf  # a batch is preempted after about this time
 
 
 class Observer(Protocol):
@@ -89,10 +53,14 @@ class Observer(Protocol):
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None: ...
 
-    def batch_done(self, event: BatchEvent) -> None: ...
+    def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
+        """The engine answered a batch, which includes requests whose caller has left."""
 
-    def retried_apart(self, event: RetryEvent) -> None: ...
+    def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
+        """A batch failed, and `num_jobs` of it are retried one by one; `reason` is the name of the exception's type."""
 
-    def batch_split(self, event: SplitEvent) -> None: ...
+    def batch_split(self, lane: Hashable, num_jobs: int) -> None:
+        """A batch ran out of memory, and `num_jobs` of it are retried in two halves."""
 
-    def died(self, event: DeathEvent) -> None: ...
+    def died(self, num_jobs: int, error: BaseException | None) -> None:
+        """The batcher's loop ended and `num_jobs` failed; `error` is None if it was cancelled from outside."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from service.errors import DeadlineExceeded
 from service.loop_time import Clock, Handle
 
 P = TypeVar("P")
 R = TypeVar("R")
-
-Stage = Literal["queued", "running", "settled"]
 
 
 class Cost(NamedTuple):
@@ -49,11 +47,17 @@ class BatchInfo:
     requests: int
     sequences: int
     tokens: int
+    weights_bytes: int = 0
     notes: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, costs: Sequence[Cost]) -> BatchInfo:
-        return cls(len(costs), sum([cost.sequences for cost in costs]), sum([cost.tokens for cost in costs]))
+        return cls(
+            requests=len(costs),
+            sequences=sum([cost.sequences for cost in costs]),
+            tokens=sum([cost.tokens for cost in costs]),
+            weights_bytes=sum([cost.weights_bytes for cost in costs]),
+        )
 
 
 class Outcome(NamedTuple, Generic[R]):
@@ -91,12 +95,6 @@ class Job(Generic[P, R]):
     def is_settled(self) -> bool:
         """Whether the job was answered or has failed, or its caller has left."""
         return self.settled_at is not None or self.promise.done()
-
-    @property
-    def stage(self) -> Stage:
-        if self.settled_at is not None:
-            return "settled"
-        return "queued" if self.started_at is None else "running"
 
     def start(self, batch: BatchInfo) -> None:
         """Stamp the start; a retry changes the batch, not the time: queue_s ends at the first dispatch."""
@@ -140,6 +138,3 @@ class Job(Generic[P, R]):
         self.settled_at = now
         if self.timer is not None:
             self.timer.cancel()
-
-    def __repr__(self) -> str:
-        return f"<Job in lane {self.lane!r}, {self.stage}>"

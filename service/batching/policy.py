@@ -59,9 +59,11 @@ class _Caller(Generic[J]):
 
 
 class FairQueue(Collection[J]):
-    """Jobs in the order in which they are to be served; `flops` is the work of all of them."""
+    """The jobs of one lane in the order in which they are to be served; `flops` is the work of all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+        """The virtual time at which the lane's next batch starts; `Lanes` keeps it."""
         self.flops = 0
         self._num_jobs = 0
         self._virtual_time = 0
@@ -129,76 +131,64 @@ class BatchLimits:
     max_weights_bytes: int
 
 
-class _Lane(FairQueue[J]):
-    """The jobs of one lane, and the virtual time at which its next batch starts."""
-
-    def __init__(self, start: int) -> None:
-        super().__init__()
-        self.start = start
-
-
-@dataclass(slots=True)
-class Held:
-    """Totals of one caller's waiting jobs over all lanes."""
+@dataclass
+class Totals:
+    """Sums over waiting jobs: those of all lanes, or those of one caller in all lanes."""
 
     num_jobs: int = 0
     num_bytes: int = 0
     num_cells: int = 0
+    num_flops: int = 0
+
+    def add(self, cost: Cost, sign: int) -> None:
+        """Add one job, or with a `sign` of -1 subtract it."""
+        self.num_jobs += sign
+        self.num_bytes += sign * cost.input_bytes
+        self.num_cells += sign * cost.cells
+        self.num_flops += sign * cost.flops
 
 
-class Lanes(Generic[J]):
+class Lanes(Totals, Generic[J]):
     """The ordered waiting jobs of each lane. Empty lanes are deleted; their debts stay until virtual time reaches them."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, _Lane[J]] = {}
+        super().__init__()
+        self._lanes: dict[Hashable, FairQueue[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
         self._served: Hashable = None  # the lane of the last batch
-        self._stopped: Hashable = None  # the lane of the long batch that has stopped
-        self._held: dict[Hashable, Held] = {}
-        self.num_jobs = 0
-        self.num_bytes = 0
-        self.num_cells = 0
-        self.num_flops = 0
-
-    @property
-    def num_lanes(self) -> int:
-        return len(self._lanes)
-
-    @property
-    def next_lane(self) -> Hashable:
-        """The lane with the earliest virtual start time; of equals, the one created first. Raises ValueError without lanes."""
-        return min(self._lanes, key=lambda name: self._lanes[name].start)
+        self._preempted: Hashable = None  # the lane of the preempted long batch
+        self._held: dict[Hashable, Totals] = {}
 
     @property
     def next_jobs(self) -> Collection[J]:
-        """The jobs of the next lane; empty if nothing waits."""
-        return self.jobs(self.next_lane) if self._lanes else ()
+        """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
+        return min(self._lanes.values(), key=lambda lane: lane.start, default=())
 
     @property
     def long_lane(self) -> Hashable:
-        """The lane of the stopped batch, or of the last batch if none is stopped."""
-        return self._served if self._stopped is None else self._stopped
+        """The lane of the preempted batch, or of the last batch if none is preempted."""
+        return self._served if self._preempted is None else self._preempted
 
-    def stop(self, name: Hashable, charge: float) -> None:
-        """Record that the batch of that lane has stopped after a step that costs `charge` flops.
+    def preempt(self, name: Hashable, charge: float) -> None:
+        """Record that the batch of that lane is preempted after a step that costs `charge` flops.
 
         The lane's start becomes the current virtual time; its earlier charge is dropped.
         """
-        self._stopped = name
+        self._preempted = name
         self._virtual_time += int(charge)
         self._debts.pop(name, None)
         if name in self._lanes:
             self._lanes[name].start = self._virtual_time
 
     def resume(self) -> None:
-        """Record that the stopped batch resumes or has ended."""
-        self._stopped = None
+        """Record that the preempted batch resumes or has ended."""
+        self._preempted = None
 
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
-        """Return the lane to run while a batch is stopped, or None. The stopped batch's own lane never runs."""
+        """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
-        others = [name for name in starts if name != self._stopped and may_run(self.jobs(name))]
+        others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
 
     @property
@@ -206,32 +196,23 @@ class Lanes(Generic[J]):
         """The oldest job of each caller in each lane."""
         return [job for lane in self._lanes.values() for job in lane.heads]
 
-    def jobs(self, name: Hashable) -> Collection[J]:
-        """Return the jobs of a lane in service order; empty if there is no such lane."""
-        return self._lanes.get(name, ())
+    def jobs(self, name: Hashable) -> FairQueue[J]:
+        """Return the jobs of a lane; empty if there is no such lane."""
+        return self._lanes.get(name) or FairQueue()
 
-    def held(self, caller: Hashable) -> Held:
+    def held(self, caller: Hashable) -> Totals:
         """Return the totals of this caller's waiting jobs; zeros if none waits."""
-        return self._held.get(caller) or Held()
-
-    def flops(self, name: Hashable) -> int:
-        """Return the work that waits in a lane."""
-        return self._lanes[name].flops if name in self._lanes else 0
-
-    def fair_share(self, name: Hashable, caller: Hashable) -> Work:
-        """Return the work done in a lane before a job that this caller adds now."""
-        lane = self._lanes.get(name)
-        return Work(0, 0) if lane is None else lane.fair_share(caller)
+        return self._held.get(caller) or Totals()
 
     def ahead(self, name: Hashable, caller: Hashable = None) -> Work:
         """Return the work that runs before a job added to this lane now: the lane's own, and as much for each other lane."""
-        own, num_lanes = self.fair_share(name, caller), len(self._lanes)
+        own, num_lanes = self.jobs(name).fair_share(caller), len(self._lanes)
         return Work(min(self.num_flops, own.flops * num_lanes), min(self.num_jobs, own.num_jobs * num_lanes))
 
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)
         if lane is None:
-            lane = self._lanes[job.lane] = _Lane(max(self._virtual_time, self._debts.pop(job.lane, 0)))
+            lane = self._lanes[job.lane] = FairQueue(max(self._virtual_time, self._debts.pop(job.lane, 0)))
         lane.append(job)
         self._count(1, job)
 
@@ -271,18 +252,12 @@ class Lanes(Generic[J]):
             self._virtual_time = 0
 
     def _count(self, sign: int, job: J) -> None:
-        cost = job.cost
+        self.add(job.cost, sign)
         if job.caller is not None:
-            held = self._held.setdefault(job.caller, Held())
-            held.num_jobs += sign
-            held.num_bytes += sign * cost.input_bytes
-            held.num_cells += sign * cost.cells
+            held = self._held.setdefault(job.caller, Totals())
+            held.add(job.cost, sign)
             if not held.num_jobs:
                 del self._held[job.caller]
-        self.num_jobs += sign
-        self.num_bytes += sign * cost.input_bytes
-        self.num_cells += sign * cost.cells
-        self.num_flops += sign * cost.flops
 
 
 def size_class(cost: Cost, limits: BatchLimits) -> int:
@@ -302,7 +277,7 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
     """Take the next batch from the lanes, or from lane `name` to run between two steps; empty only if nothing waits."""
     if not lanes.num_jobs:
         return []
-    batch = _fitting(lanes.jobs(lanes.next_lane if name is None else name), limits)
+    batch = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
     if name is not None:
         done = itertools.accumulate(job.cost.flops for job in batch)
         batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
@@ -311,13 +286,8 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
     return batch
 
 
-def is_full(jobs: Collection[J], limits: BatchLimits) -> bool:
-    """Return whether these jobs fill a batch: a limit is reached, or some job does not fit."""
-    return bool(full_batch(jobs, limits))
-
-
 def full_batch(jobs: Collection[J], limits: BatchLimits) -> list[J]:
-    """Return the next batch of these jobs if more jobs would not change it, else an empty list."""
+    """Return the next batch of these jobs if it is full (a limit is reached, or some job does not fit), else an empty list."""
     batch = _fitting(jobs, limits)
     is_full = (
         len(batch) < len(jobs)

@@ -4,8 +4,8 @@ Independent of callers, and of which jobs run together and when.
 Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
 engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An exception other than a
 ServiceError is translated once, here; its text never reaches a caller. An engine that is down, or a step that does not end, ends
-the run. A stopped batch resumes only while a caller waits for it. After inline batches have blocked the loop for about `inline_s`
-together, it gets time for other requests.
+the run. A preempted batch resumes only while a caller waits for it. After inline batches have blocked the loop for about
+`inline_s` together, it gets time for other requests.
 """
 
 from __future__ import annotations
@@ -17,18 +17,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 from service.batching.admission import SHORTEST_S, WINDOW, Speed
-from service.batching.engine_protocol import (
-    BatchEvent,
-    ComputeLimits,
-    Engine,
-    Observer,
-    RetryEvent,
-    SplitEvent,
-    Stopped,
-)
+from service.batching.engine_protocol import ComputeLimits, Engine, Observer, Preempted
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock
@@ -43,7 +35,7 @@ MAX_SEQUENCES = 64
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# A callback that is awaited before a stopped batch resumes; it gets the batch's lane and the seconds of its last step.
+# A callback that is awaited before a preempted batch resumes; it gets the batch's lane and the seconds of its last step.
 Between = Callable[[Hashable, float], Awaitable[object]]
 
 
@@ -102,15 +94,6 @@ class InlinePolicy:
             pace.batches_off_loop = WINDOW
 
 
-class _Attempt(NamedTuple):
-    """One run of a batch: its work, how long it took, and for how much of that it blocked the loop."""
-
-    batch: BatchInfo
-    work: Work
-    compute_s: float
-    waited_s: float
-
-
 class Runner(Generic[P, R]):
     """Runs the batches of one engine; `speed` learns from them."""
 
@@ -162,26 +145,31 @@ class Runner(Generic[P, R]):
         Nothing here keeps a failure: its traceback holds the tensors whose memory an out-of-memory retry needs.
         """
         costs = [job.cost for job in jobs]
-        work = Work(sum([cost.flops for cost in costs]), len(costs))
-        batch = BatchInfo.of(costs)
+        work, batch, lane = Work(sum([cost.flops for cost in costs]), len(costs)), BatchInfo.of(costs), jobs[0].lane
         for job in jobs:
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        is_inline = self.is_inline(jobs)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_inline=is_inline)
+        future = hand_over(self._engine, [job.payload for job in jobs], is_inline=self.is_inline(jobs))
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
         waited_s = compute_s = self._clock.now() - started_at
-        # A long batch may have stopped already: then its future is done, but the batch is not.
-        ended_at_once = future.done() and stopped(future) is None
+        # A long batch may be preempted already: then its future is done, but the batch is not.
+        ended_at_once = future.done() and preempted(future) is None
         if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
                 return []
             future, compute_s = last, waited_s + steps_s
             del last
-        parts = self._settle(jobs, _Attempt(batch, work, compute_s, waited_s), future)
-        del future
+        failure = failure_of(future, len(jobs))
+        if failure is None:
+            for job, result in zip(jobs, future.result(), strict=True):
+                job.settle(result)
+            self._speed.note(work, compute_s)
+            self._inline_policy.note(lane, work.flops, compute_s, waited_s=waited_s)
+            self._observer.batch_done(lane, batch, compute_s)
+        parts = [] if failure is None else self._parts(jobs, failure)
+        del failure, future
         if ended_at_once:
             self._blocked_s += max(waited_s, SHORTEST_S)
         if parts:
@@ -197,7 +185,7 @@ class Runner(Generic[P, R]):
             await wait_for(future, self._clock, started_at + self._max_s)
             step_s = self._clock.now() - started_at
             total_s += step_s
-            batch = stopped(future)
+            batch = preempted(future)
             if batch is None:
                 return future, total_s
             try:
@@ -209,48 +197,34 @@ class Runner(Generic[P, R]):
                 batch.drop()
                 return None, total_s
             started_at = self._clock.now()
-            self._speed.begin(self._speed.remaining(work, total_s), started_at)
+            self._speed.begin(work, started_at, total_s)
             future = batch.resume()
 
-    def _settle(self, jobs: list[Job[P, R]], attempt: _Attempt, future: Future[Sequence[R]]) -> list[list[Job[P, R]]]:
-        failure, lane = failure_of(future, len(jobs)), jobs[0].lane
+    def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
+        """Return halves if memory ran out, since less at once may fit; else single jobs, since any may be the culprit.
+
+        A job that was alone fails. Raises EngineDown if that is the failure.
+        """
         if isinstance(failure, EngineDown):
             raise failure
-        if failure is not None:
-            self._inline_policy.failed(lane)
-            if len(jobs) > 1:
-                return self._parts(jobs, failure)
+        lane, left = jobs[0].lane, [job for job in jobs if not job.is_settled]
+        self._inline_policy.failed(lane)
+        if len(jobs) == 1:
             jobs[0].fail(caller_error(failure))
             return []
-        for job, result in zip(jobs, future.result(), strict=True):
-            job.settle(result)
-        self._speed.note(attempt.work, attempt.compute_s)
-        self._inline_policy.note(lane, attempt.work.flops, attempt.compute_s, waited_s=attempt.waited_s)
-        batch, weights_bytes = attempt.batch, sum([job.cost.weights_bytes for job in jobs])
-        event = BatchEvent(
-            lane, batch.requests, batch.sequences, batch.tokens, weights_bytes, attempt.compute_s, batch.notes
-        )
-        self._observer.batch_done(event)
-        return []
-
-    def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
-        """Return halves if memory ran out, since less at once may fit; else single jobs, since any may be the culprit."""
-        left = [job for job in jobs if not job.is_settled]
         if isinstance(failure, CostLimit):
-            self._observer.batch_split(SplitEvent(jobs[0].lane, len(left)))
+            self._observer.batch_split(lane, len(left))
             middle = (len(left) + 1) // 2
             return [left[:middle], left[middle:]]
-        self._observer.retried_apart(RetryEvent(jobs[0].lane, len(left), type(failure).__name__))
+        self._observer.retried_apart(lane, len(left), type(failure).__name__)
         return [[job] for job in left]
 
 
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
     """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
 
-    A batch that has not begun by then, or when this is cancelled, is cancelled too.
-
-    Not `asyncio.wrap_future`: that never ends on a StopIteration, and shows a batch the engine cancelled as a cancellation of the
-    caller.
+    A batch that has not begun by then, or when this is cancelled, is cancelled too. Not `asyncio.wrap_future`: that never ends on
+    a StopIteration, and shows a batch the engine cancelled as a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -278,12 +252,12 @@ def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> F
         return _failed(error)
 
 
-def stopped(future: Future[Sequence[R] | Any]) -> Stopped | None:
-    """Return the stopped batch if the step that has ended was not the last, else None."""
+def preempted(future: Future[Sequence[R] | Any]) -> Preempted | None:
+    """Return the preempted batch if the step that has ended was not the last, else None."""
     if future.cancelled() or future.exception() is not None:
         return None
     result = future.result()
-    return result if not isinstance(result, list) and isinstance(result, Stopped) else None
+    return result if not isinstance(result, list) and isinstance(result, Preempted) else None
 
 
 def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:

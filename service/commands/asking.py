@@ -146,7 +146,7 @@ def _ask_engine(
         request = check_attention(document, unlimited).counted()
     else:
         request = check_request(document, stored.name, stored.spec, unlimited).counted()
-    answers: Any = engine.run([LayerCall(loaded_layer(layer), request.call)]).result()  # the engine stops no batch here
+    answers: Any = engine.run([LayerCall(loaded_layer(layer), request.call)]).result()  # no batch is preempted here
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
     pieces = write_json(request.tensors(answers[0]), facts, request.form)

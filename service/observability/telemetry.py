@@ -17,7 +17,7 @@ from service.api.auth.key_ring import KeyRing, KeysError, Role
 from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
-from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
+from service.batching.job import BatchInfo
 from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, raised_kinds
 from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
@@ -139,29 +139,29 @@ class Telemetry:
     def overload_changed(self, *, is_overloaded: bool) -> None:
         self._metrics.queue_standing.set(is_overloaded)
 
-    def batch_done(self, event: BatchEvent) -> None:
-        layer, metrics = layer_of(event.lane), self._metrics
+    def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
+        layer, metrics = layer_of(lane), self._metrics
         self._answered_at[layer] = self._now()
-        if is_probe(event.lane):
+        if is_probe(lane):
             return  # no client requested it, so no metric may count it
-        self._counters.computed(layer, event.sequences)
-        metrics.compute_seconds.labels(layer).observe_all([event.compute_s])
-        metrics.batch_requests.observe_all([event.requests])
-        metrics.batch_sequences.observe_all([event.sequences])
-        metrics.batch_tokens.observe_all([event.tokens])
-        if event.weights_bytes:
-            metrics.weights_bytes.inc(event.weights_bytes)
+        self._counters.computed(layer, batch.sequences)
+        metrics.compute_seconds.labels(layer).observe_all([compute_s])
+        metrics.batch_requests.observe_all([batch.requests])
+        metrics.batch_sequences.observe_all([batch.sequences])
+        metrics.batch_tokens.observe_all([batch.tokens])
+        if batch.weights_bytes:
+            metrics.weights_bytes.inc(batch.weights_bytes)
 
-    def retried_apart(self, event: RetryEvent) -> None:
+    def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
         self._metrics.batch_retries.inc()
-        self._log.warning("batch_retried", layer=layer_of(event.lane), requests=event.num_jobs, reason=event.reason)
+        self._log.warning("batch_retried", layer=layer_of(lane), requests=num_jobs, reason=reason)
 
-    def batch_split(self, event: SplitEvent) -> None:
+    def batch_split(self, lane: Hashable, num_jobs: int) -> None:
         self._metrics.batch_splits.inc()
-        self._log.warning("batch_split", layer=layer_of(event.lane), requests=event.num_jobs, reason="out of memory")
+        self._log.warning("batch_split", layer=layer_of(lane), requests=num_jobs, reason="out of memory")
 
-    def died(self, event: DeathEvent) -> None:
-        self._log.critical("engine_down", requests=event.num_jobs, exc_info=event.error)
+    def died(self, num_jobs: int, error: BaseException | None) -> None:
+        self._log.critical("engine_down", requests=num_jobs, exc_info=error)
 
     # Events of layers, the engine and the process.
 

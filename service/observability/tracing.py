@@ -11,7 +11,7 @@ and a well-formed request id.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -19,7 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from opentelemetry.util.types import AttributeValue
 
 from service.api.outer_middleware import RequestRecord, record_of
-from service.batching.engine_protocol import BatchEvent, DeathEvent, Observer, RetryEvent, SplitEvent
+from service.batching.engine_protocol import Observer
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
 from service.observability.telemetry import is_counted, is_probe, layer_of
@@ -112,37 +112,37 @@ class BatchSpans(Observer):
         self._inner = inner
         self._wall_ns = wall_ns
 
-    def batch_done(self, event: BatchEvent) -> None:
-        self._inner.batch_done(event)
-        if is_probe(event.lane):
+    def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
+        self._inner.batch_done(lane, batch, compute_s)
+        if is_probe(lane):
             return
         end = self._wall_ns()
         span = self._tracer.start_span(
             "batch",
             context=Context(),
             attributes={
-                "attention.layer": layer_of(event.lane),
-                "attention.batch.requests": event.requests,
-                "attention.batch.sequences": event.sequences,
-                "attention.batch.tokens": event.tokens,
-                "attention.batch.weights_bytes": event.weights_bytes,
+                "attention.layer": layer_of(lane),
+                "attention.batch.requests": batch.requests,
+                "attention.batch.sequences": batch.sequences,
+                "attention.batch.tokens": batch.tokens,
+                "attention.batch.weights_bytes": batch.weights_bytes,
             },
-            start_time=end - int(event.compute_s * _NS),
+            start_time=end - int(compute_s * _NS),
         )
         span.end(end)
-        event.notes[_SPAN] = span.get_span_context()
+        batch.notes[_SPAN] = span.get_span_context()
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self._inner.queue_changed(num_jobs, num_bytes)
 
-    def retried_apart(self, event: RetryEvent) -> None:
-        self._inner.retried_apart(event)
+    def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
+        self._inner.retried_apart(lane, num_jobs, reason)
 
-    def batch_split(self, event: SplitEvent) -> None:
-        self._inner.batch_split(event)
+    def batch_split(self, lane: Hashable, num_jobs: int) -> None:
+        self._inner.batch_split(lane, num_jobs)
 
-    def died(self, event: DeathEvent) -> None:
-        self._inner.died(event)
+    def died(self, num_jobs: int, error: BaseException | None) -> None:
+        self._inner.died(num_jobs, error)
 
 
 def _links(batch: BatchInfo | None) -> list[Link]:

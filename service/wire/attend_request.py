@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from service.attention.call import AnyAnswer, AttentionAnswer, AttentionCall, Call, ScoresWanted, TopK, WeightsWanted
+from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
@@ -33,7 +33,7 @@ from service.wire.tensors import TensorForm, answer_form, check_fields, decode_t
 M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
-TOP_K = tuple(field.name for field in dataclasses.fields(TopK))
+TOP_K = TopK._fields
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 """Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
 # Counting the masked rows of this many attention scores takes about a millisecond.
@@ -82,11 +82,11 @@ class ScoresField(StrictModel):
     queries: RowIndices = None
     dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
 
-    def wanted(self, sizes: Sizes) -> ScoresWanted:
+    def wanted(self, sizes: Sizes) -> WeightsWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
         heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
         queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
-        return ScoresWanted(self.stage, WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype)))
+        return WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype), self.stage)
 
 
 _PARTS: dict[str, type[StrictModel]] = {"weights": WeightsField, "scores": ScoresField}
@@ -213,7 +213,7 @@ class CheckedRequest(NamedTuple):
     is_counted: bool = True
     """Whether `masked_rows` is final. If not, `counted` is the last check, left to the caller where it is slow."""
 
-    def tensors(self, answer: AnyAnswer) -> dict[str, torch.Tensor]:
+    def tensors(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.
 
         They are `output`, `weights` or its parts `weights.values`, `weights.indices`, `weights.rest`, and those of EXTRAS.
@@ -223,7 +223,7 @@ class CheckedRequest(NamedTuple):
             found |= {f"weights.{name}": getattr(answer.weights, name) for name in TOP_K}
         elif answer.weights is not None:
             found["weights"] = answer.weights
-        if isinstance(answer, AttentionAnswer):
+        if isinstance(self.call, AttentionCall):
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}

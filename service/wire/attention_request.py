@@ -165,7 +165,7 @@ def _check_together(call: AttentionCall) -> None:
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
     b, n, queries, keys = sizes
-    selections = [call.weights, call.scores and call.scores.selected]
+    selections = [call.weights, call.scores]
     returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
     itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
     returned += n * queries * itemsize * call.has_lse

@@ -8,7 +8,6 @@ the client. Invariants: Sizes never decide what an axis of values means. The ran
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -76,9 +75,8 @@ class ValuedMask(MaskKind):
 
 
 class TableMask(ValuedMask):
-    """A kind with a value for each head, query row and key; `MEANING` gives its mask, `axes` names the axes of its values."""
+    """A kind with a value for each head, query row and key; `axes` names the axes of its values."""
 
-    MEANING: ClassVar[Callable[[torch.Tensor], Mask]]
     axes: Annotated[Axes | None, Field(description=_AXES_WORDS)] = None
 
     def check_axes_of_batch(self, param: str, values_param: str) -> None:
@@ -91,8 +89,8 @@ class TableMask(ValuedMask):
                 param=param,
             )
 
-    def mask(self, place: MaskPlace) -> Mask:
-        """Return the mask of [B|1, N|1, L|1, S|1]; raises BadMask if the values do not have the sizes of their axes, or 1."""
+    def table(self, place: MaskPlace) -> torch.Tensor:
+        """Return the values as [B|1, N|1, L|1, S|1]; raises BadMask if the values do not have the sizes of their axes, or 1."""
         if (rank := rank_of(self.values) or 0) > MAX_RANK:
             raise self._wrong_shape(place, f"{rank} axes")
         if not place.is_batch and "b" in (self.axes or ""):
@@ -105,7 +103,7 @@ class TableMask(ValuedMask):
         have, full = dict(zip(axes, tensor.shape, strict=False)), place.size_of
         if not axes or len(axes) != tensor.dim() or any(size not in (full[axis], 1) for axis, size in have.items()):
             raise self._wrong_shape(place, str(list(tensor.shape)))
-        return type(self).MEANING(tensor.reshape([have.get(axis, 1) for axis in full]))
+        return tensor.reshape([have.get(axis, 1) for axis in full])
 
     def _wrong_shape(self, place: MaskPlace, found: str) -> BadMask:
         known = [axes for axes in get_args(Axes) if place.is_batch or "b" not in axes]
@@ -119,22 +117,31 @@ class TableMask(ValuedMask):
 class AttendMask(TableMask):
     """true = may attend (torch scaled_dot_product_attention, ONNX, Keras, JAX)."""
 
-    VALUES, MEANING = TensorKind.BOOL, masks.attend
+    VALUES = TensorKind.BOOL
     kind: Literal["attend"] = Field(description="decides what the mask means")
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.Allowed(self.table(place))
 
 
 class IgnoreMask(TableMask):
     """true = blocked (torch nn.MultiheadAttention's attn_mask and key_padding_mask)."""
 
-    VALUES, MEANING = TensorKind.BOOL, masks.ignore
+    VALUES = TensorKind.BOOL
     kind: Literal["ignore"] = Field(description="decides what the mask means")
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.ignore(self.table(place))
 
 
 class BiasMask(TableMask):
     """Added to the scaled scores; "-inf" = may not attend."""
 
-    VALUES, MEANING = TensorKind.BIAS, masks.bias
+    VALUES = TensorKind.BIAS
     kind: Literal["bias"] = Field(description="decides what the mask means")
+
+    def mask(self, place: MaskPlace) -> Mask:
+        return masks.Added(self.table(place))
 
 
 class LengthsMask(ValuedMask):

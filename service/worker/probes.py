@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from service.attention.call import AnyAnswer, AttentionCall, Call
+from service.attention.call import Answer, AttentionCall, Call
 from service.attention.cost import flops
 from service.attention.engine import LayerCall
 from service.attention.masks import Sizes
@@ -29,7 +29,7 @@ class Probes:
     """Probes a layer that has answered nothing for `interval_s`; a probe may take `timeout_s`."""
 
     def __init__(
-        self, batcher: Batcher[LayerCall, AnyAnswer], telemetry: Telemetry, interval_s: float, timeout_s: float
+        self, batcher: Batcher[LayerCall, Answer], telemetry: Telemetry, interval_s: float, timeout_s: float
     ) -> None:
         self._batcher = batcher
         self._telemetry = telemetry

@@ -24,13 +24,12 @@ from service.api.auth.key_ring import KeyFile
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
-from service.attention.call import AnyAnswer
+from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
 from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.batching.engine_protocol import DeathEvent
 from service.errors import EngineDown, InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
@@ -82,7 +81,7 @@ class Service:
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         limits = queue_limits(settings, options.step_s)
         batching = batch_limits(settings)
-        self.batcher: Batcher[LayerCall, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
+        self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         self.layer_requests = LayerRequests(
@@ -257,7 +256,7 @@ class Service:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, EngineDown):
             self.readiness.give_up(ENGINE_DOWN)
-            self._telemetry.died(DeathEvent(0, error))
+            self._telemetry.died(0, error)
             self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")

@@ -13,7 +13,7 @@ from torch import nn
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
-from service.attention.masks import CombinedMask, Sizes, attend
+from service.attention.masks import Allowed, CombinedMask, Sizes
 from tests.engine_room import CPU, full_weights, identity_layer, make_spec, randn
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
@@ -44,7 +44,7 @@ def kept(*shape: int, seed: int = 7) -> torch.Tensor:
 
 def combined(mask: torch.Tensor, sizes: Sizes) -> CombinedMask:
     """[B, Lq or 1, Lk], broadcast over the heads."""
-    return CombinedMask(sizes, (attend((mask != 0).unsqueeze(1)),))
+    return CombinedMask(sizes, (Allowed((mask != 0).unsqueeze(1)),))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, attend_with_weights, attention_weights
+from service.attention.attention_weights import BLOCK_ROWS, attend_with_weights
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
@@ -34,6 +34,11 @@ from tests.engine_room import (
 from tests.strategies import masks_for, seeds, weights_wanted
 
 heads_wanted = WeightsWanted("heads")
+
+
+def attention_weights(heads, mask, scale, wanted: WeightsWanted):
+    """The weights that `attend_with_weights` returns beside the output."""
+    return attend_with_weights(heads, mask, scale, wanted)[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

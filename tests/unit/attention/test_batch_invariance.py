@@ -22,12 +22,12 @@ from service.attention import layer as layer_module
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
-from service.attention.self_check import keeps_bits
 from tests.engine_room import (
     CPU,
     DTYPES,
     THREADS,
     every_thread_count,
+    keeps_bits,
     make_layer,
     make_spec,
     make_tensors,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.attention_weights import BLOCK_ROWS
-from service.attention.call import AttentionCall, ScoresWanted, WeightsWanted
+from service.attention.call import AttentionCall, WeightsWanted
 from service.attention.cost import (
     PRODUCT_FLOPS,
     WORKSPACE_TABLES,
@@ -17,7 +17,7 @@ from service.attention.cost import (
     flops,
     table_bytes,
 )
-from service.attention.masks import CombinedMask, Sizes, bias, causal
+from service.attention.masks import Added, CombinedMask, Sizes, causal
 from tests.engine_room import engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 
@@ -103,9 +103,9 @@ def test_a_selection_costs_the_blocks_that_it_touches():
 
 def test_a_bias_equal_for_all_rows_needs_no_table_of_rows():
     sizes = Sizes(1, 12, 4700, 4700)
-    spec, columns = make_spec(384, 12), bias(torch.zeros(1, 1, 1, 4700))
+    spec, columns = make_spec(384, 12), Added(torch.zeros(1, 1, 1, 4700))
     assert table_bytes(spec, sizes, CombinedMask(sizes, (columns,)), None, 4) == 4 * 4700
-    rows = bias(torch.zeros(1, 12, 4700, 1))
+    rows = Added(torch.zeros(1, 12, 4700, 1))
     assert table_bytes(spec, sizes, CombinedMask(sizes, (rows, columns)), None, 4) == 4 * 12 * 4700**2
 
 
@@ -130,7 +130,7 @@ def test_attention_without_a_layer_counts_the_products_of_every_query_head():
         {"softcap": 2.0},
         {"sinks": torch.zeros(3)},
         {"weights": WeightsWanted("heads")},
-        {"scores": ScoresWanted("masked", WeightsWanted("heads"))},
+        {"scores": WeightsWanted("heads", stage="masked")},
         {"has_lse": True},
     ],
     ids=lambda fields: next(iter(fields)),

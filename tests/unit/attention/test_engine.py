@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import sys
 import threading
@@ -18,12 +19,12 @@ from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLay
 from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import keeps_bits
 from service.errors import CostLimit, EngineDown
 from tests.engine_room import (
     CPU,
     DTYPES,
     OneLayer,
+    keeps_bits,
     make_layer,
     make_spec,
     make_tensors,
@@ -332,6 +333,7 @@ def test_closing_finishes_the_running_batch_and_drops_queued_ones(engine, monkey
     waiting.add_done_callback(lambda _: go_on.set())
     engine.close()
     assert waiting.cancelled()
+    assert concurrent.futures.wait([waiting], timeout=10).done == {waiting}
     assert running.result()[0].output.shape == (1, 4, 24)
     with pytest.raises(EngineDown):
         engine.run([call()])
@@ -363,6 +365,22 @@ def test_closing_drops_a_cancelled_load_without_an_error(engine, monkeypatch, ca
     with pytest.raises(EngineDown):
         running.result(10)
     assert not caplog.records
+
+
+def test_a_wait_for_a_cancelled_load_ends(engine, monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
+
+    def held(_layer):
+        started.set()
+        assert go_on.wait(10)
+        yield True
+
+    monkeypatch.setattr("service.attention.engine.checks", held)
+    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    assert started.wait(10)
+    assert loading.cancel()
+    go_on.set()
+    assert concurrent.futures.wait([loading], timeout=10).done == {loading}
 
 
 @pytest.mark.parametrize("error", [None, MemoryError()], ids=["ends", "fails"])

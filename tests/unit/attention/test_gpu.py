@@ -7,7 +7,7 @@ import torch
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
-from service.attention.masks import CombinedMask, Sizes, attend, bias, causal
+from service.attention.masks import Added, Allowed, CombinedMask, Sizes, causal
 from tests.engine_room import (
     OneLayer,
     full_weights,
@@ -89,13 +89,13 @@ def test_masked_rows_are_zero_and_finite_biases_stay_finite_on_a_gpu(engine, dty
     allowed = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     allowed[:, :, 2] = False
     expected = make_tensors(SPEC)["output.bias"].to(dtype).float()
-    for mask in (attend(allowed), bias(torch.where(allowed, 0.0, -torch.inf))):
+    for mask in (Allowed(allowed), Added(torch.where(allowed, 0.0, -torch.inf))):
         call = Call("layer", query, mask=CombinedMask(sizes, (mask,)), weights=WeightsWanted("heads"))
         answer = engine.run([call]).result()[0]
         assert torch.isfinite(answer.output).all()
         torch.testing.assert_close(answer.output[0, 2], expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         assert not full_weights(answer)[0, :, 2].any()
-    low = CombinedMask(sizes, (bias(torch.full((1, 1, 1, 1), -1e38)),))
+    low = CombinedMask(sizes, (Added(torch.full((1, 1, 1, 1), -1e38)),))
     answer = engine.run([Call("layer", query, mask=low, weights=WeightsWanted("heads"))]).result()[0]
     torch.testing.assert_close(full_weights(answer).sum(-1), torch.ones(1, 4, 5))
     assert torch.isfinite(answer.output).all()

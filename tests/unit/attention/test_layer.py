@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.call import Call, TopK, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes, attend, lengths
+from service.attention.masks import Allowed, CombinedMask, Sizes, lengths
 from tests import reference
 from tests.engine_room import (
     CPU,
@@ -113,7 +113,7 @@ def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
     call = Call("layer", randn(2, 5, 24), weights=WeightsWanted("heads"))
     allowed = torch.ones(2, 1, 5, 1, dtype=torch.bool)
     allowed[0, 0, 1], allowed[1, 0, 4] = False, False
-    masked = call._replace(mask=CombinedMask(Sizes(2, 3, 5, 5), (attend(allowed),)))
+    masked = call._replace(mask=CombinedMask(Sizes(2, 3, 5, 5), (Allowed(allowed),)))
     plain, answer = make_layer(spec, dtype).forward([call, masked])
     expected = make_tensors(spec)["output.bias"].to(dtype).float() if biases else torch.zeros(24)
     for b in range(2):
@@ -131,7 +131,7 @@ def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
     query = randn(1, 4, 24)
     allowed = torch.ones(1, 3, 4, 4, dtype=torch.bool)
     allowed[0, 1, 2] = False
-    mask = CombinedMask(Sizes(1, 3, 4, 4), (attend(allowed),))
+    mask = CombinedMask(Sizes(1, 3, 4, 4), (Allowed(allowed),))
     plain, answer = make_layer(spec).forward([Call("layer", query), Call("layer", query, mask=mask)])
     heads, whole = answer.output[0].unflatten(-1, (3, 8)), plain.output[0].unflatten(-1, (3, 8))
     assert not heads[2, 1].any()

@@ -74,11 +74,11 @@ def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_equal(data, sizes, seed)
     layer, call = _layer_and_call(data, sizes, seed)
     ones = torch.ones(tuple(sizes), dtype=torch.bool)
     same: list[Mask] = [
-        masks.attend(ones),
-        masks.attend(ones[:1, :1, :1, :1]),
+        masks.Allowed(ones),
+        masks.Allowed(ones[:1, :1, :1, :1]),
         masks.ignore(~ones),
-        masks.bias(torch.zeros(1, 1, 1, sizes.keys)),
-        masks.bias(torch.zeros(tuple(sizes), dtype=torch.float64)),
+        masks.Added(torch.zeros(1, 1, 1, sizes.keys)),
+        masks.Added(torch.zeros(tuple(sizes), dtype=torch.float64)),
         masks.lengths(torch.full((1, 1), sizes.keys)),
         masks.window(sizes, 0, None, None),
         masks.causal(sizes, 10**30),
@@ -99,15 +99,15 @@ def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, size
     half = torch.from_numpy(rng.random(true.shape) < 0.5)
     same: list[tuple[Mask, ...]] = [
         (masks.lengths(lengths),),
-        (masks.attend(true),),
-        (masks.attend(true.expand(tuple(sizes))),),
-        (masks.attend(true.expand(tuple(sizes)).contiguous()),),
+        (masks.Allowed(true),),
+        (masks.Allowed(true.expand(tuple(sizes))),),
+        (masks.Allowed(true.expand(tuple(sizes)).contiguous()),),
         (masks.ignore(~true),),
-        (masks.bias(minus),),
-        (masks.bias(minus.double().expand(tuple(sizes)).contiguous()),),
-        (masks.attend(true | half), masks.ignore(~(true | ~half))),
-        (masks.lengths(lengths), masks.lengths(torch.full((1, 1), sizes.keys)), masks.attend(true)),
-        (masks.lengths(lengths), masks.bias(minus), masks.bias(torch.zeros(1, 1, 1, 1))),
+        (masks.Added(minus),),
+        (masks.Added(minus.double().expand(tuple(sizes)).contiguous()),),
+        (masks.Allowed(true | half), masks.ignore(~(true | ~half))),
+        (masks.lengths(lengths), masks.lengths(torch.full((1, 1), sizes.keys)), masks.Allowed(true)),
+        (masks.lengths(lengths), masks.Added(minus), masks.Added(torch.zeros(1, 1, 1, 1))),
     ]
     _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
 
@@ -124,10 +124,10 @@ def test_causal_and_window_give_the_bits_of_the_same_mask_as_a_table(data, sizes
     same: list[tuple[Mask, ...]] = [
         (masks.window(sizes, offset, left, 0),),
         (masks.causal(sizes, offset), masks.window(sizes, offset, left, None)),
-        (masks.attend((causal & near)[None, None]),),
-        (masks.ignore(~causal[None, None]), masks.attend(near[None, None])),
-        (masks.lengths(counts), masks.attend(near[None, None])),
-        (masks.bias(torch.where(causal & near, 0.0, -torch.inf)[None, None].expand(tuple(sizes))),),
+        (masks.Allowed((causal & near)[None, None]),),
+        (masks.ignore(~causal[None, None]), masks.Allowed(near[None, None])),
+        (masks.lengths(counts), masks.Allowed(near[None, None])),
+        (masks.Added(torch.where(causal & near, 0.0, -torch.inf)[None, None].expand(tuple(sizes))),),
     ]
     _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
 
@@ -143,9 +143,9 @@ def test_equivalent_masks_give_the_same_bits_for_long_sequences(size, dtype, thr
     call = Call("layer", randn(1, size, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
     written: list[Mask] = [
         masks.causal(sizes, 0),
-        masks.attend(true),
-        masks.attend(true.expand(tuple(sizes)).contiguous()),
-        masks.bias(torch.where(true, 0.0, -torch.inf)),
+        masks.Allowed(true),
+        masks.Allowed(true.expand(tuple(sizes)).contiguous()),
+        masks.Added(torch.where(true, 0.0, -torch.inf)),
         masks.lengths(torch.arange(1, size + 1)[None]),
     ]
     with torch_threads(threads):
@@ -158,7 +158,7 @@ def test_every_combination_of_size_one_axes_means_its_expansion(shape):
     sizes = Sizes(2, 3, 5, 4)
     layer, query, key = make_layer(make_spec(12, 3)), randn(2, 5, 12), randn(2, 4, 12, seed=1)
     values = randn(*(size if whole else 1 for size, whole in zip(sizes, shape, strict=True)), seed=2)
-    for mask in (masks.attend(values > 0), masks.bias(torch.where(values > 0, values, -torch.inf))):
+    for mask in (masks.Allowed(values > 0), masks.Added(torch.where(values > 0, values, -torch.inf))):
         expanded = type(mask)(mask.values.expand(tuple(sizes)).contiguous())
         call = Call("layer", query, key)
         _assert_all_the_same(layer, call, [_combined(sizes, mask), _combined(sizes, expanded)])
@@ -171,8 +171,8 @@ def test_extreme_biases_stay_finite(dtype):
     call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
     single = torch.finfo(torch.float32).max
     for values in ([-1e38, -1e38], [1e38, 1e38], [-single] * 3, [single, single, -single], [-1e9], [-1e308, 1e308]):
-        everywhere = [masks.bias(torch.full((1, 1, 1, 1), value, dtype=torch.float64)) for value in values]
-        onekey = [masks.bias(torch.tensor([0, 0, 0, value], dtype=torch.float64).view(1, 1, 1, 4)) for value in values]
+        everywhere = [masks.Added(torch.full((1, 1, 1, 1), value, dtype=torch.float64)) for value in values]
+        onekey = [masks.Added(torch.tensor([0, 0, 0, value], dtype=torch.float64).view(1, 1, 1, 4)) for value in values]
         for biases in (everywhere, onekey):
             combined = CombinedMask(sizes, tuple(biases))
             answer = make_layer(make_spec(8, 2), dtype).forward([_with(call, combined)])[0]
@@ -188,7 +188,7 @@ def test_extreme_biases_stay_finite(dtype):
 def test_a_huge_bias_takes_all_the_weight_and_equal_ones_share_it():
     """+1e38 on two keys of four leaves no digit of their scores: each gets half, the others nothing."""
     sizes = Sizes(1, 1, 1, 4)
-    mask = masks.bias(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
+    mask = masks.Added(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
     call = Call("layer", randn(1, 1, 8), randn(1, 4, 8), mask=_combined(sizes, mask), weights=WeightsWanted("heads"))
     assert full_weights(make_layer(make_spec(8, 1)).forward([call])[0]).flatten().tolist() == [0.5, 0.0, 0.5, 0.0]
 
@@ -203,7 +203,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
     layer = make_layer(make_spec(8, 2), dtype)
     with_bias, without = (
         layer.forward([_with(call, CombinedMask(sizes, ways))])[0]
-        for ways in ((masks.attend(only), masks.bias(low)), (masks.attend(only),))
+        for ways in ((masks.Allowed(only), masks.Added(low)), (masks.Allowed(only),))
     )
     assert full_weights(with_bias).flatten(0, 2).tolist() == [[0.0, 1.0, 0.0, 0.0]] * 6
     torch.testing.assert_close(with_bias.output, without.output)
@@ -214,7 +214,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
 def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells, dtype):
     """Also with biases whose sums are clamped to the range of the dtype, and with appended columns."""
     drawn = engine_mask(data.draw(masks_for(sizes)), sizes)
-    huge = masks.bias(torch.tensor(data.draw(st.sampled_from([0.0, 1e38, -1e308]))).double().view(1, 1, 1, 1))
+    huge = masks.Added(torch.tensor(data.draw(st.sampled_from([0.0, 1e38, -1e308]))).double().view(1, 1, 1, 1))
     combined = CombinedMask(sizes, (*(drawn.masks if drawn else ()), huge, huge))
     whole, bare = combined.lowered(0, dtype, extra_keys=1), combined.lowered(0, dtype)
     assert whole is not None
@@ -231,9 +231,9 @@ def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells,
 def test_broadcast_biases_take_one_table_and_masked_rows_none():
     """Sixteen biases [N, L, 1] and [S] and a causal mask: one table of 4 x 600 x 600; all else is as small as a step."""
     sizes, step = Sizes(1, 4, 600, 600), masks.STEP_CELLS
-    biases = [masks.bias(torch.zeros(1, 4, 600, 1) if i % 2 else torch.zeros(1, 1, 1, 600)) for i in range(16)]
+    biases = [masks.Added(torch.zeros(1, 4, 600, 1) if i % 2 else torch.zeros(1, 1, 1, 600)) for i in range(16)]
     for huge in (0.0, 3e38):
-        combined = CombinedMask(sizes, (*biases, masks.causal(sizes, 0), masks.bias(torch.full((1, 1, 1, 1), huge))))
+        combined = CombinedMask(sizes, (*biases, masks.causal(sizes, 0), masks.Added(torch.full((1, 1, 1, 1), huge))))
         with Allocations() as made:
             combined.lowered(0, torch.float32)
         *others, largest = sorted(made.sizes)
@@ -261,7 +261,7 @@ def test_integers_beyond_int64_keep_their_meaning():
 
 def test_the_two_boolean_polarities_are_inverse():
     values = torch.rand(2, 1, 3, 4) > 0.5
-    assert torch.equal(masks.attend(values).values, masks.ignore(~values).values)
+    assert torch.equal(masks.Allowed(values).values, masks.ignore(~values).values)
 
 
 def _layer_and_call(data: st.DataObject, sizes: Sizes, seed: int):

@@ -1,4 +1,4 @@
-"""Preemption: a long batch stops between two pieces and resumes without a changed bit; pieces cover a sequence exactly once."""
+"""Preemption: a long batch is preempted between two pieces and resumes without a changed bit; pieces cover a sequence once."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def pieces(number: int) -> list[int]:
 
 
 def to_the_end(future: Future[Any]) -> tuple[Any, int]:
-    """Resume a batch until it ends; return its result and how often it stopped."""
-    for stops in itertools.count():
+    """Resume a batch until it ends; return its result and how often it was preempted."""
+    for times in itertools.count():
         result = future.result(10)
         if not isinstance(result, Steps):
-            return result, stops
+            return result, times
         future = result.resume()
     raise AssertionError
 
@@ -65,22 +65,30 @@ def test_a_point_outside_a_batch_in_steps_does_nothing():
     preemption_point()
 
 
-def test_a_batch_stops_at_each_due_point_and_continues_when_resumed():
-    notified: list[bool] = []
-    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, notified.append)
+def test_a_batch_is_preempted_at_each_due_point_and_continues_when_resumed():
+    notified: list[str] = []
+
+    class Recorded(threading.Event):
+        def set(self) -> None:
+            notified.append("preempted")
+
+        def clear(self) -> None:
+            notified.append("resumed")
+
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, Recorded())
     thread = in_thread(steps, lambda: pieces(3))
     assert to_the_end(steps.first) == ([0, 1, 2], 3)
-    assert notified == [True, False] * 3
+    assert notified == ["preempted", "resumed"] * 3
     thread.join()
 
 
-def test_a_batch_that_ends_in_its_first_step_never_stops():
-    steps: Steps[list[int]] = Steps(threading.Lock(), math.inf, lambda _: None)
+def test_a_batch_that_ends_in_its_first_step_is_never_preempted():
+    steps: Steps[list[int]] = Steps(threading.Lock(), math.inf, threading.Event())
     in_thread(steps, lambda: pieces(3)).join()
     assert to_the_end(steps.first) == ([0, 1, 2], 0)
 
 
-def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
+def test_the_lock_is_free_while_a_batch_is_preempted_and_held_while_it_computes():
     lock, was_locked = threading.Lock(), []
 
     def work() -> None:
@@ -88,7 +96,7 @@ def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
         preemption_point()
         was_locked.append(lock.locked())
 
-    steps: Steps[None] = Steps(lock, 0.0, lambda _: None)
+    steps: Steps[None] = Steps(lock, 0.0, threading.Event())
     thread = in_thread(steps, work)
     assert isinstance(steps.first.result(10), Steps)
     assert lock.acquire(timeout=10)
@@ -99,9 +107,9 @@ def test_the_lock_is_free_while_a_batch_is_stopped_and_held_while_it_computes():
     assert not lock.locked()
 
 
-def test_a_dropped_batch_ends_where_it_stopped():
+def test_a_dropped_batch_ends_where_it_was_preempted():
     done = []
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
 
     def work() -> None:
         preemption_point()
@@ -119,7 +127,7 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
         preemption_point()
         raise ValueError("later")
 
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
     thread = in_thread(steps, work)
     with pytest.raises(ValueError, match="later"):
         to_the_end(steps.first)
@@ -128,14 +136,14 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
 
 def test_a_batch_cancelled_before_its_start_does_nothing():
     done: list[int] = []
-    steps: Steps[None] = Steps(threading.Lock(), 0.0, lambda _: None)
+    steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
     assert steps.first.cancel()
     steps.run(lambda: done.append(1))
     assert done == []
 
 
-def test_a_batch_that_must_finish_stops_no_more():
-    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, lambda _: None)
+def test_a_batch_that_must_finish_is_preempted_no_more():
+    steps: Steps[list[int]] = Steps(threading.Lock(), 0.0, threading.Event())
     thread = in_thread(steps, lambda: pieces(5))
     assert steps.first.result(10) is steps
     steps.finish()
@@ -167,7 +175,7 @@ def large_calls() -> dict[str, Call]:
 
 
 @pytest.mark.parametrize("name", large_calls())
-def test_an_answer_has_the_same_bits_whether_its_batch_stopped_or_not(monkeypatch, name):
+def test_an_answer_has_the_same_bits_whether_its_batch_was_preempted_or_not(monkeypatch, name):
     monkeypatch.setattr(kernels, "MAX_WORK", 10**6)  # so that a small sequence is computed in pieces
     monkeypatch.setattr(kernels, "MAX_SMALL_SCORES", 0)
     call = large_calls()[name]
@@ -175,38 +183,38 @@ def test_an_answer_has_the_same_bits_whether_its_batch_stopped_or_not(monkeypatc
         OneLayer(EngineOptions(CPU, torch.float32, step_s=step_s), make_spec(24, 3)) for step_s in (math.inf, 0)
     )
     try:
-        (whole,), no_stops = to_the_end(once.run([call]))
-        (other,), stops = to_the_end(often.run([call]))
-        assert no_stops == 0 < stops
+        (whole,), none = to_the_end(once.run([call]))
+        (other,), times = to_the_end(often.run([call]))
+        assert none == 0 < times
         assert same_answers(whole, other)
     finally:
         once.close()
         often.close()
 
 
-def test_a_batch_that_arrives_while_another_is_stopped_runs_without_stopping():
+def test_a_batch_that_arrives_while_another_is_preempted_runs_in_one_step():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     try:
         small = Call("", randn(1, 4, 24, seed=3))
         (alone,), _ = to_the_end(engine.run([small]))
-        stopped = engine.run([large_calls()["many sequences"]]).result(10)
-        assert isinstance(stopped, Steps)
+        preempted = engine.run([large_calls()["many sequences"]]).result(10)
+        assert isinstance(preempted, Steps)
         for is_inline in (False, True):
             (beside,) = engine.run([small], is_inline=is_inline).result(10)
             assert same_answers(alone, beside)
-        assert len(to_the_end(stopped.resume())[0]) == 1
+        assert len(to_the_end(preempted.resume())[0]) == 1
     finally:
         engine.close()
 
 
-def test_an_engine_with_a_stopped_batch_closes():
+def test_an_engine_with_a_preempted_batch_closes():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     assert isinstance(engine.run([large_calls()["many sequences"]]).result(10), Steps)
     assert engine.engine.close(10)
 
 
-def test_the_busy_time_of_the_engine_excludes_the_time_of_stops(monkeypatch):
-    """A clock that advances by 1 ms with each reading, and by 100 s during one stop."""
+def test_the_busy_time_of_the_engine_excludes_the_time_of_preemptions(monkeypatch):
+    """A clock that advances by 1 ms with each reading, and by 100 s during one preemption."""
     readings, offset_s = itertools.count(), 0.0
     clock = SimpleNamespace(perf_counter=lambda: next(readings) / 1000 + offset_s)
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
@@ -214,10 +222,10 @@ def test_the_busy_time_of_the_engine_excludes_the_time_of_stops(monkeypatch):
     monkeypatch.setattr(engine_module, "time", clock)
     try:
         before = engine.engine.busy_seconds
-        stopped = engine.run([large_calls()["many sequences"]]).result(10)
+        preempted = engine.run([large_calls()["many sequences"]]).result(10)
         offset_s = 100.0
-        to_the_end(stopped.resume())
-        assert stopped.stopped_s > 100 > engine.engine.busy_seconds - before > 0
+        to_the_end(preempted.resume())
+        assert preempted.preempted_s > 100 > engine.engine.busy_seconds - before > 0
     finally:
         engine.close()
 

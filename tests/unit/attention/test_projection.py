@@ -21,8 +21,16 @@ from service.attention.projection import (
     side_by_side,
     split,
 )
-from service.attention.self_check import keeps_bits
-from tests.engine_room import DTYPES, every_thread_count, make_layer, make_spec, randn, same_bits, torch_threads
+from tests.engine_room import (
+    DTYPES,
+    every_thread_count,
+    keeps_bits,
+    make_layer,
+    make_spec,
+    randn,
+    same_bits,
+    torch_threads,
+)
 from tests.strategies import seeds
 
 needs_packed = pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")

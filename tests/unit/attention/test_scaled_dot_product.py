@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.call import AttentionAnswer, AttentionCall, ScoresWanted, WeightsWanted
-from service.attention.masks import CombinedMask, Sizes, attend, causal
+from service.attention.call import Answer, AttentionCall, WeightsWanted
+from service.attention.masks import Allowed, CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 from tests import reference
 from tests.engine_room import CPU, DTYPES, THREADS, Allocations, engine_mask, same_bits, same_weights, torch_threads
@@ -79,17 +79,17 @@ def layer_for(dtype: torch.dtype) -> ScaledDotProduct:
     return ScaledDotProduct(dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=CPU)
 
 
-def answer(call: AttentionCall) -> AttentionAnswer:
+def answer(call: AttentionCall) -> Answer:
     (found,) = layer_for(call.query.dtype).forward([call])
     return found
 
 
 def with_everything(call: AttentionCall) -> AttentionCall:
-    return call._replace(weights=ALL, scores=ScoresWanted("masked", ALL), has_lse=True, has_present=True)
+    return call._replace(weights=ALL, scores=dataclasses.replace(ALL, stage="masked"), has_lse=True, has_present=True)
 
 
-def same(one: AttentionAnswer, other: AttentionAnswer) -> bool:
-    fields = [field.name for field in dataclasses.fields(AttentionAnswer) if field.name != "weights"]
+def same(one: Answer, other: Answer) -> bool:
+    fields = [field.name for field in dataclasses.fields(Answer) if field.name != "weights"]
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
     have_same_bits = all(a is b if a is None or b is None else same_bits(a, b) for a, b in pairs)
     return have_same_bits and same_weights(one.weights, other.weights)
@@ -117,8 +117,8 @@ def test_output_weights_scores_and_lse_agree_with_float64(dtype):
         assert close(found.weights, expected.weights, wide)
         assert close(found.scores, expected.masked, wide)
         assert close(found.lse, expected.lse, wide)
-        scaled = answer(drawn.call._replace(scores=ScoresWanted("scaled", ALL))).scores
-        capped = answer(drawn.call._replace(scores=ScoresWanted("capped", ALL))).scores
+        scaled = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="scaled"))).scores
+        capped = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="capped"))).scores
         assert scaled is not None
         assert capped is not None
         assert close(scaled, expected.scaled, wide)
@@ -151,7 +151,7 @@ def test_a_sequence_has_the_same_bits_alone_and_along_the_batch_axis(drawn):
         tensors = {name: x[part] for name in names if (x := getattr(drawn.call, name)) is not None}
         mask = None if drawn.call.mask is None else drawn.call.mask.of_sequence(i)
         alone = answer(with_everything(drawn.call._replace(**tensors, mask=mask)))
-        for field in dataclasses.fields(AttentionAnswer):
+        for field in dataclasses.fields(Answer):
             assert same_bits(getattr(whole, field.name)[part], getattr(alone, field.name))
 
 
@@ -162,7 +162,7 @@ def test_no_extra_result_changes_the_output(data, drawn):
     sizes = Sizes(*drawn.expected().masked.shape)
     extras = {
         "weights": data.draw(weights_wanted(sizes)),
-        "scores": ScoresWanted("capped", ALL),
+        "scores": dataclasses.replace(ALL, stage="capped"),
         "has_lse": True,
         "has_present": True,
     }
@@ -179,7 +179,7 @@ def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data,
     queries = tuple(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=9, unique=True)))
     wanted = WeightsWanted("heads", heads=some, queries=queries, dtype=torch.float64)
     full = answer(with_everything(drawn.call))
-    part = answer(drawn.call._replace(weights=wanted, scores=ScoresWanted("masked", wanted)))
+    part = answer(drawn.call._replace(weights=wanted, scores=dataclasses.replace(wanted, stage="masked")))
     for whole, selected in ((full.weights, part.weights), (full.scores, part.scores)):
         assert isinstance(whole, torch.Tensor)
         assert isinstance(selected, torch.Tensor)
@@ -208,7 +208,7 @@ def test_a_masked_row_is_zero_and_its_lse_is_the_sink(softcap, sinks):
     query = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(1))
     allowed = torch.ones(1, 1, 3, 3, dtype=torch.bool)
     allowed[..., 1, :] = False
-    mask = CombinedMask(Sizes(1, 2, 3, 3), (attend(allowed),))
+    mask = CombinedMask(Sizes(1, 2, 3, 3), (Allowed(allowed),))
     found = answer(with_everything(AttentionCall(query, query, query, 1.0, softcap, None, None, sinks, mask)))
     assert isinstance(found.weights, torch.Tensor)
     assert found.lse is not None

@@ -10,13 +10,14 @@ from service.attention import kernels, projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
-from service.attention.self_check import SAME_LENGTHS, checks, keeps_bits, sample_calls
+from service.attention.self_check import SAME_LENGTHS, checks, sample_calls
 from tests.engine_room import (
     CPU,
     DTYPES,
     OneLayer,
     blas_keeps_rows,
     every_thread_count,
+    keeps_bits,
     make_layer,
     make_spec,
     make_tensors,

@@ -9,7 +9,7 @@ import torch
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
-from service.attention.masks import CombinedMask, Mask, Sizes, attend, bias, causal, ignore
+from service.attention.masks import Added, Allowed, CombinedMask, Mask, Sizes, causal, ignore
 from service.attention.spec import LayerSpec
 from tests.engine_room import CPU, full_weights, randn
 
@@ -121,7 +121,7 @@ def test_every_mask_matches_torch(dtype, extras, attn, padding):
         masks.append(ignore(where.view(-1, HEADS if "head" in attn else 1, L, L)))
     elif attn.startswith("float"):
         given["attn_mask"] = additive(where, dtype)
-        masks.append(bias(given["attn_mask"].view(-1, HEADS if "head" in attn else 1, L, L)))
+        masks.append(Added(given["attn_mask"].view(-1, HEADS if "head" in attn else 1, L, L)))
     elif attn == "is_causal":
         # With appended columns and no weights, torch's is_causal also masks those columns: there only the mask is passed.
         given |= {"attn_mask": torch.triu(torch.ones(L, L, dtype=torch.bool), 1), "is_causal": not extras}
@@ -132,7 +132,7 @@ def test_every_mask_matches_torch(dtype, extras, attn, padding):
         masks.append(ignore(keys.view(B, 1, 1, L)))
     elif padding == "float":
         given["key_padding_mask"] = additive(keys, dtype)
-        masks.append(bias(given["key_padding_mask"].view(B, 1, 1, L)))
+        masks.append(Added(given["key_padding_mask"].view(B, 1, 1, L)))
     kinds = {given[name].dtype for name in ("attn_mask", "key_padding_mask") if name in given}
     if len(kinds) > 1:
         # torch takes both masks in one dtype: a boolean becomes the float that means the same.
@@ -162,7 +162,7 @@ def test_only_a_fully_masked_row_differs_from_torch():
     assert torch.isnan(output[:, 2]).all()
     assert torch.isnan(weights[:, 2]).all()
     sizes = Sizes(B, HEADS, L, L)
-    for mask in (ignore(where[None, None]), attend(~where[None, None])):
+    for mask in (ignore(where[None, None]), Allowed(~where[None, None])):
         call = Call("layer", query, key, value, CombinedMask(sizes, (mask,)), WeightsWanted("mean"))
         answer = layer.forward([call])[0]
         assert torch.equal(answer.output[:, 2], module.out_proj.bias.detach().expand(B, WIDTH))

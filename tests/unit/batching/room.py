@@ -9,10 +9,10 @@ import asyncio
 import math
 from typing import Any, Self
 
-from service.batching.admission import CostCeilings, QueueLimits
+from service.batching.admission import QueueLimits
 from service.batching.batcher import Batcher
 from service.batching.engine_protocol import ComputeLimits
-from service.batching.job import Cost, Outcome
+from service.batching.job import Cost, Job, Outcome
 from service.batching.policy import BatchLimits
 from tests.doubles import GateEngine, ManualClock, RecordingObserver, turns
 
@@ -51,7 +51,9 @@ class Room:
         max_cells: int = LARGE,
         max_wait_s: float = 0.0,
         standing_wait_s: float = 0.0,
-        max_cost: CostCeilings | None = None,
+        max_request_tokens: int = LARGE,
+        max_request_cells: int = LARGE,
+        max_weights_bytes: int = LARGE,
         max_compute_s: float = LARGE,
         inline_s: float = 0.0,
         step_s: float = math.inf,
@@ -69,7 +71,9 @@ class Room:
                 max_cells=max_cells,
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
-                max_cost=max_cost or CostCeilings(max_tokens=LARGE, max_cells=LARGE, max_weights_bytes=LARGE),
+                max_request_tokens=max_request_tokens,
+                max_request_cells=max_request_cells,
+                max_weights_bytes=max_weights_bytes,
                 compute=ComputeLimits(max_s=max_compute_s, inline_s=inline_s, step_s=step_s),
             ),
             self.clock,
@@ -88,7 +92,7 @@ class Room:
 
     def check_empty(self) -> None:
         batcher = self.batcher
-        assert (batcher.num_queued, batcher.queued_bytes, batcher.num_running) == (0, 0, 0), repr(batcher)
+        assert (batcher.num_queued, batcher._lanes.num_bytes, batcher.num_running) == (0, 0, 0)
         assert self.clock.num_calls == 0, "a timer leaked"
         assert self.heard.queue[-1:] in ([], [(0, 0)])
 
@@ -122,6 +126,12 @@ class Room:
         await turns()
         assert self.batcher.num_queued == queued + len(payloads)
         return clients
+
+
+def stage_of(job: Job[Any, Any]) -> str:
+    if job.settled_at is not None:
+        return "settled"
+    return "queued" if job.started_at is None else "running"
 
 
 def error_of(client: asyncio.Task[Any]) -> BaseException | None:

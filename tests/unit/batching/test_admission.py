@@ -74,7 +74,7 @@ def test_the_queue_is_bounded_in_bytes():
             await room.send_running("x")
             fits, over, small = (room.send(n, cost=cost_of(input_bytes=n)) for n in (60, 41, 40))
             await turns()
-            assert room.batcher.queued_bytes == 100
+            assert room.batcher._lanes.num_bytes == 100
             error = error_of(over)
             assert isinstance(error, QueueFull)
             assert all(word in error.message for word in ("60", "41", "100"))

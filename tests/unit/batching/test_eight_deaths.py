@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from service.batching.admission import CostCeilings
 from service.errors import CostLimit, EngineDown, EngineFailed, QueueFull
 from tests.doubles import run, turns
-from tests.unit.batching.room import LARGE, Room, cost_of, error_of, result_of
+from tests.unit.batching.room import Room, cost_of, error_of, result_of
 
 
 async def answers(room, payload):
@@ -85,8 +84,7 @@ def test_death_4_a_job_larger_than_a_batch_neither_loops_nor_blocks():
     """TEI #723, vLLM #1534: larger than the budget, it stays the head of the queue for ever."""
 
     async def main():
-        ceilings = CostCeilings(max_tokens=500, max_cells=LARGE, max_weights_bytes=LARGE)
-        async with Room(max_tokens=50, max_cost=ceilings) as room:
+        async with Room(max_tokens=50, max_request_tokens=500) as room:
             await room.send_running("first")
             large = room.send("larger than a batch", cost=cost_of(tokens=500))
             too_large = room.send("larger than a request", cost=cost_of(tokens=501))
@@ -184,7 +182,7 @@ def test_death_8_a_job_records_its_own_times_and_each_event_is_emitted_once():
             await turns()
             times = [(client.result().queue_s, client.result().compute_s) for client in (first, second)]
             assert times == [(0, 3), (2, 4)]
-            assert [(event.requests, event.compute_s) for event in room.heard.batches] == [(1, 3), (1, 4)]
+            assert [(done.batch.requests, done.compute_s) for done in room.heard.batches] == [(1, 3), (1, 4)]
             assert room.heard.queue == [(1, 8), (0, 0), (1, 8), (0, 0)]
 
     run(main)

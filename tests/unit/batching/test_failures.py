@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from service.batching.engine_protocol import RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.errors import (
     CostLimit,
@@ -14,7 +13,7 @@ from service.errors import (
     EngineFailed,
 )
 from tests.doubles import GateEngine, run, turns
-from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of, stage_of
 
 
 def test_x1_only_the_culprit_of_a_failed_batch_fails_and_without_the_text_of_the_error():
@@ -32,9 +31,9 @@ def test_x1_only_the_culprit_of_a_failed_batch_fails_and_without_the_text_of_the
             assert error.__cause__ is cause
             assert "secret" not in error.message
             assert room.engine.batches == [list(range(8)), *[[number] for number in range(8)]]
-            assert room.heard.retries == [RetryEvent("a", 8, "ValueError")]
+            assert room.heard.retries == [("a", 8, "ValueError")]
             assert clients[0].result().batch == BatchInfo(1, 1, 10), "an answer says the batch it was computed in"
-            assert [event.requests for event in room.heard.batches] == [1] * 7, "each batch that was answered, once"
+            assert [done.batch.requests for done in room.heard.batches] == [1] * 7, "each batch that was answered, once"
             assert room.batcher.is_alive
 
     run(main)
@@ -50,7 +49,7 @@ def test_a_settled_job_is_not_retried():
             await turns()
             room.engine.fail(ValueError("x"))
             await turns()
-            assert room.heard.retries == [RetryEvent("a", 2, "ValueError")]
+            assert room.heard.retries == [("a", 2, "ValueError")]
             clients[3].cancel()
             room.engine.open()
             await turns()
@@ -109,7 +108,7 @@ def test_a_batch_that_runs_out_of_memory_is_retried_in_halves_and_all_jobs_are_a
             assert [result_of(client) for client in clients] == [("answer", number) for number in range(8)]
             assert room.engine.batches == [list(batch) for batch in batches], "arrival order is kept"
             failed = [len(batch) for batch in batches if len(batch) > room_for]
-            assert room.heard.splits == [SplitEvent("a", size) for size in failed]
+            assert room.heard.splits == [("a", size) for size in failed]
             assert room.heard.retries == []
 
     run(main)
@@ -125,7 +124,7 @@ def test_x2_an_odd_batch_is_split_too_and_cancelled_jobs_are_not_retried():
             room.engine.open()
             await turns(40)
             assert room.engine.batches == [[0, 1, 2, 3, 4], [0, 2], [3, 4]]
-            assert room.heard.splits == [SplitEvent("a", 4)]
+            assert room.heard.splits == [("a", 4)]
 
     run(main)
 
@@ -310,10 +309,10 @@ def test_a_caller_that_leaves_at_any_stage_is_cancelled_and_its_job_is_settled_o
             if stage == "settled":
                 job.settle("z")
             client.cancel()
-            assert job.stage == stage
+            assert stage_of(job) == stage
             await turns()
             assert isinstance(error_of(client), asyncio.CancelledError)
-            assert job.stage == "settled"
+            assert stage_of(job) == "settled"
             assert not job.fail(ValueError("a second end"))
 
     run(main)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from service.batching.admission import CostCeilings
 from service.errors import (
     CostLimit,
     DeadlineExceeded,
@@ -84,8 +83,8 @@ def test_law_a_cancelled_client_never_affects_other_jobs(stage):
 )
 def test_law_nothing_is_admitted_that_could_never_run(field, limit, words):
     async def main():
-        ceilings = CostCeilings(max_tokens=50, max_cells=60, max_weights_bytes=70)
-        async with Room(max_cost=ceilings, max_bytes=80, max_tokens=20) as room:
+        most = {"max_request_tokens": 50, "max_request_cells": 60, "max_weights_bytes": 70}
+        async with Room(**most, max_bytes=80, max_tokens=20) as room:
             room.engine.open()
             fits = cost_of(tokens=50, cells=60, weights_bytes=70, input_bytes=80)
             assert result_of(await ended(room.send("fits", cost=fits))) == ("answer", "fits"), "though it fills a batch"
@@ -123,7 +122,7 @@ def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, 
             if how == "engine says so":
                 room.engine.die()
             elif how == "the loop has a bug":
-                monkeypatch.setattr(room.heard, "batch_done", lambda _: 1 / 0)
+                monkeypatch.setattr(room.heard, "batch_done", lambda *_: 1 / 0)
                 monkeypatch.setattr("service.batching.job.Job.settle", lambda *_: False)
                 room.engine.release()
             else:

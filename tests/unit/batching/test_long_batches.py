@@ -1,4 +1,4 @@
-"""Long batches stop between two of their steps: what runs there, in which share, and what becomes of the batch itself."""
+"""Long batches are preempted between two of their steps: what runs there, in which share, and what becomes of the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def whale(room: Room, payload: str = "whale", lane: str = "deep") -> async
 
 async def step(room: Room, seconds: float = 1.0) -> None:
     room.clock.advance(seconds)
-    room.engine.stop()
+    room.engine.preempt()
     await turns()
 
 
@@ -77,7 +77,7 @@ def test_the_time_of_a_long_batch_is_the_sum_of_its_steps():
             room.clock.advance(2.0)
             room.engine.release()
             await ended(long)
-            assert [event.compute_s for event in room.heard.batches[-2:]] == [5.0, 3.0]
+            assert [done.compute_s for done in room.heard.batches[-2:]] == [5.0, 3.0]
 
     run(main)
 
@@ -88,7 +88,7 @@ def test_a_batch_that_paused_before_the_loop_checks_continues_as_any_other():
     class StopsAtOnce(GateEngine):
         def run(self, batch, **hints):
             future = super().run(batch, **hints)
-            self.stop()
+            self.preempt()
             return future
 
     async def main():
@@ -154,7 +154,7 @@ def test_busy_lanes_and_a_long_batch_get_equal_shares():
                 took = 0.05 if lane == "whale" else 0.02 * len(held)
                 seconds[lane] += took
                 room.clock.advance(took)
-                room.engine.stop() if lane == "whale" else room.engine.release()
+                room.engine.preempt() if lane == "whale" else room.engine.release()
                 await turns()
             room.batcher.give_up()
             assert 0.2 < seconds["whale"] / sum(seconds.values()) < 0.6

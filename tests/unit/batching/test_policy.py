@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from service.batching.policy import Lanes, is_full, size_class, take
+from service.batching.policy import Lanes, full_batch, size_class, take
 from tests.unit.batching.items import (
     WIDE,
     Item,
@@ -35,7 +35,7 @@ def test_the_policy_always_progresses_and_takes_each_job_once(waiting, bounds):
     lanes = lanes_of(waiting)
     batches = drained(lanes, bounds)
     assert Counter(item for batch in batches for item in batch) == Counter(waiting)
-    assert (lanes.num_jobs, lanes.num_bytes, lanes.num_flops, lanes.num_lanes) == (0, 0, 0, 0)
+    assert (lanes.num_jobs, lanes.num_bytes, lanes.num_flops, len(lanes._lanes)) == (0, 0, 0, 0)
 
 
 @given(items, some_limits)
@@ -52,7 +52,7 @@ def test_a_batch_has_one_lane_and_keeps_the_order_of_one_caller(waiting, bounds)
 def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
     lanes = lanes_of(waiting)
     while lanes.num_jobs:
-        jobs = list(lanes.jobs(lanes.next_lane))
+        jobs = list(lanes.next_jobs)
         batch = take(lanes, bounds)
         assert jobs[: len(batch)] == batch
         assert len(batch) == len(jobs) or not keeps(jobs[: len(batch) + 1], bounds)
@@ -61,9 +61,9 @@ def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
 @given(items, some_limits, st.builds(Item, st.just("a"), costs))
 def test_a_later_job_of_the_same_caller_never_joins_a_full_batch(waiting, bounds, late):
     lanes, with_late = lanes_of(waiting), lanes_of(waiting)
-    full = is_full(lanes.next_jobs, bounds)
+    full = full_batch(lanes.next_jobs, bounds)
     if waiting:
-        late = Item(str(lanes.next_lane), late.cost)
+        late = Item(next(iter(lanes.next_jobs)).lane, late.cost)
     with_late.append(late)
     joined = late in take(with_late, bounds)
     assert not (full and joined)
@@ -71,17 +71,17 @@ def test_a_later_job_of_the_same_caller_never_joins_a_full_batch(waiting, bounds
 
 def test_an_empty_queue_gives_no_batch_and_is_not_full():
     assert take(Lanes(), WIDE) == []
-    assert not is_full(Lanes().next_jobs, WIDE)
+    assert not full_batch(Lanes().next_jobs, WIDE)
 
 
 def test_is_full_when_any_limit_is_reached():
     pair = [Item(cost=cost(5, cells=7, weights_bytes=3)), Item(cost=cost(5, cells=7, weights_bytes=3))]
-    assert not is_full(lanes_of(pair).next_jobs, WIDE)
-    assert is_full(lanes_of(pair).next_jobs, limits(max_requests=2))
-    assert is_full(lanes_of(pair).next_jobs, limits(max_tokens=10))
-    assert is_full(lanes_of(pair).next_jobs, limits(max_cells=14))
-    assert is_full(lanes_of(pair).next_jobs, limits(max_weights_bytes=5)), "the second is left out"
-    assert not is_full(lanes_of(pair).next_jobs, limits(max_weights_bytes=6)), "one without weights may still join"
+    assert not full_batch(lanes_of(pair).next_jobs, WIDE)
+    assert full_batch(lanes_of(pair).next_jobs, limits(max_requests=2))
+    assert full_batch(lanes_of(pair).next_jobs, limits(max_tokens=10))
+    assert full_batch(lanes_of(pair).next_jobs, limits(max_cells=14))
+    assert full_batch(lanes_of(pair).next_jobs, limits(max_weights_bytes=5)), "the second is left out"
+    assert not full_batch(lanes_of(pair).next_jobs, limits(max_weights_bytes=6)), "one without weights may still join"
 
 
 def test_each_limit_cuts_a_batch_where_it_is_reached():

@@ -1,4 +1,4 @@
-"""Any order of submit, cancel, complete, stop, fail, lack memory, get stuck, die, tick and drain keeps the laws of the batcher.
+"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the laws of the batcher.
 
 Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
 happens, and the laws are looked at.
@@ -19,7 +19,7 @@ from service.batching import batcher as batcher_module
 from service.batching.job import Job
 from service.errors import CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
 from tests.doubles import turns
-from tests.unit.batching.room import Room, cost_of, error_of
+from tests.unit.batching.room import Room, cost_of, error_of, stage_of
 
 CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
 TOLD = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
@@ -128,19 +128,19 @@ class WaitingRoom(RuleBasedStateMachine):
     def complete(self) -> None:
         self.do(self.engine.release)
 
-    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None)
+    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None)
     @rule()
-    def stop(self) -> None:
+    def preempt(self) -> None:
         """A long batch has done a step, and goes on when others have had their share."""
-        self.do(self.engine.stop)
+        self.do(self.engine.preempt)
 
-    @precondition(lambda self: self.engine.is_busy and self.engine.stopped is None and self.waiting_clients)
+    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None and self.waiting_clients)
     @rule(data=st.data())
-    def stop_and_cancel_meanwhile(self, data: st.DataObject) -> None:
+    def preempt_and_cancel_meanwhile(self, data: st.DataObject) -> None:
         leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
 
         def event() -> None:
-            self.engine.stop()
+            self.engine.preempt()
             for client in leaving:
                 client.cancel()
 
@@ -215,10 +215,10 @@ class WaitingRoom(RuleBasedStateMachine):
     def queued_and_running_and_settled_are_all_that_was_admitted(self) -> None:
         num_settled = sum(job.is_settled for job in self.admitted)
         assert self.batcher.num_queued + self.batcher.num_running + num_settled == len(self.admitted)
-        waiting = [job for job in self.admitted if job.stage == "queued"]
+        waiting = [job for job in self.admitted if stage_of(job) == "queued"]
         assert self.batcher.num_queued == len(waiting) <= CAPACITY
-        assert self.batcher.queued_bytes == sum(job.cost.input_bytes for job in waiting) <= MAX_BYTES
-        assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher.queued_bytes)
+        assert self.batcher._lanes.num_bytes == sum(job.cost.input_bytes for job in waiting) <= MAX_BYTES
+        assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher._lanes.num_bytes)
 
     @invariant()
     def a_caller_is_served_in_order_of_arrival_within_a_lane_and_what_ended_waiting_never(self) -> None:
@@ -231,9 +231,9 @@ class WaitingRoom(RuleBasedStateMachine):
         assert not never & set(executed)
 
     @invariant()
-    def a_batch_has_stopped_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
+    def a_batch_is_preempted_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
         if self.batcher.is_alive:
-            assert self.engine.stopped is None or self.engine.is_busy
+            assert self.engine.preempted is None or self.engine.is_busy
         of_payload = {job.payload: job for job in self.admitted}
         for batch in self.engine.dropped:
             assert all(of_payload[payload].is_settled for payload in batch)
@@ -256,7 +256,7 @@ class WaitingRoom(RuleBasedStateMachine):
     @invariant()
     def an_idle_engine_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
         if not self.engine.is_busy:
-            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if job.stage == "queued"]
+            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if stage_of(job) == "queued"]
             assert all(seconds < self.max_wait_s for seconds in waited_s)
 
     @invariant()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
-from service.batching.engine_protocol import BatchEvent, RetryEvent, SplitEvent
+from service.batching.job import BatchInfo
 from service.errors import InvalidInput, LayerError
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry, is_counted
@@ -119,8 +119,8 @@ def test_at_rest_received_is_answers_plus_cancelled(ends):
 
 
 def test_a_batch_updates_every_series_about_batches(readable):
-    batch = BatchEvent(LANE, requests=3, sequences=5, tokens=640, compute_s=0.5, weights_bytes=4096)
-    assert readable.changed_by(lambda t: t.batch_done(batch)) == {
+    batch = BatchInfo(requests=3, sequences=5, tokens=640, weights_bytes=4096)
+    assert readable.changed_by(lambda t: t.batch_done(LANE, batch, 0.5)) == {
         "attention_compute_seconds_count": 1,
         "attention_compute_seconds_sum": 0.5,
         "attention_batch_requests_count": 1,
@@ -136,8 +136,8 @@ def test_a_batch_updates_every_series_about_batches(readable):
 @pytest.mark.parametrize(
     ("act", "name", "value"),
     [
-        (lambda t: t.retried_apart(RetryEvent(LANE, 2, "ValueError")), "batch_retries_total", 1),
-        (lambda t: t.batch_split(SplitEvent(LANE, 2)), "batch_split_total", 1),
+        (lambda t: t.retried_apart(LANE, 2, "ValueError"), "batch_retries_total", 1),
+        (lambda t: t.batch_split(LANE, 2), "batch_split_total", 1),
         (lambda t: t.sample(engine(busy_seconds=0.5)), "compute_busy_seconds_total", 0.5),
         (lambda t: t.sample(engine(filler_rows=7)), "filler_rows_total", 7),
         (lambda t: t.sample(engine(device_bytes=4096)), "device_memory_bytes", 4096),

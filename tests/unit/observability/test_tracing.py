@@ -7,7 +7,6 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
 from service.api.outer_middleware import record_of, start_record
-from service.batching.engine_protocol import BatchEvent, DeathEvent, RetryEvent, SplitEvent
 from service.batching.job import BatchInfo
 from service.http.asgi import ClientGone
 from service.observability.telemetry import PROBE
@@ -158,13 +157,9 @@ def test_an_unsampled_request_is_served_without_a_span():
     assert not spans.all
 
 
-def event(lane=LANE, notes=None):
-    return BatchEvent(lane, 3, 4, 40, 0, 0.5, {} if notes is None else notes)
-
-
 def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
     batch = BatchInfo(3, 4, 40)
-    BatchSpans(spans.tracer, RecordingObserver(), lambda: END_NS).batch_done(event(notes=batch.notes))
+    BatchSpans(spans.tracer, RecordingObserver(), lambda: END_NS).batch_done(LANE, batch, 0.5)
     (told,) = spans.batches
     assert told.parent is None
     assert seconds(told) == (-0.5, 0.0)
@@ -180,7 +175,9 @@ def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
 
 
 def test_a_probe_is_no_span(spans):
-    BatchSpans(spans.tracer, RecordingObserver()).batch_done(event(lane=("small", "sha256:0", False, PROBE)))
+    BatchSpans(spans.tracer, RecordingObserver()).batch_done(
+        ("small", "sha256:0", False, PROBE), BatchInfo(3, 4, 40), 0.5
+    )
     assert not spans.all
 
 
@@ -188,9 +185,9 @@ def test_the_wrapped_observer_gets_every_event(spans):
     heard = RecordingObserver()
     tracing = BatchSpans(spans.tracer, heard)
     tracing.queue_changed(1, 2)
-    tracing.batch_done(event())
-    tracing.retried_apart(RetryEvent(LANE, 2, "X"))
-    tracing.batch_split(SplitEvent(LANE, 2))
-    tracing.died(DeathEvent(1, None))
+    tracing.batch_done(LANE, BatchInfo(3, 4, 40), 0.5)
+    tracing.retried_apart(LANE, 2, "X")
+    tracing.batch_split(LANE, 2)
+    tracing.died(1, None)
     told = (heard.queue, heard.batches, heard.retries, heard.splits, heard.deaths)
     assert [len(list(kind)) for kind in told] == [1] * 5

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from service.attention.engine import Engine
-from service.batching.engine_protocol import DeathEvent
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
 from service.observability.metrics import Metrics
@@ -47,9 +46,9 @@ class Recording(Telemetry):
         super().__init__(Metrics(), time.monotonic)
         self.events: list[tuple[str, BaseException | None]] = []
 
-    def died(self, event: DeathEvent) -> None:
-        assert event.num_jobs == 0
-        self.events.append(("engine_down", event.error))
+    def died(self, num_jobs: int, error: BaseException | None) -> None:
+        assert num_jobs == 0
+        self.events.append(("engine_down", error))
 
     def task_failed(self, error: BaseException) -> None:
         self.events.append(("main_task_failed", error))
