@@ -96,14 +96,8 @@ async def _raise_again(_: Request, error: Exception) -> NoReturn:
     raise error
 
 
-async def _no_response(_: Request, __: Exception) -> Application:
-    async def send_nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    return send_nothing
-
-
-# Starlette must not answer errors, because the outer middleware does. Starlette raises an error again after `_no_response`.
-EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _no_response}
+# Starlette must not answer errors, because the outer middleware does.
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _raise_again}
 
 
 class RequestLog(Protocol):
