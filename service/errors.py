@@ -174,7 +174,7 @@ class MethodNotAllowed(NotServed):
 
 
 class NotAcceptable(NotServed):
-    """The service cannot write any media type of the header Accept. Accept application/json or application/vnd.safetensors."""
+    """Accept or Accept-Encoding allows nothing that the service can write. `detail` lists what the header must allow."""
 
 
 class UnsupportedMediaType(NotServed):
