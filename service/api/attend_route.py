@@ -54,8 +54,8 @@ class AttendRoute:
         self._limits = limits = layer_requests.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope, receive) as context:
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        with self._layer_requests.open(scope) as context:
             limits, model = self._limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
@@ -104,8 +104,8 @@ class InferRoute:
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope, receive) as context:
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        with self._layer_requests.open(scope) as context:
             limits, model = context.limits, context.model(find_model, scope["path_params"])
             kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
             json_length, coding = context.fields.make(_inference_fields, limits.take_offers)

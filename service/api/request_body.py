@@ -24,18 +24,14 @@ from service.errors import (
     DecompressedTooLarge,
     UnsupportedContentEncoding,
 )
-from service.http.asgi import CALLER, ClientGone, Message, Receive, Scope
+from service.http.asgi import ClientGone, Message
 from service.http.request_parser import HeaderFields
 
 Part = bytes | bytearray | memoryview
 
 
 class Caller(Protocol):
-    """The client of one request.
-
-    Our own transport's Cycle reports the arrival of the body and a disconnect without a task or a timer. Any other ASGI server
-    reports them through `receive`, at the cost of a task.
-    """
+    """The client of one request: the transport's Cycle, which needs no task or timer to report the body and a disconnect."""
 
     async def receive(self) -> Message:
         """Return the next ASGI message: a part of the body, or the disconnect."""
@@ -54,42 +50,6 @@ class Caller(Protocol):
 
         Call this only after the body has been received; None cancels it.
         """
-
-
-def caller_of(scope: Scope, receive: Receive) -> Caller:
-    found: Caller | None = scope.get(CALLER)
-    return found or _ReceiveCaller(receive)
-
-
-class _ReceiveCaller:
-    """A client behind another ASGI server, which gives only `receive`."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._on_bytes: Callable[[int], object] | None = None
-        self._listener: asyncio.Task[None] | None = None
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if self._on_bytes is not None and message["type"] == "http.request":
-            self._on_bytes(len(message.get("body", b"")))
-        return message
-
-    def take_body(self) -> list[Part] | None:
-        return None
-
-    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        self._on_bytes = callback
-
-    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-        self._listener = None if callback is None else asyncio.ensure_future(self._listen(callback))
-
-    async def _listen(self, callback: Callable[[], object]) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        callback()
 
 
 PIECE = 2**20

@@ -21,22 +21,22 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
 from service.api.json_parser import JsonParser
-from service.api.outer_middleware import RequestRecord, milliseconds, record_of
+from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Caller, Part, announced_body, caller_of, read_body
+from service.api.request_body import BodyLimits, Caller, Part, announced_body, read_body
 from service.attention.call import AnyAnswer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
-from service.http.asgi import KEY_DIGEST, ClientGone, Receive, Scope, Send
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.http.asgi import CALLER, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
@@ -128,7 +128,7 @@ class Reservation:
 class RequestContext:
     """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, record: RequestRecord, scope: Scope, receive: Receive) -> None:
+    def __init__(self, requests: LayerRequests, scope: Scope) -> None:
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -137,8 +137,8 @@ class RequestContext:
         self._answer_bytes = Reservation(requests.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
-        self._record = record
-        self._caller: Caller = caller_of(scope, receive)
+        self._record = record_of(scope)
+        self._caller: Caller = scope[CALLER]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
@@ -321,29 +321,21 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000
 
 
-class Layers(Protocol):
-    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
-
-    catalog: Catalog | None
-
-
 class LayerRequests:
-    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
+    """What all requests of a process share. `catalog` returns the served layers; raises NotReady until all are loaded."""
 
     def __init__(
         self,
-        layers: Layers,
-        not_loaded: Callable[[], str],
+        catalog: Callable[[], Catalog],
         batcher: Batcher[LayerCall, AnyAnswer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
+        self.catalog = catalog
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
-        self._layers = layers
-        self._not_loaded = not_loaded
         self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
@@ -353,17 +345,11 @@ class LayerRequests:
         self.opened: set[RequestContext] = set()
         self._bytes_each: dict[tuple[str, bool], float] = {}
 
-    def catalog(self) -> Catalog:
-        """Return the layers that are served now; raise NotReady until all are loaded and checked."""
-        if self._layers.catalog is None:
-            raise NotReady(self._not_loaded())
-        return self._layers.catalog
-
-    def open(self, scope: Scope, receive: Receive) -> RequestContext:
+    def open(self, scope: Scope) -> RequestContext:
         """Return the context of a request whose headers have arrived; raise Draining after `close`."""
         if self._is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
-        return RequestContext(self, record_of(scope), scope, receive)
+        return RequestContext(self, scope)
 
     def bytes_each(self, model: str, is_binary: bool) -> float:
         """Return how many bytes one number took in the last bodies for this model, binary or text."""

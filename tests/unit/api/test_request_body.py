@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from service.api.request_body import BodyLimits, announced_body, caller_of, read_body
+from service.api.request_body import BodyLimits, announced_body, read_body
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
@@ -21,6 +21,7 @@ from service.errors import (
 )
 from service.http.asgi import ClientGone
 from service.http.request_parser import HeaderFields
+from tests.doubles import ReceiveCaller
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 
@@ -59,7 +60,7 @@ def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
-    return b"".join(asyncio.run(read_body(coding, caller_of({}, receive), limits, lambda _: None, in_a_thread)))
+    return b"".join(asyncio.run(read_body(coding, ReceiveCaller(receive), limits, lambda _: None, in_a_thread)))
 
 
 def test_parts_are_joined():

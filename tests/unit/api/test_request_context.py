@@ -28,13 +28,13 @@ from service.errors import (
     QueueFull,
     UnsupportedContentEncoding,
 )
-from service.http.asgi import ClientGone
+from service.http.asgi import CALLER, ClientGone
 from service.limits import context_limits
 from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
-from tests.doubles import ManualClock
+from tests.doubles import ManualClock, ReceiveCaller
 
 OFF_LOOP = 100
 INTAKE = 10_000
@@ -57,7 +57,7 @@ class Setup:
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
-        self.layer_requests = LayerRequests(nothing, str, self.batcher, self.bodies, limits, self.clock.now)
+        self.layer_requests = LayerRequests(nothing, self.batcher, self.bodies, limits, self.clock.now)
 
     async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
         """Return a context whose body has been read, and the messages of its connection."""
@@ -66,7 +66,7 @@ class Setup:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
         start_record(scope, self.clock.now())
-        found = self.layer_requests.open(scope, messages.get)
+        found = self.layer_requests.open(scope | {CALLER: ReceiveCaller(messages.get)})
         await found.read((b"gzip",), LAYER, is_binary=True)
         return found, messages
 
@@ -211,7 +211,7 @@ def test_under_sustained_overload_the_body_is_not_read():
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
         start_record(scope, setup.clock.now())
-        context = setup.layer_requests.open(scope, receive)
+        context = setup.layer_requests.open(scope | {CALLER: ReceiveCaller(receive)})
         with pytest.raises(QueueFull, match="stands"):
             await context.read((), LAYER, is_binary=True)
         assert received == []
@@ -235,7 +235,7 @@ def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [header]}
         start_record(scope, setup.clock.now())
-        context = setup.layer_requests.open(scope, asyncio.Queue[dict[str, Any]]().get)
+        context = setup.layer_requests.open(scope | {CALLER: None})
         with pytest.raises(error):
             await context.read((b"gzip",), LAYER, is_binary=True)
 
