@@ -28,10 +28,6 @@ class Limiter:
         self._now = now
         self._full_at: dict[bytes, float] = {}
 
-    @property
-    def num_buckets(self) -> int:
-        return len(self._full_at)
-
     def take(self, caller: bytes) -> None:
         """Take a token of this caller; raise RateLimited, with the whole seconds until the next token, if there is none."""
         if wait_s := self.wait_s(caller):

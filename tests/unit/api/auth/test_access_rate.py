@@ -75,4 +75,4 @@ def test_each_caller_has_its_own_bucket():
         with pytest.raises(RateLimited):
             limiter.take(caller)
     limiter.keep([b"b", b"c"])
-    assert limiter.num_buckets == 1
+    assert len(limiter._full_at) == 1
