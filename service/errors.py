@@ -1,27 +1,22 @@
 """Errors: the class tree of every way in which a request or a layer can fail.
 
 ServiceError
-├── Rejected             the request cannot be served as it stands; repeating it changes nothing
-│   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
-│   │                    BadBinary)
-│   ├── InvalidInput     the bytes parse, but a value is invalid (BadShape, BadDtype, BadMask, MaskKindRequired,
-│   │                    MaskAxesRequired, CausalAlignRequired, LayoutRequired, NonFinite, MaskedRow, UnknownField)
-│   ├── TooLarge         the request exceeds a limit (BodyTooLarge, DecompressedTooLarge, CostLimit, TargetTooLong,
-│   │                    HeadersTooLarge)
-│   ├── NotServed        the service has no such resource, method or format (LayerNotFound, RouteNotFound, MethodNotAllowed,
-│   │                    NotAcceptable, UnsupportedMediaType, UnsupportedContentEncoding)
-│   ├── Denied           this caller may not do it (Unauthorized, Forbidden)
-│   └── ClientTimeout    the headers or the body did not arrive in time
-├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each has a time to retry after
-├── Failed               valid, but not answered: too late, or a fault of the service (DeadlineExceeded, EngineFailed, EngineDown)
-└── LayerError           a checkpoint or stored layer is invalid or missing (LayerMissing), or this process cannot load it
-                         (LayerNotLoaded). The command line and the start raise it; a layer rollout turns it into
-                         InvalidInput, LayerNotFound, LayerChanged or NotReady
+├── Rejected           the request cannot be served as it stands; repeating it changes nothing
+│   ├── Malformed      the bytes do not parse
+│   ├── InvalidInput   the bytes parse, but a value is invalid
+│   ├── TooLarge       the request exceeds a limit
+│   ├── NotServed      the service has no such resource, method or format
+│   ├── Denied         this caller may not do it
+│   └── ClientTimeout  the headers or the body did not arrive in time
+├── Refused            not now; each has a time to retry after
+├── Failed             valid, but not answered: too late, or a fault of the service
+└── LayerError         a checkpoint or stored layer is invalid or missing, or this process cannot load it. The command line and
+                       the start raise it; a layer rollout turns it into InvalidInput, LayerNotFound, LayerChanged or NotReady
 
 Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
 an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
 status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
-`status` and `request_id` of the answer. Only a Refused has `retry_after_s`.
+`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`.
 """
 
 from __future__ import annotations
@@ -249,6 +244,8 @@ class EngineFailed(Failed):
 
 class EngineDown(Failed):
     """The computation of this process has failed or hangs, and the process is replaced. Repeat it after Retry-After seconds."""
+
+    retry_after_s = 5
 
 
 class LayerError(ServiceError): ...

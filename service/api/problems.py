@@ -112,8 +112,17 @@ def render(error: ServiceError, request_id: str, *, as_inference: bool = False) 
             "param": error.param,
             "request_id": request_id,
         }
-    body = orjson.dumps(content)
-    return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE if as_inference else MEDIA_TYPE, body), body)
+    body, media_type = orjson.dumps(content), INFERENCE_MEDIA_TYPE if as_inference else MEDIA_TYPE
+    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, errors.Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, errors.MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode("ascii")))
+    if isinstance(error, _CLOSING):
+        headers.append((b"connection", b"close"))
+    return Problem(status, headers, body)
 
 
 def problem_responses(
@@ -123,18 +132,3 @@ def problem_responses(
     media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
     content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {status: {"description": meanings[status], "content": content} for status in statuses}
-
-
-def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
-    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
-    if isinstance(error, errors.Refused):
-        headers.append((b"retry-after", str(error.retry_after_s).encode()))
-    if isinstance(error, errors.EngineDown):
-        headers.append((b"retry-after", b"5"))
-    if isinstance(error, errors.Unauthorized):
-        headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, errors.MethodNotAllowed):
-        headers.append((b"allow", error.allow.encode("ascii")))
-    if isinstance(error, _CLOSING):
-        headers.append((b"connection", b"close"))
-    return headers

@@ -12,7 +12,7 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -143,13 +143,7 @@ def check_ready(service: ServiceView) -> None:
 
 def make_router(service: ServiceView) -> APIRouter:
     router = APIRouter()
-    _add_operations(router, service)
-    _add_layers(router, service)
-    _add_layer_changes(router, service)
-    return router
 
-
-def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get("/healthz", summary="The process runs", tags=["operations"])
     async def healthz() -> HealthAnswer:
         return HealthAnswer(status="ok")
@@ -169,6 +163,10 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
     )
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
+
+    _add_layers(router, service)
+    _add_layer_changes(router, service)
+    return router
 
 
 def _add_layers(router: APIRouter, service: ServiceView) -> None:
@@ -237,16 +235,14 @@ async def _unless_disconnected(receive: Receive, change: Coroutine[Any, Any, R])
     disconnect = asyncio.ensure_future(_raise_at_disconnect(receive))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            disconnect.result()
-        return await task
+        return await (task if task.done() else disconnect)
     finally:
         task.cancel()
         disconnect.cancel()
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _raise_at_disconnect(receive: Receive) -> None:
+async def _raise_at_disconnect(receive: Receive) -> NoReturn:
     """Discard the body; raise ClientGone when the client disconnects, or the error of a malformed body."""
     while (await receive())["type"] != "http.disconnect":
         pass
