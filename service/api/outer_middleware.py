@@ -2,7 +2,8 @@
 
 Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring
 polls every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides
-on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No BaseHTTPMiddleware is used,
+on access before anything is routed. HEAD works on every GET (the transport
+drops the body) and OPTIONS on every served path. No BaseHTTPMiddleware is used,
 because it hides disconnects.
 """
 
@@ -142,7 +143,7 @@ class OuterMiddleware:
             await self._inner(scope, receive, send)
             return
         record = start_record(scope, self._now())
-        send = _completing(send, record, is_head=scope["method"] == "HEAD")
+        send = _completing(send, record)
         self._log.received(record)
         end = self._log.answered
         try:
@@ -265,7 +266,7 @@ async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]
     await send({"type": "http.response.body", "body": body})
 
 
-def _completing(send: Send, record: RequestRecord, *, is_head: bool) -> Send:
+def _completing(send: Send, record: RequestRecord) -> Send:
     """Return `send` for one answer: it adds the headers of every answer and notes status and size in the record."""
 
     async def send_on(message: Message) -> None:
@@ -276,8 +277,6 @@ def _completing(send: Send, record: RequestRecord, *, is_head: bool) -> Send:
             message["headers"] = [*message["headers"], own, *fixed]
         elif message["type"] == "http.response.body":
             record.bytes_out += len(message.get("body", b""))
-            if is_head:
-                message["body"] = b""
         await send(message)
 
     return send_on

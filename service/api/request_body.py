@@ -18,7 +18,6 @@ import zstandard
 
 from service.errors import (
     BadEncoding,
-    BadRequest,
     BodyTooLarge,
     ClientTimeout,
     DecompressedTooLarge,
@@ -53,8 +52,6 @@ class Caller(Protocol):
 
 
 PIECE = 2**20
-# An error does not repeat a Content-Length of this many digits or more.
-MAX_DIGITS = 20
 CHEAPER = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
@@ -95,7 +92,8 @@ async def read_body(
         nonlocal num_arrived
         num_arrived += num_bytes
         if num_arrived > limits.max_bytes:
-            raise _too_large(limits.max_bytes, None)
+            found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
+            raise BodyTooLarge(f"the body has {found}; {CHEAPER}")
         reserve(num_bytes)
 
     if (parts := caller.take_body()) is not None:
@@ -124,21 +122,18 @@ def joined(parts: list[Part]) -> bytearray:
 def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> tuple[bytes | None, int]:
     """Return the content coding of the body (None if it has none) and its announced length (0 if there is none).
 
-    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding, BadRequest or BodyTooLarge.
+    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding or BodyTooLarge.
     """
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if len(names) > 1 or not set(names) <= set(codings):
         raise UnsupportedContentEncoding(f"a body may be compressed once, with {b' or '.join(codings).decode()}")
-    lengths = fields[b"content-length"]
-    length = lengths[0] if lengths else b"0"
-    if len(lengths) > 1 or not length.isdigit():
-        raise BadRequest("Content-Length must be one number of bytes")
-    # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
-    digits = length.lstrip(b"0") or b"0"
-    if len(digits) > len(str(max_bytes)) or int(digits) > max_bytes:
-        raise _too_large(max_bytes, int(digits) if len(digits) < MAX_DIGITS else None)
-    return names[0] if names else None, int(digits)
+    lengths = fields[b"content-length"]  # the transport has checked that there is at most one, of at most 19 digits
+    num_bytes = int(lengths[0]) if lengths else 0
+    if num_bytes > max_bytes:
+        found = f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
+        raise BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
+    return names[0] if names else None, num_bytes
 
 
 async def _receive_all(caller: Caller) -> list[Part]:
@@ -150,16 +145,6 @@ async def _receive_all(caller: Caller) -> list[Part]:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts
-
-
-def _too_large(max_bytes: int, num_bytes: int | None) -> BodyTooLarge:
-    """Return the error for a body of so many bytes; None if only the limit is known to be exceeded."""
-    found = (
-        f"more than {max_bytes:,} bytes"
-        if num_bytes is None
-        else f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
-    )
-    return BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
 async def _decompressed(

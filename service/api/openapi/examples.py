@@ -184,7 +184,7 @@ def infer_examples(spec: LayerSpec) -> Body:
 _REQUEST_ID = "2f9c4a7d1e8b5c3f6a0d9e24"
 _LIMITS = RequestLimits(2**10, 2**20, 2**20, 2**20, 2**20)
 _TEXTS: dict[type[ServiceError], str] = {
-    errors.BadRequest: "Content-Length must be one number of bytes",
+    errors.BadRequest: "Content-Length must be one number of bytes with at most 19 digits",
     errors.BadJson: "the body is not valid JSON (byte 1)",
     errors.JsonTooDeep: "the body is nested deeper than 32 levels",
     errors.DuplicateKey: "an object of the body has a duplicate key",
