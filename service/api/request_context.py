@@ -20,7 +20,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -148,9 +147,7 @@ class RequestContext:
         self._requests.opened.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._requests.opened.discard(self)
         self._caller.on_disconnect(None)
         self._body_bytes.release()
