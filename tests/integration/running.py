@@ -25,7 +25,7 @@ from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
-from tests.doubles import without_transport
+from tests.receive_caller import without_transport
 
 ADMIN_KEY = "the-admins-own"
 

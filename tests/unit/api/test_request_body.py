@@ -20,7 +20,7 @@ from service.errors import (
 )
 from service.http.asgi import ClientGone
 from service.http.request_parser import HeaderFields
-from tests.doubles import ReceiveCaller
+from tests.receive_caller import ReceiveCaller
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 

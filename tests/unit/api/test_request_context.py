@@ -33,7 +33,8 @@ from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
-from tests.doubles import ManualClock, ReceiveCaller
+from tests.doubles import ManualClock
+from tests.receive_caller import ReceiveCaller
 
 OFF_LOOP = 100
 INTAKE = 10_000
