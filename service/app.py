@@ -14,7 +14,6 @@ from starlette.routing import Route
 from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
-from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
@@ -23,7 +22,7 @@ from service.api.routes import make_router, note_route
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
 from service.http.asgi import Application
-from service.limits import cors_origins, hosts, rate_limit
+from service.limits import cors_origins, hosts, rate_limiter
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
 from service.settings import Settings
@@ -101,10 +100,10 @@ def _application(service: Service) -> FastAPI:
 
 
 def _access(settings: Settings, service: Service) -> Access:
-    keys, rate = service.keys, rate_limit(settings)
+    keys = service.keys
     return Access(
         None if keys is None else lambda: keys.ring,
-        None if rate is None else Limiter(rate, time.monotonic),
+        rate_limiter(settings),
         hosts(settings),
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,

@@ -8,7 +8,7 @@ ServiceError
 │   ├── NotServed      the service has no such resource, method or format
 │   ├── Denied         this caller may not do it
 │   └── ClientTimeout  the headers or the body did not arrive in time
-├── Refused            not now; each has a time to retry after
+├── Refused            valid, but not accepted now; each has a time to retry after
 ├── Failed             valid, but not answered: too late, or a fault of the service
 └── LayerError         a checkpoint or stored layer is invalid or missing, or this process cannot load it. The command line and
                        the start raise it; a layer rollout turns it into InvalidInput, LayerNotFound, LayerChanged or NotReady
@@ -200,9 +200,8 @@ class ClientTimeout(Rejected):
 
 
 class Refused(ServiceError):
-    """The request is valid but not accepted now; the caller may retry after `retry_after_s` whole seconds."""
-
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        """The caller may retry after `retry_after_s` whole seconds."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -248,10 +247,12 @@ class EngineDown(Failed):
     retry_after_s = 5
 
 
-class LayerError(ServiceError): ...
+class LayerError(ServiceError):
+    """A checkpoint or stored layer is invalid."""
 
 
-class LayerMissing(LayerError): ...
+class LayerMissing(LayerError):
+    """The directory has no file of the layer."""
 
 
 class LayerNotLoaded(LayerError):
@@ -259,10 +260,6 @@ class LayerNotLoaded(LayerError):
 
 
 def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
-    """Return the classes of these branches that are raised, in the order of this file: those without subclasses here.
-
-    InvalidInput and LayerError have subclasses, and are raised themselves too.
-    """
+    """Return the classes of these branches that are raised, in the order of this file: those with a docstring."""
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, branches)]
-    parents = {parent for kind in kinds for parent in kind.__bases__} - {InvalidInput, LayerError}
-    return [kind for kind in kinds if kind not in parents]
+    return [kind for kind in kinds if kind.__doc__]

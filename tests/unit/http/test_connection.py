@@ -374,6 +374,7 @@ async def test_an_incomplete_head_is_no_request():
 @pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 @on_the_loop
 async def test_malformed_input_is_refused_once_and_the_connection_ends(raw):
+    """H4 and the other malformed heads and bodies; each id begins with its case."""
     room = Room()
     await room.send(raw[:1], raw[1:])
     assert room.statuses == [400]

@@ -4,7 +4,7 @@ import pytest
 
 from service.api.auth.access import ADMIN, METRICS, OPEN, Access, presented
 from service.api.auth.key_ring import Key, KeyRing, Role, digest_of
-from service.api.auth.rate_limit import Limiter, Rate
+from service.api.auth.rate_limit import Limiter
 from service.errors import Forbidden, RateLimited, Unauthorized
 from tests.doubles import ManualClock
 
@@ -164,7 +164,7 @@ def test_the_current_key_ring_decides():
 
 def limited(ring=RING):
     clock = ManualClock()
-    limiter = Limiter(Rate(0.5, 2), clock.now)
+    limiter = Limiter(0.5, 2, clock.now)
     return Access(ring, limiter, is_metrics_open=False), limiter, clock
 
 
