@@ -27,7 +27,8 @@ from service.wire.inference_schemas import VERSION
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
 _ANY = -1
-_MEANINGS = {404: "no such model", 503: "not ready, draining or down"}
+_NOT_READY = problem_responses({503: "not ready, draining or down"}, as_inference=True)
+_NO_MODEL = problem_responses({404: "no such model"}, as_inference=True) | _NOT_READY
 
 
 class ServerLive(BaseModel):
@@ -68,10 +69,6 @@ class ModelMetadata(BaseModel):
     optional_outputs: list[TensorMetadata] = Field(description="if requested")
 
 
-def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return problem_responses(_MEANINGS, *statuses, as_inference=True)
-
-
 def make_models_router(service: ServiceView) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     statistics = Throttle(lambda: _statistics(service), LoopClock())
@@ -85,16 +82,16 @@ def make_models_router(service: ServiceView) -> APIRouter:
     async def live() -> ServerLive:
         return ServerLive(live=True)
 
-    @router.get("/v2/health/ready", summary="Every layer answers", responses=_answers(503))
+    @router.get("/v2/health/ready", summary="Every layer answers", responses=_NOT_READY)
     async def ready() -> ServerReady:
         check_ready(service)
         return ServerReady(ready=True)
 
-    @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
+    @router.get("/v2/models/stats", summary="Statistics of every model", responses=_NOT_READY)
     async def all_stats() -> Response:
         return _statistics_answer(*(await statistics.get()).values())
 
-    @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
+    @router.post("/v2/repository/index", summary="The models that are served", responses=_NOT_READY)
     async def index() -> JSONResponse:
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": name, **state} for name in _names(service)])
@@ -147,7 +144,7 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
     )
     for tail, endpoint, summary in routes:
         for path in (f"/v2/models/{{layer}}{tail}", f"/v2/models/{{layer}}/versions/{{version}}{tail}"):
-            router.get(path, summary=summary, responses=_answers(404, 503))(endpoint)
+            router.get(path, summary=summary, responses=_NO_MODEL)(endpoint)
 
 
 def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:

@@ -125,10 +125,8 @@ def render(error: ServiceError, request_id: str, *, as_inference: bool = False) 
     return Problem(status, headers, body)
 
 
-def problem_responses(
-    meanings: Mapping[int, str], *statuses: int, as_inference: bool = False
-) -> dict[int | str, dict[str, Any]]:
+def problem_responses(meanings: Mapping[int, str], *, as_inference: bool = False) -> dict[int | str, dict[str, Any]]:
     """Return the error responses for OpenAPI: the meaning of each status on a route, and the schema of its body."""
     media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
     content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {status: {"description": meanings[status], "content": content} for status in statuses}
+    return {status: {"description": words, "content": content} for status, words in meanings.items()}

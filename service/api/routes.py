@@ -109,7 +109,8 @@ class ServiceView(Protocol):
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MEANINGS = {404: "no such layer", 503: "not ready, draining or down"}
+_NOT_READY = problem_responses({503: "not ready, draining or down"})
+_NO_LAYER = problem_responses({404: "no such layer"}) | _NOT_READY
 _PUT = (
     "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer if the file has changed. The layer "
     "is checked with real forward passes before it is served, and the answer is sent when every process serves it: 201 "
@@ -122,13 +123,19 @@ _DELETE = (
     "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
     "in the layer directory: PUT or a restart of the service loads it again."
 )
-_CHANGE_MEANINGS = {
-    403: "the key is no admin key, or there is no keys file with one",
-    404: "the layer directory has no such file, or no layer of that name is served",
-    409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
-    422: "the file is no valid layer; the detail gives the reason",
-    503: "another change is under way, or a process could not load the layer: nothing was changed",
-}
+_NOT_UNLOADED = problem_responses(
+    {
+        403: "the key is no admin key, or there is no keys file with one",
+        404: "the layer directory has no such file, or no layer of that name is served",
+        503: "another change is under way, or a process could not load the layer: nothing was changed",
+    }
+)
+_NOT_LOADED = _NOT_UNLOADED | problem_responses(
+    {
+        409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
+        422: "the file is no valid layer; the detail gives the reason",
+    }
+)
 
 
 async def note_route(request: Request) -> None:
@@ -151,7 +158,7 @@ def make_router(service: ServiceView) -> APIRouter:
     @router.get(
         "/readyz",
         summary="Every layer has answered a real forward pass lately, in every process",
-        responses=problem_responses(_MEANINGS, 503),
+        responses=_NOT_READY,
         tags=["operations"],
     )
     async def readyz() -> HealthAnswer:
@@ -177,11 +184,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         return b'{"layers":[' + b",".join(texts) + b"]}"
 
     @router.get(
-        "/v1/layers",
-        summary="What is served",
-        response_model=LayersAnswer,
-        responses=problem_responses(_MEANINGS, 503),
-        tags=["layers"],
+        "/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_NOT_READY, tags=["layers"]
     )
     async def list_layers() -> Response:
         catalog = service.catalog
@@ -192,7 +195,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/v1/layers/{layer}",
         summary="One layer: widths, heads, digest, numerics, limits",
-        responses=problem_responses(_MEANINGS, 404, 503),
+        responses=_NO_LAYER,
         tags=["layers"],
     )
     async def get_layer(layer: str) -> LayerAnswer:
@@ -205,10 +208,7 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
         tags=["admin"],
-        responses={
-            201: {"description": "the layer is new", "model": LayerAnswer},
-            **problem_responses(_CHANGE_MEANINGS, 403, 404, 409, 422, 503),
-        },
+        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_NOT_LOADED},
     )
     async def put_layer(request: Request, response: Response, layer: str) -> LayerAnswer:
         served, is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
@@ -222,7 +222,7 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         status_code=204,
         response_class=Response,
         tags=["admin"],
-        responses=problem_responses(_CHANGE_MEANINGS, 403, 404, 503),
+        responses=_NOT_UNLOADED,
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         await _unless_disconnected(request.receive, service.drop_layer(layer))

@@ -214,7 +214,7 @@ def _error_answers(version: str) -> dict[str, Any]:
     answers = {}
     for status, found in sorted(examples.items()):
         words = ", ".join(f"`{code}`" for code in found)
-        answer = problem_responses({status: words}, status, as_inference=as_inference)[status]
+        answer = problem_responses({status: words}, as_inference=as_inference)[status]
         (content,) = answer["content"].values()
         content["examples"] = found
         answers[f"{version}_{status}"] = answer | {"headers": headers_sent("", str(status))}
