@@ -209,7 +209,7 @@ class OuterMiddleware:
             allow = self._allowed(scope)
             return MethodNotAllowed(f"this path allows {allow}", allow=allow)
         if isinstance(error, HTTPException):
-            return _not_found()
+            return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
         fault = EngineFailed("an internal fault; the log has its traceback under the request id")
         fault.__cause__ = error
         return fault
@@ -219,7 +219,7 @@ class OuterMiddleware:
         if scope["path"] != "*":
             allow = self._allowed(scope)
             if not allow:
-                raise _not_found()
+                raise HTTPException(404)
             headers = [(b"allow", allow.encode("ascii"))]
         await _send_whole(send, 204, headers, b"")
 
@@ -255,10 +255,6 @@ def _template_of(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:
         elif isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
             return route.path.rstrip("/")
     return None
-
-
-def _not_found() -> RouteNotFound:
-    return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
 
 
 async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -88,7 +88,6 @@ METRICS = "/metrics"
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
-
 _ADMIN = tuple((method, compile_path(path)[0]) for method, path in ADMIN)
 _SECRET = re.compile(rb"[\x21-\x7e]{1,512}")
 
