@@ -129,7 +129,9 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
         return ModelReady(name=model.name, ready=True)
 
     async def config(request: Request) -> JSONResponse:
-        return JSONResponse(_config(find_model(service.catalog, request.path_params), service.max_sequences))
+        model = find_model(service.catalog, request.path_params)
+        max_batch_size = 0 if isinstance(model, ServedAttention) else service.describe(model).limits.sequences
+        return JSONResponse(_config(model, max_batch_size))
 
     async def stats(request: Request) -> Response:
         name = find_model(service.catalog, request.path_params).name
@@ -179,19 +181,18 @@ def _metadata(model: Served) -> ModelMetadata:
     )
 
 
-def _config(model: Served, max_sequences: int) -> dict[str, Any]:
+def _config(model: Served, max_batch_size: int) -> dict[str, Any]:
     """Return the fields of Triton's model configuration that apply here; a layer's `dims` omit the batch axis."""
-    is_layer = not isinstance(model, ServedAttention)
+    has_batch_axis, metadata = max_batch_size > 0, _metadata(model)
 
     def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:
-        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[is_layer:]} for x in tensors]
+        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[has_batch_axis:]} for x in tensors]
 
-    metadata = _metadata(model)
     return {
         "name": model.name,
         "platform": PLATFORM,
         "backend": "",
-        "max_batch_size": max_sequences if is_layer else 0,
+        "max_batch_size": max_batch_size,
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
         "dynamic_batching": {"max_queue_delay_microseconds": 0},

@@ -131,11 +131,12 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
         rest = iter(pieces)
         begun = await collected(rest, WHOLE_BYTES, cost)
     size = sum(map(len, begun))
+    if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
+        headers = [*headers, (b"content-length", str(size).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     if size <= WHOLE_BYTES:
-        await send(_start(headers, size))
         await send({"type": "http.response.body", "body": b"".join(begun)})
         return
-    await send(_start(headers, size if isinstance(pieces, Sequence) else None))
     for piece in itertools.chain(begun, rest):
         for at in range(0, len(piece), WHOLE_BYTES):
             await send({"type": "http.response.body", "body": piece[at : at + WHOLE_BYTES], "more_body": True})
@@ -161,12 +162,6 @@ async def collected(
             work = 0
             await asyncio.sleep(0)
     return made
-
-
-def _start(headers: Headers, length: int | None) -> dict[str, object]:
-    if length is not None:
-        headers = [*headers, (b"content-length", str(length).encode())]
-    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 _COMPRESSORS: dict[bytes, Callable[[], Any]] = {

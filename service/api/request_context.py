@@ -4,9 +4,6 @@ Invariants: the deadline starts when the body is complete and covers decoding, w
 ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 
-LayerRequests opens a context for each request and holds what all share; there is one for each process. After `close` it opens no
-new request; a request that is open continues to its answer.
-
 Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded,
 and answers until they are sent. Invariants: all reservations together never exceed the budget. A
 reservation may hold at most as much as it leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are
@@ -357,6 +354,7 @@ class LayerRequests:
         self._bytes_each[model, is_binary] = before + LEARNT_SHARE * (num_bytes - before)
 
     def close(self) -> None:
+        """Open no new request; a request that is open continues to its answer."""
         self._is_closed = True
 
     def settle(self) -> None:
