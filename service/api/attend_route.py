@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type, collected
 from service.api.request_body import joined
-from service.api.request_context import LayerRequests
+from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
@@ -55,7 +55,7 @@ class AttendRoute:
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope) as context:
+        with RequestContext(self._layer_requests, scope) as context:
             limits, model = self._limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
@@ -105,7 +105,7 @@ class InferRoute:
         self._layer_requests = layer_requests
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope) as context:
+        with RequestContext(self._layer_requests, scope) as context:
             limits, model = context.limits, context.model(find_model, scope["path_params"])
             kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
             json_length, coding = context.fields.make(_inference_fields, limits.take_offers)

@@ -121,7 +121,7 @@ class Reservation:
 
 
 class RequestContext:
-    """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
+    """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
     def __init__(self, requests: LayerRequests, scope: Scope) -> None:
         self._requests = requests
@@ -139,6 +139,9 @@ class RequestContext:
         self._is_binary = False
 
     def __enter__(self) -> Self:
+        """Raise Draining after `LayerRequests.close`."""
+        if self._requests.is_closed:
+            raise Draining("the service is shutting down and accepts no new requests")
         self._task = asyncio.current_task()
         self._requests.opened.add(self)
         return self
@@ -334,15 +337,9 @@ class LayerRequests:
         self.now = now
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
-        self._is_closed = False
+        self.is_closed = False
         self.opened: set[RequestContext] = set()
         self._bytes_each: dict[tuple[str, bool], float] = {}
-
-    def open(self, scope: Scope) -> RequestContext:
-        """Return the context of a request whose headers have arrived; raise Draining after `close`."""
-        if self._is_closed:
-            raise Draining("the service is shutting down and accepts no new requests")
-        return RequestContext(self, scope)
 
     def bytes_each(self, model: str, is_binary: bool) -> float:
         """Return how many bytes one number took in the last bodies for this model, binary or text."""
@@ -355,7 +352,7 @@ class LayerRequests:
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""
-        self._is_closed = True
+        self.is_closed = True
 
     def settle(self) -> None:
         """End every request that the batcher does not have yet; its answer is Draining."""

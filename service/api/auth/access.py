@@ -116,13 +116,11 @@ class Access:
         path = scope["path"]
         if self._hosts is not None:
             self._hosts.check(scope, is_health=path in OPEN)
-        if path in self._open:
-            return
-        if CROWDED in scope and path != METRICS:
+        if CROWDED in scope and path not in OPEN and path != METRICS:
             raise NotReady(
                 "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered"
             )
-        if self._are_docs_open and is_docs(path):
+        if self._is_open(path):
             return
         caller = self._caller(scope)
         # Metrics have no rate limit: monitoring must work when the service is busiest.
@@ -130,7 +128,10 @@ class Access:
             self._limiter.take(caller)
 
     def needs_key(self, path: str) -> bool:
-        return self._keys is not None and path not in self._open and not (self._are_docs_open and is_docs(path))
+        return self._keys is not None and not self._is_open(path)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or (self._are_docs_open and is_docs(path))
 
     def _caller(self, scope: Scope) -> bytes:
         """Return the digest of the key; without a keys file, the empty name that all clients share."""
