@@ -125,9 +125,9 @@ class InferRoute:
             if not blobs:
                 await context.send(send, [(b"content-type", JSON)], pieces, coding)
                 return
-            head = await collected(pieces)
-            length = str(sum(map(len, head))).encode()
-            headers = [(b"content-type", OCTET_STREAM), (b"inference-header-content-length", length)]
+            head, num_bytes = await collected(pieces)
+            length = b"inference-header-content-length", str(num_bytes).encode()
+            headers = [(b"content-type", OCTET_STREAM), length]
             await context.send(send, headers, [*head, *blobs], coding)
 
 

@@ -121,16 +121,15 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
     cost: Callable[[Piece], int] = len
     if coding is not None:
         rest = iter(pieces)
-        pieces = begun = await collected(rest, MIN_COMPRESSED - 1)
-        if sum(map(len, begun)) >= MIN_COMPRESSED:
+        pieces, size = await collected(rest, MIN_COMPRESSED - 1)
+        if size >= MIN_COMPRESSED:
             headers = [*headers, (b"content-encoding", coding)]
-            pieces, cost = _compressed(itertools.chain(begun, rest), coding), lambda _: SLICE_COST
+            pieces, cost = _compressed(itertools.chain(pieces, rest), coding), lambda _: SLICE_COST
     if isinstance(pieces, Sequence):
-        begun, rest = pieces, iter(())
+        begun, rest, size = pieces, iter(()), sum(map(len, pieces))
     else:
         rest = iter(pieces)
-        begun = await collected(rest, WHOLE_BYTES, cost)
-    size = sum(map(len, begun))
+        begun, size = await collected(rest, WHOLE_BYTES, cost)
     if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
         headers = [*headers, (b"content-length", str(size).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -148,8 +147,11 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
 
 async def collected(
     pieces: Iterable[Piece], max_bytes: float = math.inf, cost: Callable[[Piece], int] = len
-) -> Sequence[Piece]:
-    """Return the pieces up to the first that exceeds `max_bytes`; the event loop runs after every `PAUSE_BYTES` of `cost`."""
+) -> tuple[Sequence[Piece], int]:
+    """Return the pieces up to the one that exceeds `max_bytes`, and their bytes.
+
+    The event loop runs after every `PAUSE_BYTES` of `cost`.
+    """
     made: list[Piece] = []
     size = work = 0
     for piece in pieces:
@@ -161,7 +163,7 @@ async def collected(
         if work > PAUSE_BYTES:
             work = 0
             await asyncio.sleep(0)
-    return made
+    return made, size
 
 
 _COMPRESSORS: dict[bytes, Callable[[], Any]] = {
