@@ -1,4 +1,4 @@
-"""A Caller for an application that runs without the transport, as under an ASGI client in process."""
+"""Stands in for the transport's Cycle where an application runs without it, as under an ASGI client in process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.http.asgi import CALLER, Application, Message, Receive, Scope, Send
 
 
 class ReceiveCaller:
-    """A Caller that has only ASGI's `receive`; a task waits for the disconnect."""
+    """What the application needs of a Cycle, by ASGI's `receive` alone; a task waits for the disconnect."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
 
 import zstandard
 
@@ -23,34 +22,11 @@ from service.errors import (
     DecompressedTooLarge,
     UnsupportedContentEncoding,
 )
-from service.http.asgi import ClientGone, Message
+from service.http.asgi import ClientGone
+from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields
 
 Part = bytes | bytearray | memoryview
-
-
-class Caller(Protocol):
-    """The client of one request: the transport's Cycle, which needs no task or timer to report the body and a disconnect."""
-
-    async def receive(self) -> Message:
-        """Return the next ASGI message: a part of the body, or the disconnect."""
-
-    def take_body(self) -> list[Part] | None:
-        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
-
-    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
-
-        If `callback` raises a ServiceError, `receive` raises it, or this method does.
-        """
-
-    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the client disconnects before its complete answer, at once if it already has.
-
-        Call this only after the body has been received; None cancels it.
-        """
-
-
 PIECE = 2**20
 CHEAPER = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
@@ -60,8 +36,6 @@ HERE_BYTES = 2**16
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
-
-
 # A function that runs work in a thread, in the order of the calls.
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
@@ -76,7 +50,7 @@ class BodyLimits:
 
 async def read_body(
     coding: bytes | None,
-    caller: Caller,
+    caller: Cycle,
     limits: BodyLimits,
     reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
@@ -136,7 +110,7 @@ def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: 
     return names[0] if names else None, num_bytes
 
 
-async def _receive_all(caller: Caller) -> list[Part]:
+async def _receive_all(caller: Cycle) -> list[Part]:
     parts: list[Part] = []
     while True:
         message = await caller.receive()

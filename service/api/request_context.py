@@ -24,7 +24,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Caller, Part, announced_body, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, read_body
 from service.attention.call import AnyAnswer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -33,6 +33,7 @@ from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
 from service.http.asgi import CALLER, KEY_DIGEST, ClientGone, Scope, Send
+from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
@@ -133,7 +134,7 @@ class RequestContext:
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
         self._record = record_of(scope)
-        self._caller: Caller = scope[CALLER]
+        self._cycle: Cycle = scope[CALLER]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
@@ -148,7 +149,7 @@ class RequestContext:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._requests.opened.discard(self)
-        self._caller.on_disconnect(None)
+        self._cycle.on_disconnect(None)
         self._body_bytes.release()
         self._answer_bytes.release()
         if self._end is not None and self._task is not None and isinstance(error, asyncio.CancelledError):
@@ -190,7 +191,7 @@ class RequestContext:
         if self._requests.bodies.num_bytes:
             self.shorten(self.fields.make(_asked_timeout_s))
             self._check_bodies(num_announced)
-        parts = await read_body(coding, self._caller, limits, self._body_bytes.grow, self._requests.run_off_loop)
+        parts = await read_body(coding, self._cycle, limits, self._body_bytes.grow, self._requests.run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._requests.now()
         self._record.receive_s = self._complete - self._record.started
@@ -212,7 +213,7 @@ class RequestContext:
 
         From now until `send` begins, the request ends with ClientGone when the client disconnects.
         """
-        self._caller.on_disconnect(lambda: self._cancel(ClientGone))
+        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
@@ -289,7 +290,7 @@ class RequestContext:
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
-        self._caller.on_disconnect(None)
+        self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
         self._record.encode_s = self._requests.now() - self._answered

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zstandard
@@ -59,7 +60,8 @@ def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
-    return b"".join(asyncio.run(read_body(coding, ReceiveCaller(receive), limits, lambda _: None, in_a_thread)))
+    caller: Any = ReceiveCaller(receive)
+    return b"".join(asyncio.run(read_body(coding, caller, limits, lambda _: None, in_a_thread)))
 
 
 def test_parts_are_joined():
@@ -122,7 +124,8 @@ class Arriving(Parts):
 
 def test_the_bytes_of_a_refused_body_are_not_counted():
     """What still arrives would be added to a reservation that was released."""
-    byte_budget, caller = ByteBudget(1000, "bodies"), Arriving()
+    byte_budget = ByteBudget(1000, "bodies")
+    caller: Any = Arriving()
     with pytest.raises(QueueFull):
         asyncio.run(read_body(None, caller, LIMITS, Reservation(byte_budget).grow, in_a_thread))
     assert caller.callback is None

@@ -30,7 +30,8 @@ def test_t_seconds_admit_at_most_burst_plus_t_times_the_rate(rate, gaps):
 @given(RATES, GAPS)
 def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
     clock = ManualClock(1e6)
-    limiter = Limiter(*rate, clock.now)
+    per_s, burst = rate
+    limiter = Limiter(per_s, burst, clock.now)
     for gap in [*gaps, 0.0]:
         clock.advance(gap)
         try:
@@ -49,7 +50,8 @@ def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
 def test_a_refused_request_costs_no_token(rate, gaps):
     """A client that repeats refused requests gets exactly as much as one that asks whenever there is a token."""
     times = [0.0]
-    eager, patient = (Limiter(*rate, lambda: times[-1]) for _ in range(2))
+    per_s, burst = rate
+    eager, patient = (Limiter(per_s, burst, lambda: times[-1]) for _ in range(2))
     now = 0.0
     for gap in gaps:
         times.append(now := now + gap)
