@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
@@ -18,7 +18,7 @@ from service.api.model_routes import make_models_router
 from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
-from service.api.routes import make_router, note_route
+from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
 from service.http.asgi import Application
@@ -88,7 +88,6 @@ def _application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         lifespan=lifespan,
-        dependencies=[Depends(note_route)],
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers=EXCEPTION_HANDLERS,
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import getrandbits
 from typing import Any, NoReturn, Protocol
 
@@ -84,7 +84,6 @@ def record_of(scope: Scope) -> RequestRecord:
     return found
 
 
-_METHODS = ("GET", "POST", "PUT", "DELETE")
 # Cached paths of POST requests. Matching a path again costs as much as writing the answer's head.
 NUM_CACHED = 256
 # On every answer: no-store, because it is about the client's own tensors, and nosniff, because its declared type is right.
@@ -134,7 +133,7 @@ class OuterMiddleware:
         self._access = access or Access()
         self._application = around(self._serve)
         self._hot_route = functools.lru_cache(NUM_CACHED)(functools.partial(_hot_route, hot))
-        self._routes = routes
+        self._routes = [*_flat(routes)]
         self._log = log
         self._now = now
 
@@ -177,6 +176,7 @@ class OuterMiddleware:
             if scope["method"] == "HEAD":
                 # Copy the scope, because the server still needs the method HEAD.
                 scope = {**scope, "method": "GET"}
+            record.route = self._template(scope, Match.FULL) or record.route
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
@@ -187,8 +187,13 @@ class OuterMiddleware:
         try:
             self._access.admit(scope)
         except ServiceError:  # refused before routing, but its log line and its count must name the route
-            record.route = _template_of(scope, self._routes) or record.route
+            record.route = self._template(scope, Match.FULL, Match.PARTIAL) or record.route
             raise
+
+    def _template(self, scope: Scope, *wanted: Match) -> str | None:
+        """Return the path template of the first route that matches as wanted."""
+        found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] in wanted)
+        return next(found, None)
 
     async def _problem(self, error: ServiceError, send: Send, record: RequestRecord) -> None:
         problem = render(error, record.request_id, as_inference=is_inference(record.path))
@@ -225,12 +230,9 @@ class OuterMiddleware:
 
     def _allowed(self, scope: Scope) -> str:
         """Return the Allow header of this path; empty if no route matches."""
-        methods = {
-            method
-            for method in _METHODS
-            for route in self._routes
-            if route.matches({**scope, "method": method})[0] is Match.FULL
-        }
+        scope = {**scope, "method": "GET"}
+        found = (route.methods or set() for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        methods = set[str]().union(*found)
         if "GET" in methods:
             methods.add("HEAD")
         return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
@@ -245,16 +247,14 @@ def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
     return None
 
 
-def _template_of(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:
-    """Return the path template of the first route that has this path, whatever its methods."""
+def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    """Yield the routes with those of included routers, each of which FastAPI keeps as a route."""
     for route in routes:
-        included = getattr(route, "original_router", None)  # FastAPI keeps an included router as a route
+        included = getattr(route, "original_router", None)
         if included is not None:
-            if (found := _template_of(scope, included.routes)) is not None:
-                return found
-        elif isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
-            return route.path.rstrip("/")
-    return None
+            yield from _flat(included.routes)
+        elif isinstance(route, Route):
+            yield route
 
 
 async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

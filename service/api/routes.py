@@ -18,7 +18,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from service.api.outer_middleware import record_of
 from service.api.problems import problem_responses
 from service.api.shared_work import Memo
 from service.errors import NotReady
@@ -133,11 +132,6 @@ _NOT_LOADED = _NOT_UNLOADED | problem_responses(
         422: "the file is no valid layer; the detail gives the reason",
     }
 )
-
-
-async def note_route(request: Request) -> None:
-    """Put the path template of the matched route into the request's record; every route of FastAPI depends on it."""
-    record_of(request.scope).route = request.scope["route"].path.rstrip("/")
 
 
 def check_ready(service: ServiceView) -> None:

@@ -86,12 +86,7 @@ class Service:
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            self._registry,
-            lambda: self.readiness.reason,
-            self.batcher,
-            bodies,
-            context_limits(settings),
-            time.monotonic,
+            self._registry, self._not_loaded, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
@@ -112,6 +107,9 @@ class Service:
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
         return self.layer_requests.catalog()
+
+    def _not_loaded(self) -> str:
+        return self.readiness.reason
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""

@@ -88,17 +88,12 @@ class RootForBrowsers(Route):
     """Leads a client that reads HTML from `/` to the page. For any other client nothing is at `/`."""
 
     def __init__(self) -> None:
-        super().__init__("/", _to_docs, methods=["GET"])
+        super().__init__("/", RedirectResponse("docs", headers={"vary": "accept"}), methods=["GET"])
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
         is_browser = match is Match.FULL and any(b"text/html" in value for value in fields_of(scope)[b"accept"])
         return (match, child) if is_browser else (Match.NONE, {})
-
-
-async def _to_docs(request: Request) -> Response:
-    record_of(request.scope).route = "/"
-    return RedirectResponse("docs", headers={"vary": "accept"})
 
 
 def _errors_page() -> str:
