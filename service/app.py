@@ -17,7 +17,7 @@ from service.api.auth.access import Access, CrossOrigin
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
-from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
+from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
@@ -89,7 +89,7 @@ def _application(service: Service) -> FastAPI:
         openapi_url=None,
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={Exception: raise_again},
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )

@@ -14,9 +14,8 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import getrandbits
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
@@ -92,12 +91,9 @@ _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b
 _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
 
 
-async def _raise_again(_: Request, error: Exception) -> NoReturn:
+async def raise_again(_: Request, error: Exception) -> NoReturn:
+    """Handle every exception for Starlette: it must not answer errors, because the outer middleware does."""
     raise error
-
-
-# Starlette must not answer errors, because the outer middleware does.
-EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _raise_again}
 
 
 class RequestLog(Protocol):
@@ -171,17 +167,18 @@ class OuterMiddleware:
                 await route.app(scope, receive, send)
                 return
             if scope["method"] == "OPTIONS":
-                await self._options(scope, send)
+                headers = [] if scope["path"] == "*" else [(b"allow", self._allowed(scope).encode("ascii"))]
+                await _send_whole(send, 204, headers, b"")
                 return
             if scope["method"] == "HEAD":
                 # Copy the scope, because the server still needs the method HEAD.
                 scope = {**scope, "method": "GET"}
-            record.route = self._template(scope, Match.FULL) or record.route
+            record.route = self._routed(scope)
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            await self._problem(self._translated(error, scope), send, record)
+            await self._problem(error, send, record)
 
     def _admit(self, scope: Scope, record: RequestRecord) -> None:
         try:
@@ -190,12 +187,24 @@ class OuterMiddleware:
             record.route = self._template(scope, Match.FULL, Match.PARTIAL) or record.route
             raise
 
+    def _routed(self, scope: Scope) -> str:
+        """Return the path template of the request's route; raise RouteNotFound or MethodNotAllowed if it has none."""
+        template = self._template(scope, Match.FULL)
+        if template is None:
+            allow = self._allowed(scope)
+            raise MethodNotAllowed(f"this path allows {allow}", allow=allow)
+        return template
+
     def _template(self, scope: Scope, *wanted: Match) -> str | None:
         """Return the path template of the first route that matches as wanted."""
         found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] in wanted)
         return next(found, None)
 
-    async def _problem(self, error: ServiceError, send: Send, record: RequestRecord) -> None:
+    async def _problem(self, raised: Exception, send: Send, record: RequestRecord) -> None:
+        error = raised
+        if not isinstance(error, ServiceError):
+            error = EngineFailed("an internal fault; the log has its traceback under the request id")
+            error.__cause__ = raised
         problem = render(error, record.request_id, as_inference=is_inference(record.path))
         record.code, record.detail = error.code, error.message
         if problem.status == 500:  # noqa: PLR2004
@@ -206,36 +215,15 @@ class OuterMiddleware:
             raise error
         await _send_whole(send, problem.status, problem.headers, problem.body)
 
-    def _translated(self, error: Exception, scope: Scope) -> ServiceError:
-        """Return the error to answer with. Starlette's own are about routes and methods; any other is a fault of the service."""
-        if isinstance(error, ServiceError):
-            return error
-        if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
-            allow = self._allowed(scope)
-            return MethodNotAllowed(f"this path allows {allow}", allow=allow)
-        if isinstance(error, HTTPException):
-            return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
-        fault = EngineFailed("an internal fault; the log has its traceback under the request id")
-        fault.__cause__ = error
-        return fault
-
-    async def _options(self, scope: Scope, send: Send) -> None:
-        headers = []
-        if scope["path"] != "*":
-            allow = self._allowed(scope)
-            if not allow:
-                raise HTTPException(404)
-            headers = [(b"allow", allow.encode("ascii"))]
-        await _send_whole(send, 204, headers, b"")
-
     def _allowed(self, scope: Scope) -> str:
-        """Return the Allow header of this path; empty if no route matches."""
-        scope = {**scope, "method": "GET"}
+        """Return the Allow header of this path; raise RouteNotFound if it has no route."""
         found = (route.methods or set() for route in self._routes if route.matches(scope)[0] is not Match.NONE)
         methods = set[str]().union(*found)
+        if not methods:
+            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
         if "GET" in methods:
             methods.add("HEAD")
-        return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+        return ", ".join(sorted(methods | {"OPTIONS"}))
 
 
 def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:

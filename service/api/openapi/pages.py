@@ -92,8 +92,9 @@ class RootForBrowsers(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        is_browser = match is Match.FULL and any(b"text/html" in value for value in fields_of(scope)[b"accept"])
-        return (match, child) if is_browser else (Match.NONE, {})
+        is_taken = match is Match.FULL or scope["method"] == "OPTIONS"  # which the outer middleware answers
+        is_browser = any(b"text/html" in value for value in fields_of(scope)[b"accept"])
+        return (match, child) if is_taken and is_browser else (Match.NONE, {})
 
 
 def _errors_page() -> str:
