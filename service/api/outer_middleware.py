@@ -1,10 +1,9 @@
 """OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once, from its RequestRecord.
 
-Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring
-polls every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides
-on access before anything is routed. HEAD works on every GET (the transport
-drops the body) and OPTIONS on every served path. No BaseHTTPMiddleware is used,
-because it hides disconnects.
+Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring polls
+every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides on access
+before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served path. No
+BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations

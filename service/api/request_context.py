@@ -4,11 +4,11 @@ Invariants: the deadline starts when the body is complete and covers decoding, w
 ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 
-Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded,
-and answers until they are sent. Invariants: all reservations together never exceed the budget. A
-reservation may hold at most as much as it leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are
-refused first and small ones still fit. If callers are distinguished, the reservations of one caller together are bounded in the
-same way. A request frees its bytes at the latest when it ends, however it ends.
+Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
+answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
+leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
+callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
+latest when it ends, however it ends.
 """
 
 from __future__ import annotations
