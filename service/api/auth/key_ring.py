@@ -128,7 +128,6 @@ class KeyListener(Protocol):
     """Receives each change of the keys; `observability/telemetry.py` implements it."""
 
     def keys_taken(self, ring: KeyRing) -> None: ...
-
     def keys_refused(self, error: KeysError) -> None: ...
 
 
