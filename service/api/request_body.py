@@ -15,13 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import zstandard
 
-from service.errors import (
-    BadEncoding,
-    BodyTooLarge,
-    ClientTimeout,
-    DecompressedTooLarge,
-    UnsupportedContentEncoding,
-)
+from service.errors import BadEncoding, BodyTooLarge, ClientTimeout, DecompressedTooLarge, UnsupportedContentEncoding
 from service.http.asgi import ClientGone
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields

@@ -18,12 +18,6 @@ _FRAMED = "Inference-Header-Content-Length"
 _ID = "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made"
 _DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
 _CODING = "of the body; default: none"
-
-
-def _one_of(codings: tuple[bytes, ...]) -> dict[str, Any]:
-    return {"type": "string", "enum": [coding.decode("ascii") for coding in codings]}
-
-
 _READ: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": (_ID, _TEXT),
     "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
@@ -31,8 +25,8 @@ _READ: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
     "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
     _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
-    "Content-Encoding-v1": (_CODING, _one_of(BODY_CODINGS)),
-    "Content-Encoding-v2": (_CODING, _one_of(INFER_CODINGS)),
+    "Content-Encoding-v1": (_CODING, {"type": "string", "enum": [*map(bytes.decode, BODY_CODINGS)]}),
+    "Content-Encoding-v2": (_CODING, {"type": "string", "enum": [*map(bytes.decode, INFER_CODINGS)]}),
 }
 _SENT: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
