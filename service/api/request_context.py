@@ -76,14 +76,11 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int, words: str) -> None:
         self.max_bytes = max_bytes
+        self.max_reservation = max_bytes // 2
+        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
         self.num_bytes = 0
         self.words = words
         self.by_caller: dict[Hashable, int] = {}
-
-    @property
-    def max_reservation(self) -> int:
-        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
-        return self.max_bytes // 2
 
 
 class Reservation:
