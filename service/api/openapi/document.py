@@ -93,10 +93,16 @@ def write_openapi(
         tags=[{"name": name, "description": words} for name, words in _TAGS.items()],
         routes=app.routes,
     )
+    # FastAPI has the schemas of all bodies but those of the hot routes.
+    _, hot_schemas = models_json_schema(
+        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
+        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
+        ref_template=_REF,
+    )
     layer, spec = examples_for or (None, None)
     page["paths"] = paths = dict(sorted((page["paths"] | _hot_paths(spec)).items()))
     page["components"] = {
-        "schemas": page["components"]["schemas"] | _schemas(),
+        "schemas": page["components"]["schemas"] | hot_schemas["$defs"],
         "responses": _error_answers("v1") | _error_answers("v2"),
         "parameters": PARAMETERS,
         "headers": HEADERS,
@@ -109,17 +115,6 @@ def write_openapi(
         for operation in operations.values():
             _complete(operation, path, layer, needs_key=needs_key(path))
     return page
-
-
-def _schemas() -> dict[str, Any]:
-    """Return the schemas of the hot routes' bodies; FastAPI has those of the others."""
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
-        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
-        ref_template=_REF,
-    )
-    found: dict[str, Any] = schemas["$defs"]
-    return found
 
 
 def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_key: bool) -> None:
