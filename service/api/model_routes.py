@@ -94,7 +94,7 @@ def make_models_router(service: ServiceView) -> APIRouter:
     @router.post("/v2/repository/index", summary="The models that are served", responses=_NOT_READY)
     async def index() -> JSONResponse:
         state = {"version": VERSION, "state": "READY", "reason": ""}
-        return JSONResponse([{"name": name, **state} for name in _names(service)])
+        return JSONResponse([{"name": model.name, **state} for model in service.catalog.models()])
 
     _add_model_routes(router, service, statistics)
     return router
@@ -102,15 +102,11 @@ def make_models_router(service: ServiceView) -> APIRouter:
 
 async def _statistics(service: ServiceView) -> dict[str, bytes]:
     """Return the statistics of each model, as JSON."""
-    names = _names(service)
+    names = [model.name for model in service.catalog.models()]
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(
         service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
     )
-
-
-def _names(service: ServiceView) -> list[str]:
-    return [model.name for model in service.catalog.models()]
 
 
 def _statistics_answer(*stats: bytes) -> Response:
