@@ -104,7 +104,7 @@ PAUSE_BYTES = 2**19
 COMPRESSED_SLICE = 2**16
 # Compressing two slices takes up to 7 ms (gzip).
 SLICES_BETWEEN_PAUSES = 2
-SLICE_COST = PAUSE_BYTES // SLICES_BETWEEN_PAUSES + 1
+SLICE_COST = PAUSE_BYTES // SLICES_BETWEEN_PAUSES + 1  # what a compressed slice counts, in bytes written
 MIN_COMPRESSED = 1024
 # Numbers as text shrink to about half at any level, and the lowest level costs least.
 ZLIB_LEVEL = ZSTD_LEVEL = 1

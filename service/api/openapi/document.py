@@ -108,7 +108,7 @@ def write_openapi(
         "headers": HEADERS,
     }
     for name in ("HTTPValidationError", "ValidationError"):
-        del page["components"]["schemas"][name]
+        page["components"]["schemas"].pop(name, None)
     if any(map(needs_key, paths)):
         page["components"]["securitySchemes"] = _KEY_SCHEMES
     for path, operations in paths.items():
