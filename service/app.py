@@ -7,23 +7,22 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
-from service.api.auth.rate_limit import Limiter
 from service.api.model_routes import make_models_router
 from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
-from service.api.outer_middleware import EXCEPTION_HANDLERS, OuterMiddleware
-from service.api.routes import make_router, note_route
+from service.api.outer_middleware import OuterMiddleware, raise_again
+from service.api.routes import make_router
 from service.attention.engine import Engine, EngineOptions
 from service.attention.spec import LayerSpec
 from service.http.asgi import Application
-from service.limits import cors_origins, hosts, rate_limit
+from service.limits import cors_origins, hosts, rate_limiter
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
 from service.settings import Settings
@@ -89,9 +88,8 @@ def _application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         lifespan=lifespan,
-        dependencies=[Depends(note_route)],
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={Exception: raise_again},
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -101,10 +99,10 @@ def _application(service: Service) -> FastAPI:
 
 
 def _access(settings: Settings, service: Service) -> Access:
-    keys, rate = service.keys, rate_limit(settings)
+    keys = service.keys
     return Access(
         None if keys is None else lambda: keys.ring,
-        None if rate is None else Limiter(rate, time.monotonic),
+        rate_limiter(settings),
         hosts(settings),
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,

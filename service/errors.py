@@ -1,27 +1,22 @@
 """Errors: the class tree of every way in which a request or a layer can fail.
 
 ServiceError
-├── Rejected             the request cannot be served as it stands; repeating it changes nothing
-│   ├── Malformed        the bytes do not parse (BadRequest, BadJson, JsonTooDeep, DuplicateKey, BadEncoding,
-│   │                    BadBinary)
-│   ├── InvalidInput     the bytes parse, but a value is invalid (BadShape, BadDtype, BadMask, MaskKindRequired,
-│   │                    MaskAxesRequired, CausalAlignRequired, LayoutRequired, NonFinite, MaskedRow, UnknownField)
-│   ├── TooLarge         the request exceeds a limit (BodyTooLarge, DecompressedTooLarge, CostLimit, TargetTooLong,
-│   │                    HeadersTooLarge)
-│   ├── NotServed        the service has no such resource, method or format (LayerNotFound, RouteNotFound, MethodNotAllowed,
-│   │                    NotAcceptable, UnsupportedMediaType, UnsupportedContentEncoding)
-│   ├── Denied           this caller may not do it (Unauthorized, Forbidden)
-│   └── ClientTimeout    the headers or the body did not arrive in time
-├── Refused              not now (QueueFull, RateLimited, LayerChanged, NotReady, Draining); each has a time to retry after
-├── Failed               valid, but not answered: too late, or a fault of the service (DeadlineExceeded, EngineFailed, EngineDown)
-└── LayerError           a checkpoint or stored layer is invalid or missing (LayerMissing), or this process cannot load it
-                         (LayerNotLoaded). The command line and the start raise it; a layer rollout turns it into
-                         InvalidInput, LayerNotFound, LayerChanged or NotReady
+├── Rejected           the request cannot be served as it stands; repeating it changes nothing
+│   ├── Malformed      the bytes do not parse
+│   ├── InvalidInput   the bytes parse, but a value is invalid
+│   ├── TooLarge       the request exceeds a limit
+│   ├── NotServed      the service has no such resource, method or format
+│   ├── Denied         this caller may not do it
+│   └── ClientTimeout  the headers or the body did not arrive in time
+├── Refused            valid, but not accepted now; each has a time to retry after
+├── Failed             valid, but not answered: too late, or a fault of the service
+└── LayerError         a checkpoint or stored layer is invalid or missing, or this process cannot load it. The command line and
+                       the start raise it; a layer rollout turns it into InvalidInput, LayerNotFound, LayerChanged or NotReady
 
 Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
 an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
 status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
-`status` and `request_id` of the answer. Only a Refused has `retry_after_s`.
+`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`.
 """
 
 from __future__ import annotations
@@ -174,7 +169,7 @@ class MethodNotAllowed(NotServed):
 
 
 class NotAcceptable(NotServed):
-    """The service cannot write any media type of the header Accept. Accept application/json or application/vnd.safetensors."""
+    """Accept or Accept-Encoding allows nothing that the service can write. `detail` lists what the header must allow."""
 
 
 class UnsupportedMediaType(NotServed):
@@ -205,9 +200,8 @@ class ClientTimeout(Rejected):
 
 
 class Refused(ServiceError):
-    """The request is valid but not accepted now; the caller may retry after `retry_after_s` whole seconds."""
-
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        """The caller may retry after `retry_after_s` whole seconds."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -250,11 +244,15 @@ class EngineFailed(Failed):
 class EngineDown(Failed):
     """The computation of this process has failed or hangs, and the process is replaced. Repeat it after Retry-After seconds."""
 
+    retry_after_s = 5
 
-class LayerError(ServiceError): ...
+
+class LayerError(ServiceError):
+    """A checkpoint or stored layer is invalid."""
 
 
-class LayerMissing(LayerError): ...
+class LayerMissing(LayerError):
+    """The directory has no file of the layer."""
 
 
 class LayerNotLoaded(LayerError):
@@ -262,10 +260,6 @@ class LayerNotLoaded(LayerError):
 
 
 def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
-    """Return the classes of these branches that are raised, in the order of this file: those without subclasses here.
-
-    InvalidInput and LayerError have subclasses, and are raised themselves too.
-    """
+    """Return the classes of these branches that are raised, in the order of this file: those with a docstring."""
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, branches)]
-    parents = {parent for kind in kinds for parent in kind.__bases__} - {InvalidInput, LayerError}
-    return [kind for kind in kinds if kind not in parents]
+    return [kind for kind in kinds if kind.__doc__]

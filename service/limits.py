@@ -6,9 +6,10 @@ Invariants: api, batching, http and wire receive these values, never `Settings` 
 from __future__ import annotations
 
 import math
+import time
 
 from service.api.auth.access import Hosts
-from service.api.auth.rate_limit import Rate
+from service.api.auth.rate_limit import Limiter
 from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
 from service.batching.admission import QueueLimits
@@ -56,11 +57,10 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
     )
 
 
-def rate_limit(settings: Settings) -> Rate | None:
+def rate_limiter(settings: Settings) -> Limiter | None:
     """Return None if there is no limit."""
-    if settings.rate_limit_per_s == 0:
-        return None
-    return Rate(settings.rate_limit_per_s, settings.rate_burst or max(1, math.ceil(settings.rate_limit_per_s)))
+    rate_per_s = settings.rate_limit_per_s
+    return Limiter(rate_per_s, settings.rate_burst or math.ceil(rate_per_s), time.monotonic) if rate_per_s else None
 
 
 def cors_origins(settings: Settings) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type, collected
 from service.api.request_body import joined
-from service.api.request_context import LayerRequests
+from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
@@ -54,8 +54,8 @@ class AttendRoute:
         self._limits = limits = layer_requests.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope, receive) as context:
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        with RequestContext(self._layer_requests, scope) as context:
             limits, model = self._limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
@@ -104,8 +104,8 @@ class InferRoute:
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._layer_requests.open(scope, receive) as context:
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        with RequestContext(self._layer_requests, scope) as context:
             limits, model = context.limits, context.model(find_model, scope["path_params"])
             kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
             json_length, coding = context.fields.make(_inference_fields, limits.take_offers)
@@ -125,9 +125,9 @@ class InferRoute:
             if not blobs:
                 await context.send(send, [(b"content-type", JSON)], pieces, coding)
                 return
-            head = await collected(pieces)
-            length = str(sum(map(len, head))).encode()
-            headers = [(b"content-type", OCTET_STREAM), (b"inference-header-content-length", length)]
+            head, num_bytes = await collected(pieces)
+            length = b"inference-header-content-length", str(num_bytes).encode()
+            headers = [(b"content-type", OCTET_STREAM), length]
             await context.send(send, headers, [*head, *blobs], coding)
 
 

@@ -34,7 +34,7 @@ class JsonParser:
         """Return the object in `body`; raise the errors of `json_document.parse`, or EngineFailed if the process died twice."""
         parsing = asyncio.create_task(self._parse_there(body))
         self._tasks.add(parsing)
-        parsing.add_done_callback(self._end_task)
+        parsing.add_done_callback(self._tasks.discard)
         return unpack(*await asyncio.shield(parsing))
 
     def close(self) -> None:
@@ -42,11 +42,6 @@ class JsonParser:
         for parsing in self._tasks:
             parsing.cancel()
         self._end()
-
-    def _end_task(self, parsing: asyncio.Task[Any]) -> None:
-        self._tasks.discard(parsing)
-        if not parsing.cancelled():
-            parsing.exception()  # marks it as retrieved: its caller may be gone
 
     async def _parse_there(self, body: bytes | bytearray) -> tuple[bytes, memoryview]:
         async with self._lock:

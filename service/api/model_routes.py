@@ -27,7 +27,8 @@ from service.wire.inference_schemas import VERSION
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]
 _ANY = -1
-_MEANINGS = {404: "no such model", 503: "not ready, draining or down"}
+_NOT_READY = problem_responses({503: "not ready, draining or down"}, as_inference=True)
+_NO_MODEL = problem_responses({404: "no such model"}, as_inference=True) | _NOT_READY
 
 
 class ServerLive(BaseModel):
@@ -68,10 +69,6 @@ class ModelMetadata(BaseModel):
     optional_outputs: list[TensorMetadata] = Field(description="if requested")
 
 
-def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return problem_responses(_MEANINGS, *statuses, as_inference=True)
-
-
 def make_models_router(service: ServiceView) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     statistics = Throttle(lambda: _statistics(service), LoopClock())
@@ -85,19 +82,19 @@ def make_models_router(service: ServiceView) -> APIRouter:
     async def live() -> ServerLive:
         return ServerLive(live=True)
 
-    @router.get("/v2/health/ready", summary="Every layer answers", responses=_answers(503))
+    @router.get("/v2/health/ready", summary="Every layer answers", responses=_NOT_READY)
     async def ready() -> ServerReady:
         check_ready(service)
         return ServerReady(ready=True)
 
-    @router.get("/v2/models/stats", summary="Statistics of every model", responses=_answers(503))
+    @router.get("/v2/models/stats", summary="Statistics of every model", responses=_NOT_READY)
     async def all_stats() -> Response:
         return _statistics_answer(*(await statistics.get()).values())
 
-    @router.post("/v2/repository/index", summary="The models that are served", responses=_answers(503))
+    @router.post("/v2/repository/index", summary="The models that are served", responses=_NOT_READY)
     async def index() -> JSONResponse:
         state = {"version": VERSION, "state": "READY", "reason": ""}
-        return JSONResponse([{"name": name, **state} for name in _names(service)])
+        return JSONResponse([{"name": model.name, **state} for model in service.catalog.models()])
 
     _add_model_routes(router, service, statistics)
     return router
@@ -105,15 +102,11 @@ def make_models_router(service: ServiceView) -> APIRouter:
 
 async def _statistics(service: ServiceView) -> dict[str, bytes]:
     """Return the statistics of each model, as JSON."""
-    names = _names(service)
+    names = [model.name for model in service.catalog.models()]
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(
         service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
     )
-
-
-def _names(service: ServiceView) -> list[str]:
-    return [model.name for model in service.catalog.models()]
 
 
 def _statistics_answer(*stats: bytes) -> Response:
@@ -132,7 +125,9 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
         return ModelReady(name=model.name, ready=True)
 
     async def config(request: Request) -> JSONResponse:
-        return JSONResponse(_config(find_model(service.catalog, request.path_params), service.max_sequences))
+        model = find_model(service.catalog, request.path_params)
+        max_batch_size = 0 if isinstance(model, ServedAttention) else service.describe(model).limits.sequences
+        return JSONResponse(_config(model, max_batch_size))
 
     async def stats(request: Request) -> Response:
         name = find_model(service.catalog, request.path_params).name
@@ -147,7 +142,7 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
     )
     for tail, endpoint, summary in routes:
         for path in (f"/v2/models/{{layer}}{tail}", f"/v2/models/{{layer}}/versions/{{version}}{tail}"):
-            router.get(path, summary=summary, responses=_answers(404, 503))(endpoint)
+            router.get(path, summary=summary, responses=_NO_MODEL)(endpoint)
 
 
 def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:
@@ -182,19 +177,18 @@ def _metadata(model: Served) -> ModelMetadata:
     )
 
 
-def _config(model: Served, max_sequences: int) -> dict[str, Any]:
+def _config(model: Served, max_batch_size: int) -> dict[str, Any]:
     """Return the fields of Triton's model configuration that apply here; a layer's `dims` omit the batch axis."""
-    is_layer = not isinstance(model, ServedAttention)
+    has_batch_axis, metadata = max_batch_size > 0, _metadata(model)
 
     def listed(tensors: list[TensorMetadata]) -> list[dict[str, Any]]:
-        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[is_layer:]} for x in tensors]
+        return [{"name": x.name, "data_type": f"TYPE_{x.datatype}", "dims": x.shape[has_batch_axis:]} for x in tensors]
 
-    metadata = _metadata(model)
     return {
         "name": model.name,
         "platform": PLATFORM,
         "backend": "",
-        "max_batch_size": max_sequences if is_layer else 0,
+        "max_batch_size": max_batch_size,
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
         "dynamic_batching": {"max_queue_delay_microseconds": 0},

@@ -1,9 +1,9 @@
 """OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once, from its RequestRecord.
 
-Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring
-polls every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides
-on access before anything is routed. HEAD works on every GET and OPTIONS on every served path. No BaseHTTPMiddleware is used,
-because it hides disconnects.
+Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring polls
+every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides on access
+before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served path. No
+BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import getrandbits
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
@@ -83,7 +82,6 @@ def record_of(scope: Scope) -> RequestRecord:
     return found
 
 
-_METHODS = ("GET", "POST", "PUT", "DELETE")
 # Cached paths of POST requests. Matching a path again costs as much as writing the answer's head.
 NUM_CACHED = 256
 # On every answer: no-store, because it is about the client's own tensors, and nosniff, because its declared type is right.
@@ -92,29 +90,17 @@ _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b
 _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff")]
 
 
-async def _raise_again(_: Request, error: Exception) -> NoReturn:
+async def raise_again(_: Request, error: Exception) -> NoReturn:
+    """Handle every exception for Starlette: it must not answer errors, because the outer middleware does."""
     raise error
-
-
-async def _no_response(_: Request, __: Exception) -> Application:
-    async def send_nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    return send_nothing
-
-
-# Starlette must not answer errors, because the outer middleware does. Starlette raises an error again after `_no_response`.
-EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {HTTPException: _raise_again, Exception: _no_response}
 
 
 class RequestLog(Protocol):
     """Counts and logs requests; `observability/telemetry.py` implements it with metrics and log lines."""
 
     def received(self, record: RequestRecord) -> None: ...
-
     def answered(self, record: RequestRecord, total_s: float) -> None: ...
-
     def abandoned(self, record: RequestRecord, total_s: float) -> None: ...
-
     def faulted(self, record: RequestRecord, error: BaseException) -> None: ...
 
 
@@ -139,7 +125,7 @@ class OuterMiddleware:
         self._access = access or Access()
         self._application = around(self._serve)
         self._hot_route = functools.lru_cache(NUM_CACHED)(functools.partial(_hot_route, hot))
-        self._routes = routes
+        self._routes = [*_flat(routes)]
         self._log = log
         self._now = now
 
@@ -148,7 +134,7 @@ class OuterMiddleware:
             await self._inner(scope, receive, send)
             return
         record = start_record(scope, self._now())
-        send = _completing(send, record, is_head=scope["method"] == "HEAD")
+        send = _completing(send, record)
         self._log.received(record)
         end = self._log.answered
         try:
@@ -177,25 +163,44 @@ class OuterMiddleware:
                 await route.app(scope, receive, send)
                 return
             if scope["method"] == "OPTIONS":
-                await self._options(scope, send)
+                headers = [] if scope["path"] == "*" else [(b"allow", self._allowed(scope).encode("ascii"))]
+                await _send_whole(send, 204, headers, b"")
                 return
             if scope["method"] == "HEAD":
                 # Copy the scope, because the server still needs the method HEAD.
                 scope = {**scope, "method": "GET"}
+            record.route = self._routed(scope)
             await self._inner(scope, receive, send)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            await self._problem(self._translated(error, scope), send, record)
+            await self._problem(error, send, record)
 
     def _admit(self, scope: Scope, record: RequestRecord) -> None:
         try:
             self._access.admit(scope)
         except ServiceError:  # refused before routing, but its log line and its count must name the route
-            record.route = _template_of(scope, self._routes) or record.route
+            record.route = self._template(scope, Match.FULL, Match.PARTIAL) or record.route
             raise
 
-    async def _problem(self, error: ServiceError, send: Send, record: RequestRecord) -> None:
+    def _routed(self, scope: Scope) -> str:
+        """Return the path template of the request's route; raise RouteNotFound or MethodNotAllowed if it has none."""
+        template = self._template(scope, Match.FULL)
+        if template is None:
+            allow = self._allowed(scope)
+            raise MethodNotAllowed(f"this path allows {allow}", allow=allow)
+        return template
+
+    def _template(self, scope: Scope, *wanted: Match) -> str | None:
+        """Return the path template of the first route that matches as wanted."""
+        found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] in wanted)
+        return next(found, None)
+
+    async def _problem(self, raised: Exception, send: Send, record: RequestRecord) -> None:
+        error = raised
+        if not isinstance(error, ServiceError):
+            error = EngineFailed("an internal fault; the log has its traceback under the request id")
+            error.__cause__ = raised
         problem = render(error, record.request_id, as_inference=is_inference(record.path))
         record.code, record.detail = error.code, error.message
         if problem.status == 500:  # noqa: PLR2004
@@ -206,39 +211,15 @@ class OuterMiddleware:
             raise error
         await _send_whole(send, problem.status, problem.headers, problem.body)
 
-    def _translated(self, error: Exception, scope: Scope) -> ServiceError:
-        """Return the error to answer with. Starlette's own are about routes and methods; any other is a fault of the service."""
-        if isinstance(error, ServiceError):
-            return error
-        if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
-            allow = self._allowed(scope)
-            return MethodNotAllowed(f"this path allows {allow}", allow=allow)
-        if isinstance(error, HTTPException):
-            return _not_found()
-        fault = EngineFailed("an internal fault; the log has its traceback under the request id")
-        fault.__cause__ = error
-        return fault
-
-    async def _options(self, scope: Scope, send: Send) -> None:
-        headers = []
-        if scope["path"] != "*":
-            allow = self._allowed(scope)
-            if not allow:
-                raise _not_found()
-            headers = [(b"allow", allow.encode("ascii"))]
-        await _send_whole(send, 204, headers, b"")
-
     def _allowed(self, scope: Scope) -> str:
-        """Return the Allow header of this path; empty if no route matches."""
-        methods = {
-            method
-            for method in _METHODS
-            for route in self._routes
-            if route.matches({**scope, "method": method})[0] is Match.FULL
-        }
+        """Return the Allow header of this path; raise RouteNotFound if it has no route."""
+        found = (route.methods or set() for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        methods = set[str]().union(*found)
+        if not methods:
+            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
         if "GET" in methods:
             methods.add("HEAD")
-        return ", ".join(sorted(methods | {"OPTIONS"})) if methods else ""
+        return ", ".join(sorted(methods | {"OPTIONS"}))
 
 
 def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
@@ -250,20 +231,14 @@ def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
     return None
 
 
-def _template_of(scope: Scope, routes: Iterable[BaseRoute]) -> str | None:
-    """Return the path template of the first route that has this path, whatever its methods."""
+def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    """Yield the routes with those of included routers, each of which FastAPI keeps as a route."""
     for route in routes:
-        included = getattr(route, "original_router", None)  # FastAPI keeps an included router as a route
+        included = getattr(route, "original_router", None)
         if included is not None:
-            if (found := _template_of(scope, included.routes)) is not None:
-                return found
-        elif isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
-            return route.path.rstrip("/")
-    return None
-
-
-def _not_found() -> RouteNotFound:
-    return RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+            yield from _flat(included.routes)
+        elif isinstance(route, Route):
+            yield route
 
 
 async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -271,7 +246,7 @@ async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]
     await send({"type": "http.response.body", "body": body})
 
 
-def _completing(send: Send, record: RequestRecord, *, is_head: bool) -> Send:
+def _completing(send: Send, record: RequestRecord) -> Send:
     """Return `send` for one answer: it adds the headers of every answer and notes status and size in the record."""
 
     async def send_on(message: Message) -> None:
@@ -282,8 +257,6 @@ def _completing(send: Send, record: RequestRecord, *, is_head: bool) -> Send:
             message["headers"] = [*message["headers"], own, *fixed]
         elif message["type"] == "http.response.body":
             record.bytes_out += len(message.get("body", b""))
-            if is_head:
-                message["body"] = b""
         await send(message)
 
     return send_on

@@ -1,8 +1,8 @@
 """Problems: turn each failure into an HTTP status and an error body; only this module maps errors to statuses.
 
 A body is RFC 9457 problem details, or under `/v2` the `{"error": …}` of the Open Inference Protocol. Invariants: every Rejected,
-Refused and Failed error has a status here (a test walks these branches). A body is valid JSON of at most 4 KiB, never with the
-text of a library. The `type` of problem details is the path of the error's row on the page of errors.
+Refused and Failed error has a status here (a test walks these branches). A body is valid JSON of at most 4 KiB (4,096 bytes),
+never with the text of a library. The `type` of problem details is the path of the error's row on the page of errors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STATUS: dict[type[ServiceError], int] = {
 }
 # What the clients of `/v2` expect: 400 for invalid input, 503 for a full queue.
 INFERENCE_STATUS = STATUS | {errors.InvalidInput: 400, errors.QueueFull: 503}
-MAX_DETAIL = 2000
+MAX_DETAIL_BYTES = 2000
 ERRORS_PAGE = "/docs/errors"
 MEDIA_TYPE = b"application/problem+json"
 INFERENCE_MEDIA_TYPE = b"application/json"
@@ -97,7 +97,9 @@ def is_inference(path: str) -> bool:
 def render(error: ServiceError, request_id: str, *, as_inference: bool = False) -> Problem:
     """Return the response to an error as problem details, or as the Open Inference Protocol has it."""
     status = status_of(type(error), INFERENCE_STATUS if as_inference else STATUS)
-    detail = error.message[:MAX_DETAIL]
+    detail = error.message[:MAX_DETAIL_BYTES]
+    while len(orjson.dumps(detail)) > len(b'""') + MAX_DETAIL_BYTES:  # as JSON, a character takes up to six bytes
+        detail = detail[: len(detail) // 2]
     if as_inference:
         content: dict[str, object] = {"error": f"{detail} ({error.code})"}
     else:
@@ -110,29 +112,21 @@ def render(error: ServiceError, request_id: str, *, as_inference: bool = False) 
             "param": error.param,
             "request_id": request_id,
         }
-    body = orjson.dumps(content)
-    return Problem(status, _headers(error, INFERENCE_MEDIA_TYPE if as_inference else MEDIA_TYPE, body), body)
-
-
-def problem_responses(
-    meanings: Mapping[int, str], *statuses: int, as_inference: bool = False
-) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses for OpenAPI: the meaning of each status on a route, and the schema of its body."""
-    media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
-    content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {status: {"description": meanings[status], "content": content} for status in statuses}
-
-
-def _headers(error: ServiceError, media_type: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
+    body, media_type = orjson.dumps(content), INFERENCE_MEDIA_TYPE if as_inference else MEDIA_TYPE
     headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
-    if isinstance(error, errors.Refused):
+    if error.retry_after_s is not None:
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
-    if isinstance(error, errors.EngineDown):
-        headers.append((b"retry-after", b"5"))
     if isinstance(error, errors.Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, errors.MethodNotAllowed):
         headers.append((b"allow", error.allow.encode("ascii")))
     if isinstance(error, _CLOSING):
         headers.append((b"connection", b"close"))
-    return headers
+    return Problem(status, headers, body)
+
+
+def problem_responses(meanings: Mapping[int, str], *, as_inference: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses for OpenAPI: the meaning of each status on a route, and the schema of its body."""
+    media_type, schema = (INFERENCE_MEDIA_TYPE, "InferenceError") if as_inference else (MEDIA_TYPE, "Problem")
+    content = {media_type.decode("ascii"): {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {status: {"description": words, "content": content} for status, words in meanings.items()}

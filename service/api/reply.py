@@ -31,6 +31,7 @@ OCTET_STREAM = b"application/octet-stream"
 _UTF8_NAMES = (b"utf-8", b"utf8")
 # A parameter: a token, then a token or a quoted string (RFC 9110, section 5.6.6).
 _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
+_WEIGHT = re.compile(rb";\s*q\s*(?:=([^;]*))?(?:;|$)")
 
 
 def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
@@ -77,12 +78,16 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
 
 
 def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
-    """Map the entries of a header, in lower case, to their weights."""
+    """Map the entries of a header, in lower case, to their weights: from 0 to 1, 0 if it is no number (RFC 9110, 12.4.2)."""
     found: dict[bytes, float] = {}
-    for entry in b",".join(values).split(b","):
-        name, *parameters = (part.strip().lower() for part in entry.split(b";"))
+    for entry in b",".join(values).lower().split(b","):
+        name, parameter = entry.partition(b";")[0].strip(), _WEIGHT.search(entry)
+        try:
+            weight = 1.0 if parameter is None else float(parameter[1] or b"")
+        except ValueError:
+            weight = 0.0
         if name:
-            found[name] = _quality(parameters)
+            found[name] = min(max(weight, 0.0), 1.0) if math.isfinite(weight) else 0.0
     return found
 
 
@@ -92,19 +97,6 @@ def _media_quality(media: bytes, weights: dict[bytes, float]) -> float:
     return next((weights[name] for name in ranges if name in weights), 0.0)
 
 
-def _quality(parameters: list[bytes]) -> float:
-    """Return the weight, from 0 to 1 (RFC 9110, 12.4.2); 0 if it is no number."""
-    for parameter in parameters:
-        name, _, value = parameter.partition(b"=")
-        if name.strip() == b"q":
-            try:
-                weight = float(value)
-            except ValueError:
-                return 0.0
-            return min(max(weight, 0.0), 1.0) if math.isfinite(weight) else 0.0
-    return 1.0
-
-
 WHOLE_BYTES = 2**20
 # An answer that is made piece by piece pauses for other work after this many bytes, which take 2 ms as lists of numbers.
 # It does not pause more often, because under overload each pause takes a loop tick of more than 2 ms.
@@ -112,43 +104,38 @@ PAUSE_BYTES = 2**19
 COMPRESSED_SLICE = 2**16
 # Compressing two slices takes up to 7 ms (gzip).
 SLICES_BETWEEN_PAUSES = 2
+SLICE_COST = PAUSE_BYTES // SLICES_BETWEEN_PAUSES + 1  # what a compressed slice counts, in bytes written
 MIN_COMPRESSED = 1024
 # Numbers as text shrink to about half at any level, and the lowest level costs least.
-ZLIB_LEVEL = 1
-ZSTD_LEVEL = 1
+ZLIB_LEVEL = ZSTD_LEVEL = 1
 
 Piece = bytes | memoryview
 Headers = list[tuple[bytes, bytes]]
 
 
 async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None = None) -> None:
-    """Send a 200 with `headers` (without length) and the bytes of `pieces`, compressed with `coding` if given.
+    """Send a 200 with `headers` (without length) and the bytes of `pieces`, compressed with `coding` if given and worth it.
 
     A sequence gives its length in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
     """
     cost: Callable[[Piece], int] = len
     if coding is not None:
-        is_worth_it, pieces = _weighed(pieces)
-        if is_worth_it:
-            headers, pieces = [*headers, (b"content-encoding", coding)], _compressed(pieces, coding)
-            cost = _slice_cost
-    is_sequence = isinstance(pieces, Sequence)
-    begun: list[Piece] = []
-    size, work, rest = 0, 0, iter(pieces)
-    for piece in rest:
-        begun.append(piece)
-        size += len(piece)
-        work += cost(piece)
-        if size > WHOLE_BYTES:
-            break
-        if work > PAUSE_BYTES and not is_sequence:
-            work = 0
-            await asyncio.sleep(0)
+        rest = iter(pieces)
+        pieces, size = await collected(rest, MIN_COMPRESSED - 1)
+        if size >= MIN_COMPRESSED:
+            headers = [*headers, (b"content-encoding", coding)]
+            pieces, cost = _compressed(itertools.chain(pieces, rest), coding), lambda _: SLICE_COST
+    if isinstance(pieces, Sequence):
+        begun, rest, size = pieces, iter(()), sum(map(len, pieces))
     else:
-        await send(_start(headers, size))
+        rest = iter(pieces)
+        begun, size = await collected(rest, WHOLE_BYTES, cost)
+    if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
+        headers = [*headers, (b"content-length", str(size).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if size <= WHOLE_BYTES:
         await send({"type": "http.response.body", "body": b"".join(begun)})
         return
-    await send(_start(headers, sum(map(len, pieces)) if is_sequence else None))
     for piece in itertools.chain(begun, rest):
         for at in range(0, len(piece), WHOLE_BYTES):
             await send({"type": "http.response.body", "body": piece[at : at + WHOLE_BYTES], "more_body": True})
@@ -158,39 +145,25 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
     await send({"type": "http.response.body", "body": b""})
 
 
-def _slice_cost(_: Piece) -> int:
-    """Return what a compressed slice counts, in bytes written."""
-    return PAUSE_BYTES // SLICES_BETWEEN_PAUSES + 1
+async def collected(
+    pieces: Iterable[Piece], max_bytes: float = math.inf, cost: Callable[[Piece], int] = len
+) -> tuple[Sequence[Piece], int]:
+    """Return the pieces up to the one that exceeds `max_bytes`, and their bytes.
 
-
-async def collected(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces that are made one by one; the event loop runs after every `PAUSE_BYTES`."""
+    The event loop runs after every `PAUSE_BYTES` of `cost`.
+    """
     made: list[Piece] = []
-    work = 0
+    size = work = 0
     for piece in pieces:
         made.append(piece)
-        work += len(piece)
+        size += len(piece)
+        if size > max_bytes:
+            break
+        work += cost(piece)
         if work > PAUSE_BYTES:
             work = 0
             await asyncio.sleep(0)
-    return made
-
-
-def _start(headers: Headers, length: int | None) -> dict[str, object]:
-    if length is not None:
-        headers = [*headers, (b"content-length", str(length).encode())]
-    return {"type": "http.response.start", "status": 200, "headers": headers}
-
-
-def _weighed(pieces: Iterable[Piece]) -> tuple[bool, Iterable[Piece]]:
-    """Return whether there are enough bytes to be worth compressing, and the same pieces."""
-    begun: list[Piece] = []
-    rest = iter(pieces)
-    for piece in rest:
-        begun.append(piece)
-        if sum(map(len, begun)) >= MIN_COMPRESSED:
-            return True, itertools.chain(begun, rest)
-    return False, begun
+    return made, size
 
 
 _COMPRESSORS: dict[bytes, Callable[[], Any]] = {

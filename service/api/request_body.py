@@ -12,89 +12,16 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
 
 import zstandard
 
-from service.errors import (
-    BadEncoding,
-    BadRequest,
-    BodyTooLarge,
-    ClientTimeout,
-    DecompressedTooLarge,
-    UnsupportedContentEncoding,
-)
-from service.http.asgi import CALLER, ClientGone, Message, Receive, Scope
+from service.errors import BadEncoding, BodyTooLarge, ClientTimeout, DecompressedTooLarge, UnsupportedContentEncoding
+from service.http.asgi import ClientGone
+from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields
 
 Part = bytes | bytearray | memoryview
-
-
-class Caller(Protocol):
-    """The client of one request.
-
-    Our own transport's Cycle reports the arrival of the body and a disconnect without a task or a timer. Any other ASGI server
-    reports them through `receive`, at the cost of a task.
-    """
-
-    async def receive(self) -> Message:
-        """Return the next ASGI message: a part of the body, or the disconnect."""
-
-    def take_body(self) -> list[Part] | None:
-        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
-
-    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
-
-        If `callback` raises a ServiceError, `receive` raises it, or this method does.
-        """
-
-    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the client disconnects before its complete answer, at once if it already has.
-
-        Call this only after the body has been received; None cancels it.
-        """
-
-
-def caller_of(scope: Scope, receive: Receive) -> Caller:
-    found: Caller | None = scope.get(CALLER)
-    return found or _ReceiveCaller(receive)
-
-
-class _ReceiveCaller:
-    """A client behind another ASGI server, which gives only `receive`."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._on_bytes: Callable[[int], object] | None = None
-        self._listener: asyncio.Task[None] | None = None
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if self._on_bytes is not None and message["type"] == "http.request":
-            self._on_bytes(len(message.get("body", b"")))
-        return message
-
-    def take_body(self) -> list[Part] | None:
-        return None
-
-    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        self._on_bytes = callback
-
-    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-        self._listener = None if callback is None else asyncio.ensure_future(self._listen(callback))
-
-    async def _listen(self, callback: Callable[[], object]) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        callback()
-
-
 PIECE = 2**20
-# An error does not repeat a Content-Length of this many digits or more.
-MAX_DIGITS = 20
 CHEAPER = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
@@ -103,8 +30,6 @@ HERE_BYTES = 2**16
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
-
-
 # A function that runs work in a thread, in the order of the calls.
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
@@ -119,7 +44,7 @@ class BodyLimits:
 
 async def read_body(
     coding: bytes | None,
-    caller: Caller,
+    caller: Cycle,
     limits: BodyLimits,
     reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
@@ -135,7 +60,8 @@ async def read_body(
         nonlocal num_arrived
         num_arrived += num_bytes
         if num_arrived > limits.max_bytes:
-            raise _too_large(limits.max_bytes, None)
+            found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
+            raise BodyTooLarge(f"the body has {found}; {CHEAPER}")
         reserve(num_bytes)
 
     if (parts := caller.take_body()) is not None:
@@ -164,24 +90,21 @@ def joined(parts: list[Part]) -> bytearray:
 def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> tuple[bytes | None, int]:
     """Return the content coding of the body (None if it has none) and its announced length (0 if there is none).
 
-    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding, BadRequest or BodyTooLarge.
+    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding or BodyTooLarge.
     """
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
     if len(names) > 1 or not set(names) <= set(codings):
         raise UnsupportedContentEncoding(f"a body may be compressed once, with {b' or '.join(codings).decode()}")
-    lengths = fields[b"content-length"]
-    length = lengths[0] if lengths else b"0"
-    if len(lengths) > 1 or not length.isdigit():
-        raise BadRequest("Content-Length must be one number of bytes")
-    # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
-    digits = length.lstrip(b"0") or b"0"
-    if len(digits) > len(str(max_bytes)) or int(digits) > max_bytes:
-        raise _too_large(max_bytes, int(digits) if len(digits) < MAX_DIGITS else None)
-    return names[0] if names else None, int(digits)
+    lengths = fields[b"content-length"]  # the transport has checked that there is at most one, of at most 19 digits
+    num_bytes = int(lengths[0]) if lengths else 0
+    if num_bytes > max_bytes:
+        found = f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
+        raise BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
+    return names[0] if names else None, num_bytes
 
 
-async def _receive_all(caller: Caller) -> list[Part]:
+async def _receive_all(caller: Cycle) -> list[Part]:
     parts: list[Part] = []
     while True:
         message = await caller.receive()
@@ -190,16 +113,6 @@ async def _receive_all(caller: Caller) -> list[Part]:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts
-
-
-def _too_large(max_bytes: int, num_bytes: int | None) -> BodyTooLarge:
-    """Return the error for a body of so many bytes; None if only the limit is known to be exceeded."""
-    found = (
-        f"more than {max_bytes:,} bytes"
-        if num_bytes is None
-        else f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
-    )
-    return BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
 async def _decompressed(

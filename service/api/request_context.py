@@ -4,14 +4,11 @@ Invariants: the deadline starts when the body is complete and covers decoding, w
 ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
 is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
 
-LayerRequests opens a context for each request and holds what all share; there is one for each process. After `close` it opens no
-new request; a request that is open continues to its answer.
-
-Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded,
-and answers until they are sent. Invariants: all reservations together never exceed the budget. A
-reservation may hold at most as much as it leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are
-refused first and small ones still fit. If callers are distinguished, the reservations of one caller together are bounded in the
-same way. A request frees its bytes at the latest when it ends, however it ends.
+Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
+answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
+leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
+callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
+latest when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -20,15 +17,14 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
 from service.api.json_parser import JsonParser
-from service.api.outer_middleware import RequestRecord, milliseconds, record_of
+from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Caller, Part, announced_body, caller_of, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -36,7 +32,8 @@ from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
-from service.http.asgi import KEY_DIGEST, ClientGone, Receive, Scope, Send
+from service.http.asgi import CALLER, KEY_DIGEST, ClientGone, Scope, Send
+from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
@@ -44,7 +41,6 @@ from service.wire.json_document import parse, parse_s
 
 R = TypeVar("R")
 
-MAX_TIMEOUT_DIGITS = 12
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
@@ -80,14 +76,11 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int, words: str) -> None:
         self.max_bytes = max_bytes
+        self.max_reservation = max_bytes // 2
+        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
         self.num_bytes = 0
         self.words = words
         self.by_caller: dict[Hashable, int] = {}
-
-    @property
-    def max_reservation(self) -> int:
-        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
-        return self.max_bytes // 2
 
 
 class Reservation:
@@ -126,9 +119,9 @@ class Reservation:
 
 
 class RequestContext:
-    """Opened when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
+    """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, record: RequestRecord, scope: Scope, receive: Receive) -> None:
+    def __init__(self, requests: LayerRequests, scope: Scope) -> None:
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -137,22 +130,23 @@ class RequestContext:
         self._answer_bytes = Reservation(requests.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
-        self._record = record
-        self._caller: Caller = caller_of(scope, receive)
+        self._record = record_of(scope)
+        self._cycle: Cycle = scope[CALLER]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
 
     def __enter__(self) -> Self:
+        """Raise Draining after `LayerRequests.close`."""
+        if self._requests.is_closed:
+            raise Draining("the service is shutting down and accepts no new requests")
         self._task = asyncio.current_task()
         self._requests.opened.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._requests.opened.discard(self)
-        self._caller.on_disconnect(None)
+        self._cycle.on_disconnect(None)
         self._body_bytes.release()
         self._answer_bytes.release()
         if self._end is not None and self._task is not None and isinstance(error, asyncio.CancelledError):
@@ -194,7 +188,7 @@ class RequestContext:
         if self._requests.bodies.num_bytes:
             self.shorten(self.fields.make(_asked_timeout_s))
             self._check_bodies(num_announced)
-        parts = await read_body(coding, self._caller, limits, self._body_bytes.grow, self._requests.run_off_loop)
+        parts = await read_body(coding, self._cycle, limits, self._body_bytes.grow, self._requests.run_off_loop)
         self.shorten(self.fields.make(_asked_timeout_s))
         self._complete = self._requests.now()
         self._record.receive_s = self._complete - self._record.started
@@ -216,7 +210,7 @@ class RequestContext:
 
         From now until `send` begins, the request ends with ClientGone when the client disconnects.
         """
-        self._caller.on_disconnect(lambda: self._cancel(ClientGone))
+        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
@@ -292,7 +286,7 @@ class RequestContext:
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
-        self._caller.on_disconnect(None)
+        self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
         self._record.encode_s = self._requests.now() - self._answered
@@ -317,7 +311,7 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     asked = values[0].lstrip(b"0") if len(values) == 1 else b""
     if not asked.isdigit():
         raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-    return None if len(asked) > MAX_TIMEOUT_DIGITS else int(asked) / 1000
+    return float(asked) / 1000  # infinite if it has very many digits
 
 
 class Layers(Protocol):
@@ -338,17 +332,17 @@ class LayerRequests:
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
+        self._layers = layers
+        self._not_loaded = not_loaded
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
-        self._layers = layers
-        self._not_loaded = not_loaded
         self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
-        self._is_closed = False
+        self.is_closed = False
         self.opened: set[RequestContext] = set()
         self._bytes_each: dict[tuple[str, bool], float] = {}
 
@@ -357,12 +351,6 @@ class LayerRequests:
         if self._layers.catalog is None:
             raise NotReady(self._not_loaded())
         return self._layers.catalog
-
-    def open(self, scope: Scope, receive: Receive) -> RequestContext:
-        """Return the context of a request whose headers have arrived; raise Draining after `close`."""
-        if self._is_closed:
-            raise Draining("the service is shutting down and accepts no new requests")
-        return RequestContext(self, record_of(scope), scope, receive)
 
     def bytes_each(self, model: str, is_binary: bool) -> float:
         """Return how many bytes one number took in the last bodies for this model, binary or text."""
@@ -374,7 +362,8 @@ class LayerRequests:
         self._bytes_each[model, is_binary] = before + LEARNT_SHARE * (num_bytes - before)
 
     def close(self) -> None:
-        self._is_closed = True
+        """Open no new request; a request that is open continues to its answer."""
+        self.is_closed = True
 
     def settle(self) -> None:
         """End every request that the batcher does not have yet; its answer is Draining."""

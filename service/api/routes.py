@@ -12,13 +12,12 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from service.api.outer_middleware import record_of
 from service.api.problems import problem_responses
 from service.api.shared_work import Memo
 from service.errors import NotReady
@@ -91,25 +90,17 @@ class ServiceView(Protocol):
 
     @property
     def catalog(self) -> Catalog: ...
-
-    @property
-    def max_sequences(self) -> int: ...
-
     def describe(self, layer: ServedLayer) -> LayerAnswer: ...
-
     def why_not_ready(self) -> str | None: ...
-
     async def metrics_text(self) -> bytes: ...
-
     async def layer_totals(self) -> dict[str, LayerTotals]: ...
-
     async def put_layer(self, name: str) -> tuple[ServedLayer, bool]: ...
-
     async def drop_layer(self, name: str) -> None: ...
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MEANINGS = {404: "no such layer", 503: "not ready, draining or down"}
+_NOT_READY = problem_responses({503: "not ready, draining or down"})
+_NO_LAYER = problem_responses({404: "no such layer"}) | _NOT_READY
 _PUT = (
     "Loads `<layer>.safetensors` from the layer directory, or replaces the served layer if the file has changed. The layer "
     "is checked with real forward passes before it is served, and the answer is sent when every process serves it: 201 "
@@ -122,18 +113,19 @@ _DELETE = (
     "Unloads the layer in every process. Requests that were admitted before are answered, later ones get a 404. The file stays "
     "in the layer directory: PUT or a restart of the service loads it again."
 )
-_CHANGE_MEANINGS = {
-    403: "the key is no admin key, or there is no keys file with one",
-    404: "the layer directory has no such file, or no layer of that name is served",
-    409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
-    422: "the file is no valid layer; the detail gives the reason",
-    503: "another change is under way, or a process could not load the layer: nothing was changed",
-}
-
-
-async def note_route(request: Request) -> None:
-    """Put the path template of the matched route into the request's record; every route of FastAPI depends on it."""
-    record_of(request.scope).route = request.scope["route"].path.rstrip("/")
+_NOT_UNLOADED = problem_responses(
+    {
+        403: "the key is no admin key, or there is no keys file with one",
+        404: "the layer directory has no such file, or no layer of that name is served",
+        503: "another change is under way, or a process could not load the layer: nothing was changed",
+    }
+)
+_NOT_LOADED = _NOT_UNLOADED | problem_responses(
+    {
+        409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
+        422: "the file is no valid layer; the detail gives the reason",
+    }
+)
 
 
 def check_ready(service: ServiceView) -> None:
@@ -143,13 +135,7 @@ def check_ready(service: ServiceView) -> None:
 
 def make_router(service: ServiceView) -> APIRouter:
     router = APIRouter()
-    _add_operations(router, service)
-    _add_layers(router, service)
-    _add_layer_changes(router, service)
-    return router
 
-
-def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get("/healthz", summary="The process runs", tags=["operations"])
     async def healthz() -> HealthAnswer:
         return HealthAnswer(status="ok")
@@ -157,7 +143,7 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/readyz",
         summary="Every layer has answered a real forward pass lately, in every process",
-        responses=problem_responses(_MEANINGS, 503),
+        responses=_NOT_READY,
         tags=["operations"],
     )
     async def readyz() -> HealthAnswer:
@@ -170,6 +156,10 @@ def _add_operations(router: APIRouter, service: ServiceView) -> None:
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
+    _add_layers(router, service)
+    _add_layer_changes(router, service)
+    return router
+
 
 def _add_layers(router: APIRouter, service: ServiceView) -> None:
     described: Memo[bytes] = Memo(service.rendering)
@@ -179,11 +169,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
         return b'{"layers":[' + b",".join(texts) + b"]}"
 
     @router.get(
-        "/v1/layers",
-        summary="What is served",
-        response_model=LayersAnswer,
-        responses=problem_responses(_MEANINGS, 503),
-        tags=["layers"],
+        "/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_NOT_READY, tags=["layers"]
     )
     async def list_layers() -> Response:
         catalog = service.catalog
@@ -194,7 +180,7 @@ def _add_layers(router: APIRouter, service: ServiceView) -> None:
     @router.get(
         "/v1/layers/{layer}",
         summary="One layer: widths, heads, digest, numerics, limits",
-        responses=problem_responses(_MEANINGS, 404, 503),
+        responses=_NO_LAYER,
         tags=["layers"],
     )
     async def get_layer(layer: str) -> LayerAnswer:
@@ -207,10 +193,7 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
         tags=["admin"],
-        responses={
-            201: {"description": "the layer is new", "model": LayerAnswer},
-            **problem_responses(_CHANGE_MEANINGS, 403, 404, 409, 422, 503),
-        },
+        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_NOT_LOADED},
     )
     async def put_layer(request: Request, response: Response, layer: str) -> LayerAnswer:
         served, is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
@@ -224,7 +207,7 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         status_code=204,
         response_class=Response,
         tags=["admin"],
-        responses=problem_responses(_CHANGE_MEANINGS, 403, 404, 503),
+        responses=_NOT_UNLOADED,
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         await _unless_disconnected(request.receive, service.drop_layer(layer))
@@ -237,16 +220,14 @@ async def _unless_disconnected(receive: Receive, change: Coroutine[Any, Any, R])
     disconnect = asyncio.ensure_future(_raise_at_disconnect(receive))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            disconnect.result()
-        return await task
+        return await (task if task.done() else disconnect)
     finally:
         task.cancel()
         disconnect.cancel()
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _raise_at_disconnect(receive: Receive) -> None:
+async def _raise_at_disconnect(receive: Receive) -> NoReturn:
     """Discard the body; raise ClientGone when the client disconnects, or the error of a malformed body."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -13,7 +13,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Set if the transport refuses the request: the ServiceError to answer with.
 REFUSED = "attention.refused"
-# Set by this transport: the request's Cycle, which reports the body's arrival and a disconnect (`api/request_body.py`).
+# The request's Cycle, which reports the arrival of its body and a disconnect.
 CALLER = "attention.caller"
 # The header fields, which `request_parser.fields_of` returns.
 FIELDS = "attention.fields"

@@ -175,7 +175,7 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
 
 class Cycle(RequestResponseCycle):
     """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1,
-    a head that is sent with its body, and the Caller interface of `api/request_body.py`.
+    a head that is sent with its body, and methods that report the body and a disconnect without a task or a timer.
 
     `may_be_reused` returns whether the connection takes another request after the response that begins now.
     """
@@ -244,12 +244,17 @@ class Cycle(RequestResponseCycle):
             callback()
 
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
+
+        If `callback` raises a ServiceError, `receive` raises it, or this method does.
+        """
         self._on_bytes = callback
         if callback is not None and self._num_bytes:
             self._release_ahead()
             callback(self._num_bytes)
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
         self._on_disconnect = callback
         if self.disconnected and not self.response_complete:
             self.report_disconnect()
@@ -308,6 +313,7 @@ class Cycle(RequestResponseCycle):
         self._num_ahead = 0
 
     def take_body(self) -> list[Piece] | None:
+        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
         if self.more_body or self.disconnected or self._has_failed:
             return None
         self.message_event.clear()

@@ -217,10 +217,6 @@ class Service:
         # Run in a thread, because it reads the files of all processes.
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
 
-    @property
-    def max_sequences(self) -> int:
-        return self._settings.max_sequences
-
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
         self._telemetry.flush_layer_counters()

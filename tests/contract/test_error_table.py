@@ -49,10 +49,26 @@ def test_every_code_of_the_contract_belongs_to_an_error():
     assert {kind.code for kind in ANSWERED if kind.__module__ == "service.errors"} == set(CONTRACT)
 
 
-def test_a_problem_body_has_at_most_4_kib_for_any_message():
+@pytest.mark.parametrize("character", ["x", "é", "字", "😀", '"', "\x01"], ids=ascii)
+@pytest.mark.parametrize("as_inference", [False, True], ids=["/v1", "/v2"])
+def test_a_problem_body_has_at_most_4_kib_of_bytes_for_any_message(character, as_inference):
+    """The longest request id, and a pointer as long as the longest name at every level of a body."""
+    error = errors.BadShape(character * 100_000, param=32 * f"/{'n' * 32}")
+    body = render(error, "i" * 128, as_inference=as_inference).body
+    assert len(body) <= 4096
+    found = json.loads(body)
+    detail = found["error"].removesuffix(" (bad_shape)") if as_inference else found["detail"]
+    assert len(detail) >= 200
+    assert set(detail) == {character}
+
+
+def test_a_message_of_2000_bytes_is_whole():
+    assert json.loads(render(errors.BadShape("é" * 1000), "id").body)["detail"] == "é" * 1000
+
+
+def test_a_problem_body_has_the_fields_of_problem_details():
     problem = render(errors.BadShape("x" * 100_000, param="/query"), "id-1")
     found = json.loads(problem.body)
-    assert len(problem.body) <= 4096
     assert set(found) == {"type", "title", "status", "detail", "code", "param", "request_id"}
     assert (found["status"], found["code"], found["param"], found["request_id"]) == (422, "bad_shape", "/query", "id-1")
 

@@ -13,6 +13,7 @@ import torch
 from opentelemetry.trace import Tracer
 
 from service.api.auth.key_ring import Role, line_for
+from service.api.outer_middleware import OuterMiddleware
 from service.app import build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
@@ -24,6 +25,7 @@ from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
+from tests.receive_caller import without_transport
 
 ADMIN_KEY = "the-admins-own"
 
@@ -75,6 +77,7 @@ class Running:
     service: Service
     refusals: list[str]
     channel: ControlChannel
+    application: OuterMiddleware
 
     @property
     def engine(self) -> HeldEngine:
@@ -140,12 +143,15 @@ async def running(
     async with (
         lifespan(edge),
         httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=edge), base_url="http://service", timeout=30, headers=headers
+            transport=httpx2.ASGITransport(app=without_transport(edge)),
+            base_url="http://service",
+            timeout=30,
+            headers=headers,
         ) as client,
     ):
         if listens:
             service.readiness.port_opened()
-        found = Running(client, service, refusals, channel)
+        found = Running(client, service, refusals, channel, edge)
         if wait:
             await found.until(lambda: _is_ready(service))
         yield found

@@ -34,7 +34,7 @@ def write(file, *keys) -> None:
 
 def routes_of(service) -> set[tuple[str, str]]:
     """Path and method of every route of the application."""
-    return set(flat(service.client._transport.app._routes))
+    return set(flat(service.application._routes))
 
 
 def flat(routes):

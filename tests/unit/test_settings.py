@@ -7,7 +7,7 @@ import pytest
 from service import settings
 from service.commands.layers import LAYERS_DIR
 from service.commands.serve import num_workers
-from service.limits import cors_origins, rate_limit
+from service.limits import cors_origins, rate_limiter
 from service.settings import SettingsError, child_environment, is_loopback, load_settings, usable_cores
 
 
@@ -110,10 +110,14 @@ def test_origins_are_a_list_between_commas(text, origins):
 
 
 def test_the_default_burst_is_the_rate_of_one_second():
-    assert rate_limit(load_settings()) is None
-    assert rate_limit(load_settings(rate_limit_per_s=2.5)) == (2.5, 3)
-    assert rate_limit(load_settings(rate_limit_per_s=0.1)) == (0.1, 1)
-    assert rate_limit(load_settings(rate_limit_per_s=5, rate_burst=2)) == (5, 2)
+    def rate(**settings):
+        limiter = rate_limiter(load_settings(**settings))
+        return limiter and (limiter.rate_per_s, limiter.burst)
+
+    assert rate() is None
+    assert rate(rate_limit_per_s=2.5) == (2.5, 3)
+    assert rate(rate_limit_per_s=0.1) == (0.1, 1)
+    assert rate(rate_limit_per_s=5, rate_burst=2) == (5, 2)
 
 
 @pytest.mark.parametrize(

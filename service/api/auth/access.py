@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 
-from service.api.auth.key_ring import Key, KeyRing, Role
+from service.api.auth.key_ring import KeyRing, Role
 from service.api.auth.rate_limit import Limiter
 from service.errors import BadRequest, Forbidden, NotReady, Unauthorized
 from service.http.asgi import CROWDED, KEY_DIGEST, KEY_NAME, Application, Scope
@@ -45,17 +45,13 @@ class Hosts:
         """
         fields = fields_of(scope)
         is_browser = b"origin" in fields or b"sec-fetch-site" in fields
-        if (is_browser or (self._is_for_all and not is_health)) and not self._allows(fields.make(_named)):
-            raise BadRequest(
-                "Host names none of the hosts in ATTENTION_ALLOWED_HOSTS"
-                if self._is_for_all
-                else "a browser's request must name a loopback host here, or one of ATTENTION_ALLOWED_HOSTS"
-            )
-
-    def _allows(self, name: str) -> bool:
-        if self._is_for_all:
-            return name in self._names or name.endswith(self._ends)
-        return is_loopback(name)
+        if not is_browser and (is_health or not self._is_for_all):
+            return
+        name = fields.make(_named)
+        if self._is_for_all and name not in self._names and not name.endswith(self._ends):
+            raise BadRequest("Host names none of the hosts in ATTENTION_ALLOWED_HOSTS")
+        if not self._is_for_all and not is_loopback(name):
+            raise BadRequest("a browser's request must name a loopback host here, or one of ATTENTION_ALLOWED_HOSTS")
 
 
 def canonical(name: str) -> str:
@@ -92,10 +88,8 @@ METRICS = "/metrics"
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
-
 _ADMIN = tuple((method, compile_path(path)[0]) for method, path in ADMIN)
 _SECRET = re.compile(rb"[\x21-\x7e]{1,512}")
-_ANYONE = b""
 
 
 class Access:
@@ -122,13 +116,11 @@ class Access:
         path = scope["path"]
         if self._hosts is not None:
             self._hosts.check(scope, is_health=path in OPEN)
-        if path in self._open:
-            return
-        if CROWDED in scope and path != METRICS:
+        if CROWDED in scope and path not in OPEN and path != METRICS:
             raise NotReady(
                 "this process has ATTENTION_MAX_CONNECTIONS connections; only health and metrics are answered"
             )
-        if self._are_docs_open and is_docs(path):
+        if self._is_open(path):
             return
         caller = self._caller(scope)
         # Metrics have no rate limit: monitoring must work when the service is busiest.
@@ -136,29 +128,29 @@ class Access:
             self._limiter.take(caller)
 
     def needs_key(self, path: str) -> bool:
-        return self._keys is not None and path not in self._open and not (self._are_docs_open and is_docs(path))
+        return self._keys is not None and not self._is_open(path)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or (self._are_docs_open and is_docs(path))
 
     def _caller(self, scope: Scope) -> bytes:
-        """Return the digest of the key; without a keys file, the one name that all clients share."""
+        """Return the digest of the key; without a keys file, the empty name that all clients share."""
         if self._keys is None:
             if needs_admin(scope):
                 raise Forbidden("layers cannot be changed: there is no keys file with an admin key")
-            return _ANYONE
-        key = self._key(self._keys(), presented(scope))
-        scope[KEY_NAME] = key.name
-        if needs_admin(scope) and key.role is not Role.ADMIN:
-            raise Forbidden("this route needs a key with the role admin")
-        scope[KEY_DIGEST] = key.digest
-        return key.digest
-
-    def _key(self, ring: KeyRing, secret: bytes | None) -> Key:
+            return b""
+        ring, secret = self._keys(), presented(scope)
         if ring is not self._last and self._limiter is not None:
             self._limiter.keep([key.digest for key in ring.keys])
             self._last = ring
-        key = None if secret is None else ring.find(secret)
-        if key is None:
+        found = None if secret is None else ring.find(secret)
+        if found is None:
             raise Unauthorized("this route needs a key: Authorization: Bearer <key>, or X-API-Key: <key>")
-        return key
+        scope[KEY_NAME] = found.name
+        if needs_admin(scope) and found.role is not Role.ADMIN:
+            raise Forbidden("this route needs a key with the role admin")
+        scope[KEY_DIGEST] = found.digest
+        return found.digest
 
 
 def is_docs(path: str) -> bool:
@@ -179,31 +171,19 @@ def presented(scope: Scope) -> bytes | None:
     bearers, plain = fields[b"authorization"], fields[b"x-api-key"]
     if len(bearers) > 1 or len(plain) > 1:
         return None
-    found = {*map(_bearer, bearers), *plain}
+    found = set(plain)
+    for value in bearers:
+        scheme, _, secret = value.partition(b" ")
+        found.add(secret.strip(b" ") if scheme.lower() == b"bearer" else b"")
     secret = found.pop() if len(found) == 1 else b""
     return secret if _SECRET.fullmatch(secret) else None
 
 
-def _bearer(value: bytes) -> bytes:
-    scheme, _, secret = value.partition(b" ")
-    return secret.strip(b" ") if scheme.lower() == b"bearer" else b""
-
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 REQUEST_HEADERS = (
-    "Accept",
-    "Authorization",
-    "Content-Encoding",
-    "Content-Type",
-    "Inference-Header-Content-Length",
-    "X-API-Key",
-    "X-Request-ID",
-    "X-Request-Timeout-Ms",
-    "traceparent",
-    "tracestate",
-)
+    "Accept", "Authorization", "Content-Encoding", "Content-Type", "Inference-Header-Content-Length",
+    "X-API-Key", "X-Request-ID", "X-Request-Timeout-Ms", "traceparent", "tracestate",
+)  # fmt: skip
 EXPOSED = ("X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length", "WWW-Authenticate")
-MAX_AGE_S = 600
 
 
 class CrossOrigin(CORSMiddleware):
@@ -217,10 +197,10 @@ class CrossOrigin(CORSMiddleware):
         super().__init__(
             application,
             allow_origins=origins,
-            allow_methods=METHODS,
+            allow_methods=("GET", "HEAD", "POST", "PUT", "DELETE"),
             allow_headers=REQUEST_HEADERS,
             expose_headers=EXPOSED,
-            max_age=MAX_AGE_S,
+            max_age=600,  # seconds
         )
 
     def preflight_response(self, request_headers: Headers) -> Any:

@@ -128,7 +128,6 @@ class KeyListener(Protocol):
     """Receives each change of the keys; `observability/telemetry.py` implements it."""
 
     def keys_taken(self, ring: KeyRing) -> None: ...
-
     def keys_refused(self, error: KeysError) -> None: ...
 
 
@@ -145,7 +144,9 @@ class KeyFile:
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
-        self.ring = await asyncio.to_thread(self._first)
+        # Take the stamp before the content, so that the next check sees a write in between.
+        self._taken = await asyncio.to_thread(_stamp, self._path)
+        self.ring = await asyncio.to_thread(read_keys, self._path)
         self._listener.keys_taken(self.ring)
 
     async def watch(self) -> None:
@@ -162,11 +163,6 @@ class KeyFile:
             self._listener.keys_taken(found)
         elif found is not None:
             self._listener.keys_refused(found)
-
-    def _first(self) -> KeyRing:
-        # Take the stamp before the content, so that the next check sees a write in between.
-        self._taken = _stamp(self._path)
-        return read_keys(self._path)
 
     def _changed(self) -> KeyRing | KeysError | None:
         """Return the keys or the error that a change of the file leads to; None if there is nothing to report yet.

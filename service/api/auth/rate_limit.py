@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from service.errors import RateLimited
 
@@ -15,36 +14,26 @@ from service.errors import RateLimited
 _EPSILON_S = 1e-7
 
 
-class Rate(NamedTuple):
-    per_s: float
-    burst: int
-
-
 class Limiter:
     """A bucket is the time at which it will be full again (generic cell rate algorithm); `now` is in monotonic seconds."""
 
-    def __init__(self, rate: Rate, now: Callable[[], float]) -> None:
-        self._rate = rate
-        self._now = now
+    def __init__(self, rate_per_s: float, burst: int, now: Callable[[], float]) -> None:
+        self.rate_per_s, self.burst, self._now = rate_per_s, burst, now
         self._full_at: dict[bytes, float] = {}
-
-    @property
-    def num_buckets(self) -> int:
-        return len(self._full_at)
 
     def take(self, caller: bytes) -> None:
         """Take a token of this caller; raise RateLimited, with the whole seconds until the next token, if there is none."""
         if wait_s := self.wait_s(caller):
             raise RateLimited(
-                f"more than {self._rate.per_s:g} requests a second, in bursts of at most {self._rate.burst:,}",
+                f"more than {self.rate_per_s:g} requests a second, in bursts of at most {self.burst:,}",
                 retry_after_s=max(1, math.ceil(wait_s - _EPSILON_S)),
             )
 
     def wait_s(self, caller: bytes) -> float:
         """Take a token of this caller and return 0.0, or return the seconds until the next token."""
-        now, token_s = self._now(), 1 / self._rate.per_s
+        now, token_s = self._now(), 1 / self.rate_per_s
         full_at = max(now, self._full_at.get(caller, now)) + token_s
-        wait_s = full_at - now - self._rate.burst * token_s
+        wait_s = full_at - now - self.burst * token_s
         if wait_s > _EPSILON_S:
             return wait_s
         self._full_at[caller] = full_at

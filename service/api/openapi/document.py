@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
 from service.api.openapi.examples import attend_examples, attention_examples, error_answer, infer_examples
-from service.api.openapi.headers import describe_headers
+from service.api.openapi.headers import HEADERS, PARAMETERS, headers_read, headers_sent
 from service.api.problems import error_rows, is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
@@ -38,6 +38,10 @@ _ABOUT = (
 )
 _CONTACT = {"name": "The maintainers of attention-service"}
 _LICENCE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
+_KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "a key of the keys file"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same, without `Bearer`"},
+}
 _TAGS = {
     "layers": "Multi-head attention through a stored layer, and what the served layers are.",
     "attention": "Attention on your own query, key and value, without a layer.",
@@ -89,108 +93,100 @@ def write_openapi(
         tags=[{"name": name, "description": words} for name, words in _TAGS.items()],
         routes=app.routes,
     )
-    page.setdefault("components", {}).setdefault("schemas", {}).update(_schemas())
-    page["components"]["responses"] = _error_answers("v1") | _error_answers("v2")
-    hot = _operations(None if examples_for is None else examples_for[1])
-    page["paths"] |= {path: {"post": operation} for path, operation in hot.items()}
-    page["paths"] = dict(sorted(page["paths"].items()))
-    for path, operations in page["paths"].items():
-        for operation in operations.values():
-            # FastAPI announces its own validation errors, which no route of ours returns.
-            if "HTTPValidationError" in str(operation["responses"].get("422")):
-                del operation["responses"]["422"]
-            _give_examples(path, operation, examples_for)
-    for name in ("HTTPValidationError", "ValidationError"):
-        page["components"]["schemas"].pop(name, None)
-    if any(map(needs_key, page["paths"])):
-        _announce_keys(page, needs_key)
-    describe_headers(page)
-    return page
-
-
-def _schemas() -> dict[str, Any]:
-    """Return the schemas of the hot routes' bodies; FastAPI has those of the others."""
-    _, schemas = models_json_schema(
+    # FastAPI has the schemas of all bodies but those of the hot routes.
+    _, hot_schemas = models_json_schema(
         [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
         + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
         ref_template=_REF,
     )
-    found: dict[str, Any] = schemas["$defs"]
-    return found
-
-
-def _announce_keys(page: dict[str, Any], needs_key: Callable[[str], bool]) -> None:
-    """Add the key schemes to the page and to every operation that needs a key."""
-    page["components"]["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "a key of the keys file"},
-        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same, without `Bearer`"},
+    layer, spec = examples_for or (None, None)
+    page["paths"] = paths = dict(sorted((page["paths"] | _hot_paths(spec)).items()))
+    page["components"] = {
+        "schemas": page["components"]["schemas"] | hot_schemas["$defs"],
+        "responses": _error_answers("v1") | _error_answers("v2"),
+        "parameters": PARAMETERS,
+        "headers": HEADERS,
     }
-    for path, operations in page["paths"].items():
-        for operation in operations.values() if needs_key(path) else ():
-            operation["security"] = [{"bearer": []}, {"header": []}]
-            refusals = _refusals(path)
-            for status in ("401", "403"):
-                operation["responses"].setdefault(status, refusals[status])
+    for name in ("HTTPValidationError", "ValidationError"):
+        page["components"]["schemas"].pop(name, None)
+    if any(map(needs_key, paths)):
+        page["components"]["securitySchemes"] = _KEY_SCHEMES
+    for path, operations in paths.items():
+        for operation in operations.values():
+            _complete(operation, path, layer, needs_key=needs_key(path))
+    return page
 
 
-def _give_examples(path: str, operation: dict[str, Any], examples_for: tuple[str, LayerSpec] | None) -> None:
-    """Declare every parameter of the path, with a served value as its example."""
-    values = {"version": VERSION} | ({} if examples_for is None else {"layer": examples_for[0]})
-    parameters = operation.setdefault("parameters", [])
-    declared = {parameter["name"] for parameter in parameters}
+def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_key: bool) -> None:
+    """Declare the headers of an operation, the parameters of its path with served values as examples, and its need of a key."""
+    parameters = {parameter["name"]: parameter for parameter in operation.get("parameters", [])}
     for name in re.findall(r"{(\w+)}", path):
-        if name not in declared:
-            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-    for parameter in parameters:
-        if parameter["name"] in values:
-            parameter["example"] = values[parameter["name"]]
+        parameters.setdefault(name, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+        if example := {"version": VERSION, "layer": layer}.get(name):
+            parameters[name]["example"] = example
+    operation["parameters"] = [*parameters.values(), *headers_read(path)]
+    responses = operation["responses"]
+    # FastAPI announces its own validation errors, which no route of ours returns.
+    if "HTTPValidationError" in str(responses.get("422")):
+        del responses["422"]
+    for status, answer in responses.items():
+        if "$ref" not in answer:
+            answer["headers"] = headers_sent(path, status)
+    if needs_key:
+        operation["security"] = [{name: []} for name in _KEY_SCHEMES]
+        refusals = _refusals(path)
+        for status in ("401", "403"):
+            responses.setdefault(status, refusals[status])
 
 
-def _operations(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
-    """Return the OpenAPI operation of each hot route, with examples for a layer of this spec if there is one."""
+def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
+    """Return the operation of each hot route by its path, with examples for a layer of this spec if there is one."""
     attend = {
         "tags": ["layers"],
         "summary": "Attend: one sequence or a batch through a layer",
         "description": _DESCRIPTION,
         "operationId": "attend",
-        **_request("AttendRequest", SAFETENSORS, {} if spec is None else attend_examples(spec)),
-        **_responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
+        "requestBody": _body("AttendRequest", SAFETENSORS, {} if spec is None else attend_examples(spec)),
+        "responses": _responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
     }
     attention = {
         "tags": ["attention"],
         "summary": "Attention: scaled dot-product attention on your own tensors",
         "description": _ATTENTION_DESCRIPTION,
         "operationId": "attention",
-        **_request("AttentionRequest", SAFETENSORS, attention_examples()),
-        **_responses(ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS),
+        "requestBody": _body("AttentionRequest", SAFETENSORS, attention_examples()),
+        "responses": _responses(
+            ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS
+        ),
     }
     infer = {
         "tags": ["open inference protocol"],
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        **_request("InferRequest", OCTET_STREAM, {} if spec is None else infer_examples(spec)),
-        **_responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
+        "requestBody": _body("InferRequest", OCTET_STREAM, {} if spec is None else infer_examples(spec)),
+        "responses": _responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
     }
-    infer_version = infer | {"operationId": "infer_version"}
-    return dict(zip((ROUTE, ATTENTION_ROUTE, *INFER_ROUTES), (attend, attention, infer, infer_version), strict=True))
+    operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
+    paths = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
+    return {path: {"post": operation} for path, operation in zip(paths, operations, strict=True)}
 
 
-def _request(model: str, binary: bytes, examples: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": _content(model, binary, examples)}}
+def _body(model: str, binary: bytes, examples: dict[str, Any]) -> dict[str, Any]:
+    content = _content(model, binary)
+    if examples:
+        content[JSON.decode("ascii")]["examples"] = examples
+    return {"required": True, "content": content}
 
 
 def _responses(route: str, meaning: str, model: str, binary: bytes) -> dict[str, Any]:
-    return {"responses": {"200": {"description": meaning, "content": _content(model, binary)}, **_refusals(route)}}
+    return {"200": {"description": meaning, "content": _content(model, binary)}, **_refusals(route)}
 
 
-def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the two forms of a body: JSON by `model`, with examples if there are any, and the media type `binary`."""
-    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
-    if examples:
-        content["examples"] = examples
+def _content(model: str, binary: bytes) -> dict[str, Any]:
+    """Return the two forms of a body: JSON by `model`, and the media type `binary`."""
     return {
-        JSON.decode("ascii"): content,
+        JSON.decode("ascii"): {"schema": {"$ref": _REF.format(model=model)}},
         binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}},
     }
 
@@ -210,9 +206,11 @@ def _error_answers(version: str) -> dict[str, Any]:
         if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
             of_status = examples.setdefault(row.inference_status if as_inference else row.status, {})
             of_status[row.code] = error_answer(row, as_inference=as_inference)
-    words = {status: ", ".join(f"`{code}`" for code in found) for status, found in sorted(examples.items())}
-    answers = problem_responses(words, *words, as_inference=as_inference)
-    for status, answer in answers.items():
-        (media,) = answer["content"]
-        answer["content"] = {media: answer["content"][media] | {"examples": examples[int(status)]}}
-    return {f"{version}_{status}": answer for status, answer in answers.items()}
+    answers = {}
+    for status, found in sorted(examples.items()):
+        words = ", ".join(f"`{code}`" for code in found)
+        answer = problem_responses({status: words}, as_inference=as_inference)[status]
+        (content,) = answer["content"].values()
+        content["examples"] = found
+        answers[f"{version}_{status}"] = answer | {"headers": headers_sent("", str(status))}
+    return answers

@@ -11,7 +11,6 @@ import base64
 import functools
 import json
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 from service import errors
@@ -32,26 +31,22 @@ def attend_examples(spec: LayerSpec) -> Body:
     query = {name: _rows(3, width) for name, width in _needed(spec)}
     small = {name: _rows(2, width) for name, width in _needed(spec)}
     cross = {"query": query["query"], "key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
-    bodies: dict[str, tuple[str, Body]] = {
-        "self-attention": ("Three tokens attend to each other", query),
-        "batch": (
+    padded = [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}]
+    return {
+        "self-attention": _example("Three tokens attend to each other", query),
+        "batch": _example(
             "Two sequences of three tokens, of which the last of the second is padding",
-            {
-                **{name: [tensor, tensor] for name, tensor in query.items()},
-                "masks": [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}],
-            },
+            {**{name: [tensor, tensor] for name, tensor in query.items()}, "masks": padded},
         ),
-        "cross-attention": (
+        "cross-attention": _example(
             "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
             {**cross, "masks": [{"kind": "lengths", "values": 3}], "weights": {"form": "top_k", "k": 2}},
         ),
-        "base64": ("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
+        "base64": _example("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
         **_mask_bodies(small, 2, 2),
         **_weights_bodies(small),
+        **_bodies_of_errors({**cross, "masks": [{"kind": "causal"}]}, None if spec.extra_keys else small),
     }
-    return _examples(bodies) | _bodies_of_errors(
-        {**cross, "masks": [{"kind": "causal"}]}, None if spec.extra_keys else small
-    )
 
 
 def attention_examples() -> Body:
@@ -59,29 +54,34 @@ def attention_examples() -> Body:
     heads = {"query": [_rows(1, 4)] * 4, "key": [_rows(1, 4)] * 2, "value": [_rows(1, 4)] * 2, "layout": "hld"}
     past = {"past_key": [_rows(3, 4)] * 2, "past_value": [_rows(3, 4)] * 2, "present": True}
     packed = {name: _rows(3, 4) for name in ("query", "key", "value")}
-    bodies: dict[str, tuple[str, Body]] = {
-        "plain": ("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
-        "causal": (
+    return {
+        "plain": _example("Three queries over five keys, with the weights", {**two, "weights": {"form": "heads"}}),
+        "causal": _example(
             "No looking ahead, the masked scores and their log-sum-exp",
             {**two, "masks": [{"kind": "causal", "align": "top_left"}], "scores": {"stage": "masked"}, "lse": True},
         ),
-        "decode": (
+        "decode": _example(
             "One new row of four query heads that share two key and value heads, behind a past of three rows",
             {**heads, **past, "masks": [{"kind": "causal"}]},
         ),
-        "packed": (
+        "packed": _example(
             "Two heads side by side, with a scale, a softcap and a sink for each head",
             {**packed, "layout": "packed", "num_heads": 2, "scale": 0.5, "softcap": 20.0, "sinks": [0.0, 0.5]},
         ),
-        "base64": ("Tensors as base64", {name: _base64(tensor) for name, tensor in two.items()}),
+        "base64": _example("Tensors as base64", {name: _base64(tensor) for name, tensor in two.items()}),
         **_mask_bodies(two, 3, 5),
         **_weights_bodies(two),
+        **_bodies_of_errors(
+            {**two, "masks": [{"kind": "causal"}]}, two, without_layout={name: [_ONE] for name in packed}
+        ),
     }
-    layout = {"layout_required": ("three axes without a layout", {name: [_ONE] for name in packed})}
-    return _examples(bodies) | _bodies_of_errors({**two, "masks": [{"kind": "causal"}]}, two, layout)
 
 
-def _mask_bodies(body: Body, queries: int, keys: int) -> dict[str, tuple[str, Body]]:
+def _example(summary: str, body: Body) -> Body:
+    return {"summary": summary, "value": body}
+
+
+def _mask_bodies(body: Body, queries: int, keys: int) -> Body:
     """Return an example of each kind of mask, for a body with so many query rows and keys."""
     is_last = [j == keys - 1 for j in range(keys)]
     far = [[-abs(i - j) / 2 for j in range(keys)] for i in range(queries)]
@@ -95,25 +95,27 @@ def _mask_bodies(body: Body, queries: int, keys: int) -> dict[str, tuple[str, Bo
         "window": ("each query sees its own key and the one before", {"left": 1, "right": 0, **align}),
     }
     return {
-        f"mask_{kind}": (f"Mask {kind}: {words}", {**body, "masks": [{"kind": kind, **fields}]})
+        f"mask_{kind}": _example(f"Mask {kind}: {words}", {**body, "masks": [{"kind": kind, **fields}]})
         for kind, (words, fields) in masks.items()
     }
 
 
-def _weights_bodies(body: Body) -> dict[str, tuple[str, Body]]:
+def _weights_bodies(body: Body) -> Body:
     forms: dict[str, tuple[str, Any]] = {
         "heads": ("of head 0", {"form": "heads", "heads": [0]}),
         "mean": ("averaged over the heads, for the first query row", {"form": "mean", "queries": [0]}),
         "top_k": ("the largest of each row, and the rest", {"form": "top_k", "k": 1, "dtype": "float16"}),
         "short": ("a short form", "mean"),
     }
-    return {f"weights_{form}": (f"Weights {words}", {**body, "weights": it}) for form, (words, it) in forms.items()}
+    return {
+        f"weights_{form}": _example(f"Weights {words}", {**body, "weights": it}) for form, (words, it) in forms.items()
+    }
 
 
-def _bodies_of_errors(unaligned: Body, whole: Body | None, more: Mapping[str, tuple[str, Body]] | None = None) -> Body:
+def _bodies_of_errors(unaligned: Body, whole: Body | None, without_layout: Body | None = None) -> Body:
     """Return the errors of bodies by their codes; `whole` is a valid body in which a row can be masked, None if none can."""
     one = {"query": _ONE, "key": _ONE, "value": _ONE}
-    batch = {name: [rows] for name, rows in one.items()} | ({"layout": "bld"} if more else {})
+    batch = {name: [rows] for name, rows in one.items()} | ({"layout": "bld"} if without_layout else {})
     bodies: dict[str, tuple[str, Body]] = {
         "bad_encoding": ("base64 with a blank", {**one, "query": {**_NAN, "data": "AAD Afw="}}),
         "bad_shape": ("a query of one axis", {**one, "query": [0.5]}),
@@ -126,16 +128,13 @@ def _bodies_of_errors(unaligned: Body, whole: Body | None, more: Mapping[str, tu
         "unknown_field": ("another library's name", {**one, "is_causal": True}),
         "invalid": ("an encoding that does not exist", {**one, "encoding": "hex"}),
         "cost_limit": ("too many values", {**one, "query": {**_NAN, "shape": [2**40, 1]}}),
-        **(more or {}),
     }
+    if without_layout is not None:
+        bodies["layout_required"] = ("three axes without a layout", without_layout)
     if whole is not None:
         masked = {**whole, "masks": [{"kind": "lengths", "values": 0}], "masked_rows": "error"}
         bodies["masked_row"] = ("rows that may attend to nothing", masked)
-    return _examples({code: (f"Error {code}: {words}", body) for code, (words, body) in bodies.items()})
-
-
-def _examples(bodies: Mapping[str, tuple[str, Body]]) -> Body:
-    return {name: {"summary": summary, "value": body} for name, (summary, body) in bodies.items()}
+    return {code: _example(f"Error {code}: {words}", body) for code, (words, body) in bodies.items()}
 
 
 def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
@@ -164,27 +163,24 @@ def infer_examples(spec: LayerSpec) -> Body:
         {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
         for name, width in _needed(spec)
     ]
-    bodies: dict[str, tuple[str, Body]] = {
-        "output": ("Three tokens attend to each other", {"inputs": inputs}),
-        "weights": (
+    mask = {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}
+    return {
+        "output": _example("Three tokens attend to each other", {"inputs": inputs}),
+        "weights": _example(
             "No looking ahead, and the weights averaged over the heads",
             {"id": "42", "inputs": inputs, "parameters": {"causal": "top_left", "weights": "mean"}},
         ),
-        "padding": (
+        "padding": _example(
             "The last token is padding",
-            {
-                "inputs": [*inputs, {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}],
-                "parameters": {"attend_mask_axes": "bs"},
-            },
+            {"inputs": [*inputs, mask], "parameters": {"attend_mask_axes": "bs"}},
         ),
     }
-    return _examples(bodies)
 
 
 _REQUEST_ID = "2f9c4a7d1e8b5c3f6a0d9e24"
 _LIMITS = RequestLimits(2**10, 2**20, 2**20, 2**20, 2**20)
 _TEXTS: dict[type[ServiceError], str] = {
-    errors.BadRequest: "Content-Length must be one number of bytes",
+    errors.BadRequest: "Content-Length must be one number of bytes with at most 19 digits",
     errors.BadJson: "the body is not valid JSON (byte 1)",
     errors.JsonTooDeep: "the body is nested deeper than 32 levels",
     errors.DuplicateKey: "an object of the body has a duplicate key",

@@ -15,19 +15,20 @@ _HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
 _FRAMED = "Inference-Header-Content-Length"
+_ID = "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made"
 _DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
-_PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "X-Request-ID": (
-        "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made",
-        _TEXT,
-    ),
+_CODING = "of the body; default: none"
+_READ: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": (_ID, _TEXT),
     "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
     "tracestate": ("of the same trace; default: none", _TEXT),
     "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
     "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
     _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
+    "Content-Encoding-v1": (_CODING, {"type": "string", "enum": [*map(bytes.decode, BODY_CODINGS)]}),
+    "Content-Encoding-v2": (_CODING, {"type": "string", "enum": [*map(bytes.decode, INFER_CODINGS)]}),
 }
-_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+_SENT: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
     "Server": ("attention-service/ and its major version, by which the Python client warns of another", _TEXT),
     "Cache-Control": ("no-store: an answer is about the client's own tensors", _TEXT),
@@ -38,46 +39,24 @@ _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it", _COUNT),
 }
 _OF_STATUS = {"401": ("WWW-Authenticate",), "409": ("Retry-After",), "429": ("Retry-After",), "503": ("Retry-After",)}
+PARAMETERS = {
+    name: {"name": name.removesuffix("-v1").removesuffix("-v2"), "in": "header", "description": words, "schema": schema}
+    for name, (words, schema) in _READ.items()
+}
+HEADERS = {name: {"description": words, "schema": schema} for name, (words, schema) in _SENT.items()}
 
 
-def describe_headers(page: dict[str, Any]) -> None:
-    """Add the headers to the components of the page, and to every operation and answer those that it reads or sends."""
-    page["components"]["headers"] = {
-        name: {"description": words, "schema": schema} for name, (words, schema) in _HEADERS.items()
-    }
-    parameters = {name: _parameter(name, words, schema) for name, (words, schema) in _PARAMETERS.items()}
-    for version, codings in (("1", BODY_CODINGS), ("2", INFER_CODINGS)):
-        schema = {"type": "string", "enum": [coding.decode("ascii") for coding in codings]}
-        parameters[f"Content-Encoding-v{version}"] = _parameter(
-            "Content-Encoding", "of the body; default: none", schema
-        )
-    page["components"]["parameters"] = parameters
-    for path, operations in page["paths"].items():
-        for operation in operations.values():
-            read = [{"$ref": f"#/components/parameters/{name}"} for name in _read(path)]
-            operation["parameters"] = [*operation.get("parameters", []), *read]
-            for status, answer in operation["responses"].items():
-                if "$ref" not in answer:
-                    answer["headers"] = _sent(path, status)
-    errors = page["components"]["responses"]
-    page["components"]["responses"] = {
-        name: answer | {"headers": _sent("", name.partition("_")[2])} for name, answer in errors.items()
-    }
+def headers_read(path: str) -> list[dict[str, str]]:
+    """Return the headers that a request to this path may have, as references to PARAMETERS."""
+    names = list(_ANY)
+    if path in _HOT:
+        version, framed = ("v2", [_FRAMED]) if is_inference(path) else ("v1", [])
+        names = ["X-Request-Timeout-Ms", f"Content-Encoding-{version}", "Accept-Encoding", *framed, *names]
+    return [{"$ref": f"#/components/parameters/{name}"} for name in names]
 
 
-def _parameter(name: str, words: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header", "description": words, "schema": schema}
-
-
-def _read(path: str) -> tuple[str, ...]:
-    if path not in _HOT:
-        return _ANY
-    version, framed = ("v2", (_FRAMED,)) if is_inference(path) else ("v1", ())
-    return ("X-Request-Timeout-Ms", f"Content-Encoding-{version}", "Accept-Encoding", *framed, *_ANY)
-
-
-def _sent(path: str, status: str) -> dict[str, dict[str, str]]:
-    """Return the headers of an answer, as references; `path` may be empty for errors."""
+def headers_sent(path: str, status: str) -> dict[str, dict[str, str]]:
+    """Return the headers of an answer, as references to HEADERS; `path` may be empty for errors."""
     names = ["X-Request-ID", "Server", "Cache-Control", *_OF_STATUS.get(status, ())]
     if path in _HOT and status == "200":
         names += ["Server-Timing", "Content-Encoding", *([_FRAMED] if is_inference(path) else ())]

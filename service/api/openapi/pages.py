@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -37,10 +37,10 @@ _ASSETS = {
 _TAG = re.compile(rb'"[^"]*"')
 
 
-class Document(NamedTuple):
-    content: bytes
-    media_type: str
-    etag: str
+class Document:
+    def __init__(self, content: bytes, media_type: str) -> None:
+        self.content, self.media_type = content, media_type
+        self.etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 def make_docs_router(
@@ -56,20 +56,19 @@ def make_docs_router(
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="docs/favicon.png",
     )
-    swagger = _document(bytes(page.body), "text/html")
+    swagger = Document(bytes(page.body), "text/html")
     schema: Memo[Document] = Memo(thread)
+    errors = Document(_errors_page().encode(), "text/html")
     assets: dict[str, Memo[Document]] = {name: Memo(thread) for name in _ASSETS}
 
     @router.get("/openapi.json")
-    async def document(request: Request) -> Response:
+    async def openapi_json(request: Request) -> Response:
         key = depends_on()
-        return _answer(request, await schema.get(key, lambda: _document(_encoded(openapi(key)), "application/json")))
+        return _answer(request, await schema.get(key, lambda: Document(_encoded(openapi(key)), "application/json")))
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
         return _answer(request, swagger)
-
-    errors = _document(_errors_page().encode(), "text/html")
 
     @router.get(ERRORS_PAGE)
     async def errors_page(request: Request) -> Response:
@@ -79,7 +78,7 @@ def make_docs_router(
     async def part(request: Request, asset: str) -> Response:
         if asset not in _ASSETS:
             raise RouteNotFound("the page has no file of that name")
-        found = assets[asset].get(asset, lambda: _document((static / asset).read_bytes(), _ASSETS[asset]))
+        found = assets[asset].get(asset, lambda: Document((static / asset).read_bytes(), _ASSETS[asset]))
         return _answer(request, await found)
 
     return router
@@ -89,17 +88,13 @@ class RootForBrowsers(Route):
     """Leads a client that reads HTML from `/` to the page. For any other client nothing is at `/`."""
 
     def __init__(self) -> None:
-        super().__init__("/", _to_docs, methods=["GET"])
+        super().__init__("/", RedirectResponse("docs", headers={"vary": "accept"}), methods=["GET"])
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        is_browser = match is Match.FULL and any(b"text/html" in value for value in fields_of(scope)[b"accept"])
-        return (match, child) if is_browser else (Match.NONE, {})
-
-
-async def _to_docs(request: Request) -> Response:
-    record_of(request.scope).route = "/"
-    return RedirectResponse("docs", headers={"vary": "accept"})
+        is_taken = match is Match.FULL or scope["method"] == "OPTIONS"  # which the outer middleware answers
+        is_browser = any(b"text/html" in value for value in fields_of(scope)[b"accept"])
+        return (match, child) if is_taken and is_browser else (Match.NONE, {})
 
 
 def _errors_page() -> str:
@@ -114,10 +109,6 @@ def _errors_page() -> str:
     return (
         f"<!doctype html><title>Errors</title><style>{style}</style><h1>Errors</h1><table>{head}{''.join(rows)}</table>"
     )
-
-
-def _document(content: bytes, media_type: str) -> Document:
-    return Document(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 def _encoded(page: dict[str, Any]) -> bytes:

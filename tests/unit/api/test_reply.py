@@ -135,7 +135,8 @@ def test_a_compressed_answer_pauses_by_the_bytes_that_go_in(piece, coding):
 
 def test_pieces_that_are_made_before_their_length_is_sent_pause_too():
     async def collect(turns: Callable[[], int]) -> None:
-        assert b"".join(await collected(iter([b"x" * PAUSE_BYTES] * 8))) == b"x" * (8 * PAUSE_BYTES)
+        pieces, num_bytes = await collected(iter([b"x" * PAUSE_BYTES] * 8))
+        assert b"".join(pieces) == b"x" * num_bytes == b"x" * (8 * PAUSE_BYTES)
         assert turns() >= 4
 
     beside_others(collect)

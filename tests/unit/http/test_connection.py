@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from service.api.request_body import caller_of
 from service.errors import QueueFull
+from service.http.asgi import CALLER
 from service.http.connection import (
     DISCARD_DELAY_S,
     LINGER_S,
@@ -125,7 +125,7 @@ class Asking:
         room.connection.app = self
 
     async def __call__(self, scope, receive, send):
-        caller = caller_of(scope, receive)
+        caller = scope[CALLER]
         whole = caller.take_body()
         self.taken.append(None if whole is None else b"".join(whole))
         while whole is None and (await receive())["more_body"]:
@@ -156,7 +156,7 @@ async def test_bytes_are_counted_on_arrival_rather_than_on_receive():
     come: list[int] = []
 
     async def application(scope, receive, send):
-        caller = caller_of(scope, receive)
+        caller = scope[CALLER]
         caller.on_bytes(come.append)
         await receive()
 
@@ -179,7 +179,7 @@ async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error(
         held.append(num_bytes)
 
     async def application(scope, receive, send):
-        caller_of(scope, receive).on_bytes(come)
+        scope[CALLER].on_bytes(come)
         with pytest.raises(QueueFull, match="no room"):
             await receive()
         await asyncio.Event().wait()
@@ -202,7 +202,7 @@ async def test_reading_pauses_far_ahead_of_an_application_and_not_of_one_that_co
     async def application(scope, receive, send):
         await gate.wait()
         if counts:
-            caller_of(scope, receive).on_bytes(lambda _: None)
+            scope[CALLER].on_bytes(lambda _: None)
         while (message := await receive())["more_body"]:
             woken.append(len(message["body"]))
 
@@ -252,7 +252,7 @@ async def test_bytes_read_ahead_count_until(end):
     async def application(scope, receive, send):
         await gate.wait()
         if end == "it counts the bytes":
-            caller_of(scope, receive).on_bytes(lambda _: None)
+            scope[CALLER].on_bytes(lambda _: None)
             await asyncio.Event().wait()
         await receive()
 
@@ -281,7 +281,7 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
         raise refusal
 
     async def application(scope, receive, send):
-        caller_of(scope, receive).on_bytes(come)
+        scope[CALLER].on_bytes(come)
         with contextlib.suppress(QueueFull):
             await receive()
         assert (await receive())["type"] == "http.disconnect"
@@ -374,6 +374,7 @@ async def test_an_incomplete_head_is_no_request():
 @pytest.mark.parametrize("raw", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 @on_the_loop
 async def test_malformed_input_is_refused_once_and_the_connection_ends(raw):
+    """H4 and the other malformed heads and bodies; each id begins with its case."""
     room = Room()
     await room.send(raw[:1], raw[1:])
     assert room.statuses == [400]

@@ -181,7 +181,8 @@ class Room:
         self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, coalescer: WriteCoalescer | None = None
     ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
-        edge = OuterMiddleware(self.echo, [Route("/", self.echo, methods=["POST"])], self.ledger, self.clock.now)
+        everything = Route("/{path:path}", self.echo, methods=["GET", "POST"])
+        edge = OuterMiddleware(self.echo, [everything], self.ledger, self.clock.now)
         config = uvicorn.Config(
             edge, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=75
         )

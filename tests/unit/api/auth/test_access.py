@@ -4,7 +4,7 @@ import pytest
 
 from service.api.auth.access import ADMIN, METRICS, OPEN, Access, presented
 from service.api.auth.key_ring import Key, KeyRing, Role, digest_of
-from service.api.auth.rate_limit import Limiter, Rate
+from service.api.auth.rate_limit import Limiter
 from service.errors import Forbidden, RateLimited, Unauthorized
 from tests.doubles import ManualClock
 
@@ -164,7 +164,7 @@ def test_the_current_key_ring_decides():
 
 def limited(ring=RING):
     clock = ManualClock()
-    limiter = Limiter(Rate(0.5, 2), clock.now)
+    limiter = Limiter(0.5, 2, clock.now)
     return Access(ring, limiter, is_metrics_open=False), limiter, clock
 
 
@@ -176,13 +176,13 @@ def test_each_key_has_its_own_rate_and_refused_requests_use_none():
     for number in range(1000):
         assert refusal(access, request(x_api_key=str(number).encode())) is Unauthorized
         assert refusal(access, request(LAYER, "PUT", x_api_key=b"user")) is Forbidden
-    assert limiter.num_buckets == 2
+    assert len(limiter._full_at) == 2
 
 
 def test_without_keys_all_callers_share_one_rate():
     access, limiter, _ = limited(None)
     assert [refusal(access, request(x_api_key=str(n).encode())) for n in range(3)] == [None, None, RateLimited]
-    assert limiter.num_buckets == 1
+    assert len(limiter._full_at) == 1
 
 
 def test_health_and_metrics_are_never_limited():
@@ -198,4 +198,4 @@ def test_a_removed_key_loses_its_bucket():
         refusal(access, request(x_api_key=secret))
     ring = KeyRing(RING.keys[:1])
     refusal(access, request(x_api_key=b"user"))
-    assert limiter.num_buckets == 1
+    assert len(limiter._full_at) == 1
