@@ -10,11 +10,14 @@ a LayerError of its own; the others are served. A file may change at any time, s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from torch import Tensor
+
 from service.attention.engine import Engine, LoadedLayer
+from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
 from service.layers.store import Store
@@ -80,7 +83,7 @@ class LayerRegistry:
             self._listener.layer_refused(name, error)
         for name, stored in found.layers.items():
             try:
-                await self._load(stored)
+                await self._load_stored(stored)
             except LayerError as error:
                 if strict:
                     raise
@@ -96,12 +99,12 @@ class LayerRegistry:
     async def apply(self, desired: DesiredState) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest."""
         if self._attention is None:
-            self._attention = ServedAttention(await asyncio.wrap_future(self._engine.load(None, {})))
+            self._attention = ServedAttention(await self._load("attention without a layer", None, {}))
             self._listener.layer_loaded(self._attention.name, self._attention.loaded)
         errors: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.loaded - self._loaded.keys()):
             try:
-                await self._load(await self._read_version(name, digest))
+                await self._load_stored(await self._read_version(name, digest))
             except LayerError as error:
                 errors[name, digest] = error
         self._serve(desired)
@@ -136,17 +139,19 @@ class LayerRegistry:
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
         return stored
 
-    async def _load(self, stored: StoredLayer) -> None:
-        """Load the layer on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
+    async def _load_stored(self, stored: StoredLayer) -> None:
+        loaded = await self._load(f'layer "{stored.name}"', stored.spec, stored.tensors)
+        self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
+        self._listener.layer_loaded(stored.name, loaded)
+
+    async def _load(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
+        """Load on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
-            loaded = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
+            return await asyncio.wrap_future(self._engine.load(spec, tensors))
         except EngineDown:
             raise
         except Exception as error:
-            reason = "there is no memory for it, or its first forward passes failed"
-            raise LayerNotLoaded(f'layer "{stored.name}": {reason}') from error
-        self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
-        self._listener.layer_loaded(stored.name, loaded)
+            raise LayerNotLoaded(f"{what}: there is no memory for it, or its first forward passes failed") from error
 
     async def _read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)

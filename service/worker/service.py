@@ -3,7 +3,7 @@
 Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
 checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for each compute thread.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
-the desired state; one watches the keys file, if there is one.
+the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.batching.engine_protocol import DeathEvent
 from service.errors import EngineDown, InvalidInput, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
@@ -123,6 +122,7 @@ class Service:
             self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
+        self._start_task(self._watch_loads(), "loads")
 
     def _service_changed(self) -> None:
         """Check for other ready processes, another desired state and the outcome of a rollout."""
@@ -257,12 +257,18 @@ class Service:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, EngineDown):
             self.readiness.give_up(ENGINE_DOWN)
-            self._telemetry.died(DeathEvent(0, error))
+            self.batcher.fail(error)
             self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")
             self._telemetry.task_failed(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
+
+    async def _watch_loads(self) -> None:
+        """Raise EngineDown if a step of a load takes longer than a batch may; a load of many steps may take any time."""
+        while (left_s := self._settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
+            await asyncio.sleep(left_s)
+        raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
 
     async def _load(self) -> None:
         self._heartbeat()
