@@ -7,6 +7,7 @@ environment variables, from which a worker reads its settings. A failed start pr
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import time
 from pathlib import Path
@@ -17,13 +18,12 @@ import typer
 from service.errors import ServiceError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from service.observability.telemetry import Telemetry
     from service.observability.trace_export import TraceExport
     from service.settings import Settings
-    from service.worker.control_channel import SupervisorChannel
+    from service.worker.control_channel import ControlChannel
     from service.worker.server import Drain, Server
     from service.worker.service import Service
 
@@ -165,14 +165,15 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
+    from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
     from service.supervisor.descriptors import max_connections, raise_descriptor_limit
     from service.supervisor.processes import unbuffer_streams
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
-    from service.worker.control_channel import SupervisorChannel
+    from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
-    channel = SupervisorChannel(descriptor, has_peers=peers > 0)
+    channel = ControlChannel(Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES), has_peers=peers > 0)
     raise_descriptor_limit(max_connections(settings.max_connections))
     listener = _listener(settings, port, has_peers=peers > 0)
     _import_torch(settings)  # only a worker does, and only after its listener exists
@@ -213,7 +214,7 @@ def _server(
     settings: Settings,
     listener: socket.socket,
     telemetry: Telemetry,
-    channel: SupervisorChannel,
+    channel: ControlChannel,
     export: TraceExport | None,
     restore: Callable[[], bool],
 ) -> Server:

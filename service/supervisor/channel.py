@@ -29,6 +29,7 @@ class Channel:
 
     def __init__(self, end: socket.socket, max_bytes: int) -> None:
         end.setblocking(False)
+        end.set_inheritable(False)  # a child would keep it open
         self._end = end
         self._max_bytes = max_bytes
         self.is_ended = False

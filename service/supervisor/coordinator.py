@@ -1,7 +1,7 @@
 """Coordinator: knows the status of every process, decides whether the service is ready, and runs layer rollouts.
 
-It runs in the supervisor, or in the process itself if there is no supervisor. It is synchronous and does no I/O. Its caller
-reports what happens. Each process gets the status of the whole service at every change, and after each of its own reports.
+It is synchronous and does no I/O. Its caller reports what happens. Each process gets the status of the whole service at every
+change, and after each of its own reports.
 Invariants: One rollout runs at a time. No process serves the new layers before every process has them ready. A rollout succeeds
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
@@ -16,8 +16,7 @@ import dataclasses
 from collections.abc import Callable
 
 from service.errors import LayerChanged, NotReady, ServiceError
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
 
 # Six missed pings.
 MAX_AGE_S = 6.0

@@ -22,7 +22,7 @@ from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
-from service.supervisor.desired_state import DesiredState
+from service.supervisor.status import DesiredState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class LayerRegistry:
             self._listener.layer_refused(name, error)
         for name, stored in found.layers.items():
             try:
-                await self._load_stored(stored)
+                await self._load(stored)
             except LayerError as error:
                 if strict:
                     raise
@@ -99,12 +99,12 @@ class LayerRegistry:
     async def apply(self, desired: DesiredState) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest."""
         if self._attention is None:
-            self._attention = ServedAttention(await self._load("attention without a layer", None, {}))
+            self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._listener.layer_loaded(self._attention.name, self._attention.loaded)
         errors: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.loaded - self._loaded.keys()):
             try:
-                await self._load_stored(await self._read_version(name, digest))
+                await self._load(await self._read_version(name, digest))
             except LayerError as error:
                 errors[name, digest] = error
         self._serve(desired)
@@ -139,12 +139,12 @@ class LayerRegistry:
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
         return stored
 
-    async def _load_stored(self, stored: StoredLayer) -> None:
-        loaded = await self._load(f'layer "{stored.name}"', stored.spec, stored.tensors)
+    async def _load(self, stored: StoredLayer) -> None:
+        loaded = await self._load_on_engine(f'layer "{stored.name}"', stored.spec, stored.tensors)
         self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
         self._listener.layer_loaded(stored.name, loaded)
 
-    async def _load(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
+    async def _load_on_engine(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
         """Load on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
             return await asyncio.wrap_future(self._engine.load(spec, tensors))

@@ -10,31 +10,22 @@ whether it was complete by then. The layer's name decides which file is read; no
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.stored_layer import NAME
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome
+from service.supervisor.status import Change, DesiredState, Outcome, Phase
 from service.worker.control_channel import ControlChannel
+from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
 ANSWER_S = 10.0
 
 
-class Registry(Protocol):
-    """Reads digests from the layer directory, and has the served layers (`worker/layer_registry.py`)."""
-
-    catalog: Catalog | None
-
-    async def digest(self, name: str) -> str: ...
-
-
 class LayerRollout:
     """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
 
-    def __init__(self, registry: Registry, channel: ControlChannel, timeout_s: float) -> None:
+    def __init__(self, registry: LayerRegistry, channel: ControlChannel, timeout_s: float) -> None:
         self._registry = registry
         self._channel = channel
         self._timeout_s = timeout_s

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from service.loop_time import Clock
-from service.supervisor.desired_state import DesiredState
+from service.supervisor.status import DesiredState
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 

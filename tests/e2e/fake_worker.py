@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -126,10 +127,12 @@ def work(options):
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
-    from service.worker.control_channel import SupervisorChannel
+    from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
+    from service.worker.control_channel import ControlChannel
     from service.worker.server import Drain, Server
 
-    channel = SupervisorChannel(options.channel, has_peers=options.peers > 0)
+    end = Channel(socket.socket(fileno=options.channel), MAX_SUPERVISOR_BYTES)
+    channel = ControlChannel(end, has_peers=options.peers > 0)
     if options.refuse:
         channel.report(start_error="the layer directory is empty")
         return EXIT_REFUSED

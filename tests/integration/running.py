@@ -22,8 +22,8 @@ from service.layers.stored_layer import StoredLayer
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
-from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
+from tests.doubles import LocalChannel
 
 ADMIN_KEY = "the-admins-own"
 
@@ -74,7 +74,7 @@ class Running:
     client: httpx2.AsyncClient
     service: Service
     refusals: list[str]
-    channel: ControlChannel
+    channel: LocalChannel
 
     @property
     def engine(self) -> HeldEngine:
@@ -109,7 +109,7 @@ async def running(
     wait: bool = True,
     listens: bool = True,
     admin: bool = False,
-    channel: ControlChannel | None = None,
+    channel: LocalChannel | None = None,
     restore: Callable[[], bool] = lambda: False,
     tracer: Tracer | None = None,
     **rollout,
@@ -121,7 +121,7 @@ async def running(
     if admin:
         (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
         rollout["api_keys_file"] = directory / "keys"
-    channel = channel or ControlChannel()
+    channel = channel or LocalChannel()
     settings = load_settings(
         **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
     )

@@ -15,9 +15,8 @@ import pytest
 
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import State, WorkerStatus
-from service.worker.control_channel import ControlChannel
+from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
+from tests.doubles import LocalChannel
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter
@@ -31,7 +30,7 @@ async def processes(directory, count=2, **rollout):
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
-            channel = ControlChannel(coordinator, pid=slot + 1)
+            channel = LocalChannel(coordinator, pid=slot + 1)
             options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **rollout}
             started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
@@ -568,7 +567,7 @@ def test_a_process_that_starts_later_serves_the_desired_state_rather_than_the_di
             store.save(small_layer("unasked"))
             assert (await one.client.put("/v1/layers/fresh")).status_code == 201
             assert (await one.client.delete("/v1/layers/zero")).status_code == 204
-            async with running(tmp_path, channel=ControlChannel(one.channel.coordinator, pid=3), admin=True) as later:
+            async with running(tmp_path, channel=LocalChannel(one.channel.coordinator, pid=3), admin=True) as later:
                 assert later.service.catalog.names() == ["cross", "fresh", "small"] == two.service.catalog.names()
 
     asyncio.run(main())
@@ -579,11 +578,11 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
 
     async def main():
         coordinator = Coordinator(2, time.monotonic)
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
             await one.until(lambda: one.service._reconciler.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
-            async with running(tmp_path, channel=ControlChannel(coordinator, pid=2), admin=True, wait=False) as two:
+            async with running(tmp_path, channel=LocalChannel(coordinator, pid=2), admin=True, wait=False) as two:
                 await two.until(lambda: two.service._reconciler.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
@@ -610,7 +609,7 @@ def test_a_restored_file_is_found_without_a_request(tmp_path, store):
         coordinator.desired = DesiredState(1, Phase.SETTLED, _digests())
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
             await one.until(lambda: one.service._reconciler.version)
             assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
             (tmp_path / "away").rename(file)
@@ -693,7 +692,7 @@ def test_a_process_with_another_state_is_not_up(tmp_path):
 
     async def main():
         coordinator = Coordinator(2, time.monotonic)
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
             await one.until(lambda: one.service._reconciler.version)
             coordinator.join(-1, lambda _: None)
             coordinator.report(-1, WorkerStatus(State.STARTING))

@@ -12,7 +12,7 @@ from service.attention.layer import Layer
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import State, WorkerStatus
-from service.worker.control_channel import ControlChannel
+from tests.doubles import LocalChannel
 from tests.integration.running import LAYERS, prepare, running, small_layer
 
 X = [[0.5] * 16]
@@ -93,10 +93,10 @@ def test_a_replacement_listens_once_it_can_answer_unless_it_is_alone(tmp_path):
 
     async def main():
         coordinator = Coordinator(1, time.monotonic)
-        async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=1)) as first:
+        async with running(tmp_path, wait=False, channel=LocalChannel(coordinator, pid=1)) as first:
             assert (await first.attend({"query": X})).status_code == 503
             await first.until(lambda: first.service.why_not_ready() is None)
-            async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=2)) as replacement:
+            async with running(tmp_path, wait=False, channel=LocalChannel(coordinator, pid=2)) as replacement:
                 assert (await replacement.attend({"query": X})).status_code == 200
         async with running(tmp_path, wait=False) as alone:
             assert (await alone.attend({"query": X})).status_code == 503
@@ -246,7 +246,7 @@ def test_readiness_needs_every_process(served):
         coordinator.report(-1, WorkerStatus(State.READY))
         assert (await service.client.get("/readyz")).status_code == 200
 
-    served(story, channel=ControlChannel(coordinator, pid=1))
+    served(story, channel=LocalChannel(coordinator, pid=1))
 
 
 def test_a_layer_that_stops_answering_makes_the_service_unready(served):

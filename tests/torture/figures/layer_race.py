@@ -46,7 +46,7 @@ CHECKS, NUM_STARTERS = 12, 16
 def plant() -> None:
     """The old fault: any version of the desired state was taken for the missing one, and nothing reported what was missing."""
     from service.errors import LayerError
-    from service.supervisor.desired_state import DesiredState
+    from service.supervisor.status import DesiredState
     from service.worker.layer_registry import LayerRegistry, Refusal
 
     async def apply(self: LayerRegistry, desired: DesiredState) -> None:

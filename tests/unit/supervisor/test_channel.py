@@ -111,6 +111,9 @@ def test_a_peer_that_writes_without_end_does_not_hold_its_reader():
         def setblocking(self, _):
             pass
 
+        def set_inheritable(self, _):
+            pass
+
         def recv(self, size):
             self.num_reads += 1
             return b"\n" * size

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import LayerChanged, NotReady
 from service.supervisor.coordinator import ABORT_S, MAX_AGE_S, Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
 from tests.doubles import ManualClock
 
 OLD = {"a": "sha256:1"}

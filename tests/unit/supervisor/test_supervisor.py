@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.supervisor.desired_state import DesiredState
-from service.supervisor.status import State, WorkerStatus
+from service.supervisor.status import DesiredState, State, WorkerStatus
 from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP

@@ -20,14 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.supervisor.coordinator import MAX_AGE_S, Coordinator
-from service.supervisor.desired_state import Phase
-from service.supervisor.status import ServiceStatus
-from service.worker.control_channel import ControlChannel
+from service.supervisor.status import Phase, ServiceStatus
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import Readiness
 from service.worker.reconciler import Reconciler
-from tests.doubles import ManualClock, turns
+from tests.doubles import LocalChannel, ManualClock, turns
 
 NUM_PROCESSES = 2
 TIMEOUT_S = 1e6
@@ -96,7 +94,7 @@ class Engine(Work):
         pass
 
 
-class SlowChannel(ControlChannel):
+class SlowChannel(LocalChannel):
     """Each message arrives only when a step calls for it, and only the latest waits, as on a real one."""
 
     inbox: ServiceStatus | None = None
@@ -104,7 +102,7 @@ class SlowChannel(ControlChannel):
 
     def open(self, changed: Callable[[], object]) -> None:
         self._changed = changed
-        self._join()
+        self.coordinator.join(self.pid, self._take)
         self.receive()
         self._send()
 

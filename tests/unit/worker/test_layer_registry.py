@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.supervisor.desired_state import DesiredState, Phase
+from service.supervisor.status import DesiredState, Phase
 from service.worker.layer_registry import LayerRegistry, Refusal
 
 SETTLED = DesiredState(1, Phase.SETTLED, {"a": "old", "still": "one"})

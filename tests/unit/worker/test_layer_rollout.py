@@ -12,12 +12,10 @@ import pytest
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import State, WorkerStatus
+from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
 from service.worker import layer_rollout
-from service.worker.control_channel import ControlChannel
 from service.worker.layer_rollout import LayerRollout
-from tests.doubles import turns
+from tests.doubles import LocalChannel, turns
 
 OLD = {"a": "sha256:1"}
 
@@ -48,8 +46,8 @@ class Service:
     def __init__(self, timeout_s=20.0):
         self.coordinator = Coordinator(2, time.monotonic)
         self.registry = Registry()
-        self.channel = ControlChannel(self.coordinator, pid=1)
-        self.rollout = LayerRollout(self.registry, self.channel, timeout_s)
+        self.channel = LocalChannel(self.coordinator, pid=1)
+        self.rollout = LayerRollout(self.registry, self.channel, timeout_s)  # type: ignore[arg-type]
         self.desired_states = []
         self.answers: Any = lambda desired, pid: {}
 

@@ -25,9 +25,8 @@ from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
-from tests.doubles import turns
+from tests.doubles import LocalChannel, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
@@ -67,7 +66,7 @@ class Process:
         self.telemetry = Recording()
         self.left: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         given = {"layers_dir": directory, "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **settings}
-        self.service = Service(load_settings(**given), self.telemetry, ControlChannel(), self._leave, FailingEngine)
+        self.service = Service(load_settings(**given), self.telemetry, LocalChannel(), self._leave, FailingEngine)
         self.fail_loads(failure)
 
     def fail_loads(self, failure: Exception | None) -> None:
