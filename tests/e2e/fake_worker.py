@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from service.supervisor.supervisor import EXIT_REFUSED, WORKER_OPTIONS, Plan, supervise
 
@@ -55,6 +56,9 @@ class App:
         self.is_draining = False
         self.closing = asyncio.Event()
         self.settled = asyncio.Event()
+        # What a server calls of a service.
+        self.readiness = SimpleNamespace(port_opened=lambda: None)
+        self.stop_admitting, self.settle, self.is_over = self.closing.set, self.settled.set, lambda: True
 
     def begin_drain(self):
         from service.supervisor.status import State
@@ -129,7 +133,7 @@ def work(options):
     from service.observability.shared_values import Shared
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
     from service.worker.control_channel import ControlChannel
-    from service.worker.server import Drain, Server
+    from service.worker.server import Server
 
     end = Channel(socket.socket(fileno=options.channel), MAX_SUPERVISOR_BYTES)
     channel = ControlChannel(end, has_peers=options.peers > 0)
@@ -141,7 +145,6 @@ def work(options):
     configure_logs("info")
     metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
     app = App(channel, metrics, options.ready_after)
-    drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
     limits = ConnectionLimits(
         head=HeadLimits(max_header_bytes=16384, max_target_bytes=8192, max_headers=100),
         header_timeout_s=10,
@@ -149,7 +152,8 @@ def work(options):
         max_connections=1000,
         max_read_ahead_bytes=2**24,
     )
-    server = Server(app, listen("127.0.0.1", options.port), drain, limits)
+    times = dict(delay_s=options.delay, grace_s=options.grace)
+    server = Server(app, app, listen("127.0.0.1", options.port), limits, **times)  # type: ignore[arg-type]
     channel.ended = server.supervisor_ended
     return server.run_to_end()
 
