@@ -233,7 +233,7 @@ def _server(
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
     server = Server(outer, service, listener, transport_limits(settings), **times, tls=_tls_files(settings))
     channel.ended = server.supervisor_ended
-    service.readiness.when_joined(server.rebalance)
+    service.readiness.joined = server.rebalance
     return server
 
 

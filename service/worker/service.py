@@ -43,7 +43,6 @@ from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_RE
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
-from service.worker.probes import Probes
 from service.worker.readiness import ENGINE_DOWN, Readiness
 from service.worker.reconciler import Reconciler
 
@@ -91,10 +90,11 @@ class Service:
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._rollout = LayerRollout(self._registry, channel, settings.layer_change_s)
-        self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
-        self.readiness = Readiness(channel, self.batcher, self._registry, self._probes, telemetry, restore)
+        self.readiness = Readiness(
+            channel, self.batcher, self._registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
+        )
         self._reconciler = Reconciler(
             self._registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied
         )
@@ -241,8 +241,7 @@ class Service:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
         while self.batcher.is_alive:
-            if self._registry.catalog is not None:
-                await self._probes.run(self._registry.catalog)
+            await self.readiness.probe()
             self._heartbeat()
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)

@@ -226,7 +226,7 @@ def test_a_run_directory_that_cannot_be_written_ends_no_process(served):
 
 def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
     async def story(service):
-        service.service._probes = None  # whatever breaks in it
+        service.service.readiness.probe = None  # whatever breaks in it
         await service.until(lambda: service.refusals)
         assert "internal fault" in service.refusals[0]
         assert (await service.client.get("/readyz")).status_code == 503
