@@ -43,7 +43,7 @@ def serve(
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.settings import SettingsError, child_environment, is_loopback, load_settings
     from service.supervisor.processes import nonblocking_streams, write_log_line
-    from service.supervisor.supervisor import WORKER_OPTIONS, Plan, exec_supervisor
+    from service.supervisor.supervisor import Plan, exec_supervisor
 
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
@@ -60,17 +60,16 @@ def serve(
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     settings = settings.model_copy(update={"workers": num_workers(settings)})
     plan = Plan(
-        command=(sys.executable, "-m", "service", "worker", *WORKER_OPTIONS),
-        environment=child_environment(settings),
+        command=(sys.executable, "-m", "service", "worker"),
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
         drain_delay_s=settings.drain_delay_s,
         shutdown_grace_s=settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
-        run_dir=settings.run_dir,
+        run_dir=None if settings.run_dir is None else str(settings.run_dir),
     )
-    exec_supervisor(plan)
+    exec_supervisor(plan, child_environment(settings))
 
 
 def _check_start(settings: Settings) -> None:
@@ -197,7 +196,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
         telemetry.close()
         finish_logs()
         if channel.is_orphaned:
-            run.release()
+            run.close()
         if export is not None:
             export.close()
 

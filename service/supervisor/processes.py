@@ -22,8 +22,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 
 from service.errors import ServiceError
 from service.observability.line_writer import FINISH_S, LineWriter, log_line
@@ -135,10 +134,6 @@ def nonblocking_streams() -> Iterator[None]:
             relay.close()
 
 
-def _only_wake_up(_: int, __: FrameType | None) -> None:
-    """Do nothing: Python has written the signal's number into the wake-up pipe."""
-
-
 class Posix:
     """Children, signals and time of this process. An instance takes over SIGNALS until the process ends."""
 
@@ -147,21 +142,22 @@ class Posix:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for signum in SIGNALS:
-            # Set it even if our parent ignored the signal: with SIGCHLD ignored, a child's exit is never reported.
-            signal.signal(signum, _only_wake_up)
+            # It does nothing, because Python has written the number into the wake-up pipe. Set it even if our parent ignored the
+            # signal: with SIGCHLD ignored, a child's exit is never reported.
+            signal.signal(signum, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]:
-        """Start a child, with the number of its end of the channel as `{channel}`; return its pid and our end.
+    def spawn(self, command: Sequence[str]) -> tuple[int, Channel]:
+        """Start a child, with the number of its end of the channel as `--channel`; return its pid and our end.
 
         It uses posix_spawn, so that no Python runs between fork and exec: the C library sets signal mask and dispositions.
         """
         ours, its = socket.socketpair()
         with its:
             its.set_inheritable(True)
-            arguments = [str(its.fileno()) if part == "{channel}" else part for part in command]
+            arguments = [*command, "--channel", str(its.fileno())]
             try:
-                pid = os.posix_spawn(command[0], arguments, environment, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
+                pid = os.posix_spawn(command[0], arguments, os.environ, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
             except OSError:
                 ours.close()
                 raise

@@ -21,10 +21,12 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -59,44 +61,27 @@ STEADY_S = 10.0
 CHECKS = 5
 # Two checks must lie further apart than two messages (PING_S) ever do.
 MIN_TIMEOUT_S = 10.0
-# The options of a worker's command line; the supervisor fills in the values.
-WORKER_OPTIONS = (
-    "--port", "{port}", "--slot", "{slot}", "--channel", "{channel}", "--run-dir", "{run_dir}", "--peers", "{peers}",
-)  # fmt: skip
 
 Log = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, as a value that survives an exec. In `command` the supervisor fills in the placeholders of WORKER_OPTIONS.
+    """What to run, as a value that JSON carries through an exec.
 
-    `slot` counts from 0 and outlives the process in it. `channel` is the number of an open descriptor. `peers` is how many other
-    processes send messages. `watchdog_timeout_s` is how long a process may send none.
+    The supervisor adds options to `command`: `--port`, `--run-dir`, `--slot` (counts from 0 and outlives the process in it),
+    `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
+    `watchdog_timeout_s` is how long a process may send no message.
     """
 
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
+    command: Sequence[str]
     host: str
     port: int
     workers: int
     drain_delay_s: float
     shutdown_grace_s: float
     watchdog_timeout_s: float
-    run_dir: Path | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """All fields but the environment, which exec passes separately."""
-        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s, self.watchdog_timeout_s)
-        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
-
-    @classmethod
-    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-        host, port, workers, delay_s, grace_s, timeout_s, run_dir, *command = arguments
-        directory = Path(run_dir) if run_dir else None
-        times = float(delay_s), float(grace_s), float(timeout_s)
-        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)
+    run_dir: str | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -123,18 +108,11 @@ class Slot:
         self.start_at = now + delay_s
         return delay_s
 
-    def check(self) -> int:
-        """Record a watchdog check; return the number of consecutive checks without a message, this one included."""
-        if self.checks_since_message is None:
-            return 0
-        missed, self.checks_since_message = self.checks_since_message, self.checks_since_message + 1
-        return missed
-
 
 class System(Protocol):
     """The operating-system calls that the supervisor needs (`processes.Posix`)."""
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]: ...
+    def spawn(self, command: Sequence[str]) -> tuple[int, Channel]: ...
 
     def kill(self, pid: int, signum: int) -> None: ...
 
@@ -146,13 +124,13 @@ class System(Protocol):
 
 
 class Supervisor:
-    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
+    """Runs a plan, with `options` for every worker; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, str], system: System, clean_up: Callable[[int], None], log: Log
+        self, plan: Plan, options: Sequence[str], system: System, clean_up: Callable[[int], None], log: Log
     ) -> None:
         self._plan = plan
-        self._values = values
+        self._options = options
         self._system = system
         self._clean_up = clean_up
         self._log = log
@@ -167,7 +145,8 @@ class Supervisor:
     def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
         while True:
-            self._start_due()
+            for slot in self._slots:
+                self._start_if_due(slot)
             signum = self._system.wait(self._timeout_s(), [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
@@ -222,7 +201,9 @@ class Supervisor:
     def _check_all(self) -> None:
         """Check each worker: a silent one writes its stacks at one check, and is killed at the next; `_reaped` does the rest."""
         for slot in self._slots:
-            missed = slot.check()
+            if (missed := slot.checks_since_message) is None:
+                continue
+            slot.checks_since_message = missed + 1
             if slot.pid is not None and missed in (CHECKS - 1, CHECKS):
                 signum = STACKS_SIGNAL if missed < CHECKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
@@ -230,18 +211,14 @@ class Supervisor:
                 self._log("error", "worker_silent", **fields)
         self._check_at = self._system.now() + self._check_s
 
-    def _start_due(self) -> None:
-        for slot in self._slots:
-            if slot.start_at is not None and slot.start_at <= self._system.now():
-                self._start(slot)
-
-    def _start(self, slot: Slot) -> None:
+    def _start_if_due(self, slot: Slot) -> None:
+        if slot.start_at is None or slot.start_at > self._system.now():
+            return
         peers = sum(other.checks_since_message is not None for other in self._slots if other is not slot)
-        values = {**self._values, "{slot}": str(slot.index), "{peers}": str(peers)}
-        command = [values.get(part, part) for part in self._plan.command]
+        command = [*self._plan.command, *self._options, "--slot", str(slot.index), "--peers", str(peers)]
         slot.started = self._system.now()
         try:
-            slot.pid, slot.channel = self._system.spawn(command, self._plan.environment)
+            slot.pid, slot.channel = self._system.spawn(command)
         except OSError as error:
             self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
@@ -309,33 +286,33 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def exec_supervisor(plan: Plan) -> NoReturn:
-    """Turn this process into the supervisor by exec, which drops all that it has imported.
+def exec_supervisor(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the supervisor by exec, which drops all that it has imported; workers get the environment.
 
     A stop signal that comes meanwhile stays pending until there is a handler: the signal mask outlives an exec.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    command = (sys.executable, "-m", "service.supervisor.supervisor", *plan.arguments)
-    os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
+    command = (sys.executable, "-m", "service.supervisor.supervisor", json.dumps(dataclasses.asdict(plan)))
+    os.execve(sys.executable, command, environment)  # noqa: S606 (our own program)
 
 
 @nonblocking_streams()
-def supervise(plan: Plan, log: Log = write_log_line) -> int:
+def supervise(plan: Plan) -> int:
     """Serve until stopped; return the exit code. Exit afterwards: the signal handlers stay replaced.
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
-    system = Posix()
+    system, parent = Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
-        with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
+        with reserve_port(plan.host, plan.port) as reserved, closing(RunDirectory.make(parent, plan.workers)) as run:
             port = reserved.getsockname()[1]
-            values = {"{port}": str(port), "{run_dir}": str(run.path)}
-            log("info", "serving", host=plan.host, port=port, workers=plan.workers)
-            return Supervisor(plan, values, system, run.clean_up, log).run()
+            write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
+            options = ("--port", str(port), "--run-dir", str(run.path))
+            return Supervisor(plan, options, system, run.clean_up, write_log_line).run()
     except StartError as error:
         print_error(error.message)
         return EXIT_FAILED
 
 
 if __name__ == "__main__":
-    raise SystemExit(supervise(Plan.of_arguments(sys.argv[1:], os.environ)))
+    raise SystemExit(supervise(Plan(**json.loads(sys.argv[1]))))

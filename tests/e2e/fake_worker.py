@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from service.supervisor.supervisor import EXIT_REFUSED, WORKER_OPTIONS, Plan, supervise
+from service.supervisor.supervisor import EXIT_REFUSED, Plan, supervise
 
 
 def options(arguments):
@@ -35,15 +35,14 @@ def options(arguments):
 def serve(options, arguments):
     return supervise(
         Plan(
-            command=(sys.executable, __file__, "worker", *arguments[1:], *WORKER_OPTIONS),
-            environment=dict(os.environ),
+            command=(sys.executable, __file__, "worker", *arguments[1:]),
             host="127.0.0.1",
             port=options.port,
             workers=options.workers,
             drain_delay_s=options.delay,
             shutdown_grace_s=options.grace,
             watchdog_timeout_s=options.silence,
-            run_dir=options.run_dir,
+            run_dir=options.run_dir and str(options.run_dir),
         )
     )
 
