@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
-from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, common_scope, request_scope
+from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, request_scope
 from service.http.listener import ConnectionSlot
 from service.http.request_parser import (
     CRLF,
@@ -168,7 +168,14 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
-        self._common_scope = common_scope(self)
+        self._common_scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "server": self.server,
+            "client": self.client,
+        }
         self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
         self._read_deadline.set(self._limits.header_timeout_s)
 

@@ -142,21 +142,13 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
-    """Return the part of the ASGI scope that all requests of a connection share."""
-    return {
-        "type": "http",
-        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
-        "scheme": connection.scheme,
-        "root_path": connection.root_path,
-        "server": connection.server,
-        "client": connection.client,
-    }
-
-
 def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's ASGI scope. The header fields are copied, because an application may change its scope."""
-    line, fields, named = head.line, list(head.fields), head.named
+    """Return a request's ASGI scope; `common` is what all requests of a connection share."""
+    line, fields, named = (
+        head.line,
+        list(head.fields),
+        head.named,
+    )  # a copy, because an application may change its scope
     if head.authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)
