@@ -237,9 +237,10 @@ def _server(
 
 
 def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socket:
-    from service.http.listener import BACKLOG, listen
+    from service.http.listener import BACKLOG
+    from service.supervisor.processes import bind
 
-    found = listen(settings.host, port)
+    found = bind(settings.host, port)
     if not has_peers:
         # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not
         # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.

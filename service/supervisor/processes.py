@@ -37,28 +37,32 @@ class StartError(ServiceError, code="cannot_start"):
     """The service cannot start as configured; the message is one line."""
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
-    """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's SO_REUSEPORT listeners.
+def bind(host: str, port: int, *, is_shared: bool = True) -> socket.socket:
+    """Return a bound socket; the kernel spreads connections over all shared sockets of a port that listen."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # tolerates lingering connections of an earlier run
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
-    The first bind fails if a listener or another supervisor has the port. SO_REUSEADDR tolerates lingering connections of an
-    earlier run. It is removed afterwards, because with it the bind of a second supervisor would succeed.
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's shared sockets.
+
+    The first bind fails if a listener or another supervisor has the port; with SO_REUSEADDR on both, a second supervisor's would
+    succeed.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-        reserved = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind(address)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        except OSError:
-            reserved.close()
-            raise
+        bind(host, port, is_shared=False).close()
+        reserved = bind(host, port)
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or 'no such address'}") from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return reserved
 
 

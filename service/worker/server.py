@@ -28,7 +28,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
+from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, Listener
 from service.observability.logs import finish_logs, get_logger
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ TLS_CHECK_S = 0.2
 SHED_PER_S = 500
 # The grace of a process with a fault: it must be replaced soon, even if a body is still arriving.
 FAULT_GRACE_S = 2.0
-
-
-def _nothing() -> None:
-    return None
 
 
 def _exit_at_once(exit_code: int) -> None:
@@ -139,7 +135,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
-        loop.add_signal_handler(signal.SIGHUP, _nothing)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._service.is_over():
@@ -154,10 +150,13 @@ class Server(uvicorn.Server):
             sys.exit(STARTUP_FAILURE)
         state, limits = self.lifespan.state, self._limits
         shared = WriteCoalescer(), ReadAhead(limits.max_read_ahead_bytes)
-        connection = functools.partial(Connection, self.config, self.server_state, state, limits, *shared)
-        slots = ConnectionSlots(limits.max_connections)
         self._listener = Listener(
-            self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._report_pause
+            self._bound,
+            limits.max_connections,
+            functools.partial(Connection, self.config, self.server_state, state, limits, *shared),
+            self.config.ssl,
+            limits.header_timeout_s,
+            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S),
         )
         self._listener.open()
         self.started = True
@@ -187,7 +186,7 @@ class Server(uvicorn.Server):
         # Connect them concurrently: with TLS each call returns only after the peer's handshake, which may never come.
         await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
         for connection in list(self._connections):
-            if not _is_idle(connection):
+            if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
                 connection.shutdown()
         await self._all_closed(LINGER_S)
         for connection in list(self._connections):
@@ -200,9 +199,6 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         await self._all_closed(CUT_S)
         await self.lifespan.shutdown()
-
-    def _report_pause(self, error: OSError) -> None:
-        self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     async def _closed_by(self, end: float) -> bool:
         """Like `_all_closed`, until `end`. Cut closing TLS connections whose bytes have arrived: an idle peer sends no close."""
@@ -225,10 +221,6 @@ class Server(uvicorn.Server):
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
-
-
-def _is_idle(connection: Any) -> bool:
-    return connection.cycle is None or connection.cycle.response_complete
 
 
 def _config(application: Any, tls: tuple[Path, Path | None] | None) -> uvicorn.Config:

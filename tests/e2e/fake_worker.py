@@ -125,12 +125,12 @@ def stand_still():
 
 def work(options):
     from service.http.connection import ConnectionLimits
-    from service.http.listener import listen
     from service.http.request_parser import HeadLimits
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
+    from service.supervisor.processes import bind
     from service.worker.control_channel import ControlChannel
     from service.worker.server import Server
 
@@ -152,7 +152,7 @@ def work(options):
         max_read_ahead_bytes=2**24,
     )
     times = dict(delay_s=options.delay, grace_s=options.grace)
-    server = Server(app, app, listen("127.0.0.1", options.port), limits, **times)  # type: ignore[arg-type]
+    server = Server(app, app, bind("127.0.0.1", options.port), limits, **times)  # type: ignore[arg-type]
     channel.ended = server.supervisor_ended
     return server.run_to_end()
 
