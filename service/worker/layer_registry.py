@@ -111,7 +111,9 @@ class LayerRegistry:
         missing = {key[0]: errors[key] for key in desired.layers.items() if key in errors}
         first = next(iter(missing.values()), None)
         before, self.fault = self.fault, None if first is None else first.message
-        self.refusal = _refusal(missing.get(desired.changed_layer))
+        refused = missing.get(desired.changed_layer)
+        # Keep the message, not the error: its traceback holds the tensors.
+        self.refusal = None if refused is None else Refusal(refused.message, not isinstance(refused, LayerNotLoaded))
         if first is not None and self.fault != before:  # report it once, not at every retry
             self._listener.layer_not_loaded(first)
 
@@ -158,8 +160,3 @@ class LayerRegistry:
         self._reads.add(future)
         future.add_done_callback(self._reads.discard)
         return await asyncio.wrap_future(future)
-
-
-def _refusal(error: LayerError | None) -> Refusal | None:
-    """Keep the message, not the error: the error's traceback holds the tensors."""
-    return None if error is None else Refusal(error.message, not isinstance(error, LayerNotLoaded))

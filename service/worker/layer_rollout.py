@@ -20,6 +20,7 @@ from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
 ANSWER_S = 10.0
+NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
 
 
 class LayerRollout:
@@ -49,8 +50,7 @@ class LayerRollout:
 
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
-        _check_name(name)
-        seen = self._settled().layers.get(name)
+        seen = self._settled(name).layers.get(name)
         # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
         catalog, is_new = await self._roll_out(name, await self._digest(name), seen)
         assert catalog is not None, "a layer is served, and nothing is. This is a bug."
@@ -58,13 +58,16 @@ class LayerRollout:
 
     async def drop(self, name: str) -> None:
         """Make every process stop serving the layer."""
-        _check_name(name)
-        if name not in self._settled().layers:
-            raise _not_served()
+        if name not in self._settled(name).layers:
+            raise LayerNotFound(NOT_SERVED)
         await self._roll_out(name, None, None)
 
-    def _settled(self) -> DesiredState:
-        """Return the current state; raise Draining after `close`, and NotReady while layers are loaded or changed."""
+    def _settled(self, name: str) -> DesiredState:
+        """Return the current state; raise LayerNotFound for a name that no layer can have, Draining after `close`, and NotReady
+        while layers are loaded or changed.
+        """
+        if NAME.fullmatch(name) is None:
+            raise LayerNotFound(NOT_SERVED)
         desired = self._channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
@@ -86,7 +89,7 @@ class LayerRollout:
             raise InvalidInput(error.message) from error
 
     async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:
-        self._settled()
+        self._settled(name)
         self._number += 1
         self._ended = asyncio.get_running_loop().create_future()
         self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
@@ -104,12 +107,3 @@ class LayerRollout:
             refused = LayerChanged if outcome.code == LayerChanged.code else NotReady
             raise refused(outcome.message, retry_after_s=int(outcome.retry_after_s or 1))
         return catalog, outcome.is_new
-
-
-def _check_name(name: str) -> None:
-    if NAME.fullmatch(name) is None:
-        raise _not_served()
-
-
-def _not_served() -> LayerNotFound:
-    return LayerNotFound("no layer of that name is served; GET /v1/layers lists them")

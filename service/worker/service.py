@@ -78,26 +78,25 @@ class Service:
         options = _engine_options(settings)
         self.engine = engine(options)
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
-        limits = queue_limits(settings, options.step_s)
-        batching = batch_limits(settings)
+        batching, limits = batch_limits(settings), queue_limits(settings, options.step_s)
         self.batcher: Batcher[LayerCall, AnyAnswer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
-        self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
+        store = Store(settings.layers_dir, settings.max_layer_bytes)
+        self._registry = registry = LayerRegistry(store, self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            self._registry, self._not_loaded, self.batcher, bodies, context_limits(settings), time.monotonic
+            registry, lambda: self.readiness.reason, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
+        self.max_sequences = settings.max_sequences
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._rollout = LayerRollout(self._registry, channel, settings.layer_change_s)
+        self._rollout = LayerRollout(registry, channel, settings.layer_change_s)
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
         self.readiness = Readiness(
-            channel, self.batcher, self._registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
+            channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
         )
-        self._reconciler = Reconciler(
-            self._registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied
-        )
+        self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, settings.workers)
@@ -106,9 +105,6 @@ class Service:
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
         return self.layer_requests.catalog()
-
-    def _not_loaded(self) -> str:
-        return self.readiness.reason
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
@@ -218,10 +214,6 @@ class Service:
         # Run in a thread, because it reads the files of all processes.
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
 
-    @property
-    def max_sequences(self) -> int:
-        return self._settings.max_sequences
-
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
         self._telemetry.flush_layer_counters()
@@ -233,13 +225,19 @@ class Service:
         self._tasks[-1].add_done_callback(self._task_ended)
 
     async def _load_and_beat(self) -> None:
+        self._heartbeat()
         try:
-            await self._load()
+            await self._reconciler.load(strict=self._settings.strict_layers)
         except EngineDown:
             raise  # a refusal would end the whole service
         except ServiceError as error:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
+        else:
+            self._start_task(self._reconciler.run(), "reconciler")
+            # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
+            gc.collect()
+            gc.freeze()
         while self.batcher.is_alive:
             await self.readiness.probe()
             self._heartbeat()
@@ -268,14 +266,6 @@ class Service:
         while (left_s := self._settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
             await asyncio.sleep(left_s)
         raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
-
-    async def _load(self) -> None:
-        self._heartbeat()
-        await self._reconciler.load(strict=self._settings.strict_layers)
-        self._start_task(self._reconciler.run(), "reconciler")
-        # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
-        gc.collect()
-        gc.freeze()
 
     def _heartbeat(self) -> None:
         self._telemetry.sample(self.engine)

@@ -76,7 +76,7 @@ def run():
 def test_the_first_process_proposes_what_the_layer_directory_holds(run):
     async def story(told: Story) -> None:
         assert told.coordinator.desired == FIRST
-        assert (told.registry.done, told.acknowledged, told.reconciler.version) == ([1], [1], 1)
+        assert (told.registry.done, told.acknowledged, told.reconciler.applied.version) == ([1], [1], 1)
         assert told.channel.status.found is None, "later reports are short"
 
     run(story)
