@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -30,16 +31,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator, Member
-from service.supervisor.processes import (
-    Posix,
-    StartError,
-    nonblocking_streams,
-    print_error,
-    reserve_port,
-    write_log_line,
-)
 from service.supervisor.run_directory import RunDirectory
 from service.supervisor.status import WorkerStatus
 
@@ -61,8 +55,6 @@ STEADY_S = 10.0
 CHECKS = 5
 # Two checks must lie further apart than two messages (PING_S) ever do.
 MIN_TIMEOUT_S = 10.0
-
-Log = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,17 +78,16 @@ class Plan:
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """One worker position. Without a `pid`, its process starts at `start_at` (None: never)."""
+    """One worker position. Without a `pid`, its process starts at `start_at`, which may be infinite."""
 
     index: int
-    start_at: float | None
+    start_at: float
     pid: int | None = None
     channel: Channel | None = None
     member: Member | None = None
     started: float = 0.0
     has_served: bool = False
-    checks_since_message: int | None = None
-    """None before the first message."""
+    checks_since_message: int | None = None  # None before the first message
     rapid_crashes: int = 0
 
     def retry_later(self, now: float) -> float:
@@ -127,7 +118,12 @@ class Supervisor:
     """Runs a plan, with `options` for every worker; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self, plan: Plan, options: Sequence[str], system: System, clean_up: Callable[[int], None], log: Log
+        self,
+        plan: Plan,
+        options: Sequence[str],
+        system: System,
+        clean_up: Callable[[int], None],
+        log: Callable[..., None],
     ) -> None:
         self._plan = plan
         self._options = options
@@ -139,7 +135,7 @@ class Supervisor:
         self._check_s = max(MIN_TIMEOUT_S, plan.watchdog_timeout_s) / CHECKS
         self._check_at = system.now() + self._check_s
         self._exit_code: int | None = None
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._last_stop: tuple[signal.Signals, float] | None = None
 
     def run(self) -> int:
@@ -156,9 +152,9 @@ class Supervisor:
                 self._log("info", "signal_ignored", signal="SIGHUP")
             for pid, code in self._system.reap():
                 self._reaped(pid, code)
-            if self._exit_code is None and self._system.now() >= self._check_at:
+            if self._system.now() >= self._check_at:
                 self._check_all()
-            if self._deadline is not None and self._system.now() >= self._deadline:
+            if self._system.now() >= self._deadline:
                 self._log("error", "workers_killed", reason="they did not exit in the grace period", pids=self._alive())
                 self._signal_all(signal.SIGKILL)
             if self._exit_code is not None and not self._alive():
@@ -170,12 +166,8 @@ class Supervisor:
 
     def _timeout_s(self) -> float | None:
         """Return seconds until something is due; None if only a signal or a message can change anything."""
-        due = [slot.start_at for slot in self._slots if slot.start_at is not None]
-        if self._exit_code is None:
-            due.append(self._check_at)
-        if self._deadline is not None:
-            due.append(self._deadline)
-        return max(0.0, min(due) - self._system.now()) if due else None
+        due = min(self._check_at, self._deadline, *(slot.start_at for slot in self._slots))
+        return None if due == math.inf else max(0.0, due - self._system.now())
 
     def _hear(self, slot: Slot) -> None:
         """Pass on what a worker has sent, and notice its end."""
@@ -212,7 +204,7 @@ class Supervisor:
         self._check_at = self._system.now() + self._check_s
 
     def _start_if_due(self, slot: Slot) -> None:
-        if slot.start_at is None or slot.start_at > self._system.now():
+        if slot.start_at > self._system.now():
             return
         peers = sum(other.checks_since_message is not None for other in self._slots if other is not slot)
         command = [*self._plan.command, *self._options, "--slot", str(slot.index), "--peers", str(peers)]
@@ -223,7 +215,7 @@ class Supervisor:
             self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
-        slot.start_at = None
+        slot.start_at = math.inf
         self._log("info", "worker_started", worker=slot.index, pid=slot.pid)
         slot.member = self._coordinator.join(slot.pid, slot.channel.send)
 
@@ -246,7 +238,7 @@ class Supervisor:
         elif code == EXIT_REFUSED and not slot.has_served:
             self._log("error", "worker_refused", worker=slot.index, pid=pid, lived_s=lived_s, **how)
             if slot.member is not None and slot.member.status.start_error:
-                print_error(slot.member.status.start_error)
+                processes.print_error(slot.member.status.start_error)
             self._end_all(EXIT_REFUSED)
         else:
             restart_in_s = slot.retry_later(self._system.now())
@@ -272,9 +264,9 @@ class Supervisor:
         self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        self._deadline = None
+        self._check_at = self._deadline = math.inf
         for slot in self._slots:
-            slot.start_at = None
+            slot.start_at = math.inf
             if slot.pid is not None:
                 self._system.kill(slot.pid, signum)
 
@@ -296,21 +288,24 @@ def exec_supervisor(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
     os.execve(sys.executable, command, environment)  # noqa: S606 (our own program)
 
 
-@nonblocking_streams()
+@processes.nonblocking_streams()
 def supervise(plan: Plan) -> int:
     """Serve until stopped; return the exit code. Exit afterwards: the signal handlers stay replaced.
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
-    system, parent = Posix(), None if plan.run_dir is None else Path(plan.run_dir)
+    system, parent = processes.Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
-        with reserve_port(plan.host, plan.port) as reserved, closing(RunDirectory.make(parent, plan.workers)) as run:
+        with (
+            processes.reserve_port(plan.host, plan.port) as reserved,
+            closing(RunDirectory.make(parent, plan.workers)) as run,
+        ):
             port = reserved.getsockname()[1]
-            write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
+            processes.write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
             options = ("--port", str(port), "--run-dir", str(run.path))
-            return Supervisor(plan, options, system, run.clean_up, write_log_line).run()
-    except StartError as error:
-        print_error(error.message)
+            return Supervisor(plan, options, system, run.clean_up, processes.write_log_line).run()
+    except processes.StartError as error:
+        processes.print_error(error.message)
         return EXIT_FAILED
 
 
