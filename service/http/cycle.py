@@ -308,14 +308,8 @@ class Cycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         """Like uvicorn's, but raise the error of `fail`, and do not copy a body that is one piece."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
-        if not self.disconnected and not self.response_complete:
-            self.flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete or (self._has_failed and self._failure is None):
+        message: Any = await super().receive()
+        if message["type"] == "http.disconnect" or (self._has_failed and self._failure is None):
             return {"type": "http.disconnect"}
         if self._failure is not None:
             # Do not keep the error: its frames hold the body read so far, and this cycle stays until the rest is dropped.
@@ -325,8 +319,8 @@ class Cycle(RequestResponseCycle):
             finally:
                 del failure
         pieces = self._take_pieces()
-        body = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        message["body"] = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+        return message
 
     async def send(self, message: Any) -> None:
         if self.keep_alive and not self.response_started:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
 from service.http.asgi import FIELDS
 
+Bytes = bytes | memoryview
 T = TypeVar("T")
 Options = TypeVarTuple("Options")
 
@@ -153,9 +154,20 @@ def check_begun(begun: bytes, limits: HeadLimits) -> None:
         raise _too_large(limits.max_header_bytes)
 
 
+def take_head(begun: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
+    """Return the head of a request and the bytes after it; None and its bytes while it is incomplete. Raises as `read_head`."""
+    begun = begun.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
+    end = begun.find(END)
+    if end >= 0:
+        return read_head(begun[:end], limits), memoryview(begun)[end + len(END) :]
+    if begun:
+        check_begun(begun, limits)
+    return None, begun
+
+
 def glimpse(begun: bytes) -> RequestLine:
     """Guess the request line of a refused request, for the error's format and the log line; the method may be `-`."""
-    found = _GLIMPSE.match(begun)
+    found = _GLIMPSE.match(begun.removeprefix(CRLF))
     method, path = (b"-", b"") if found is None else found.groups(b"")
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
@@ -258,8 +270,6 @@ MAX_LINE_BYTES = 1024
 LINES_A_TICK = 250
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
-
-Bytes = bytes | memoryview
 
 
 class CountedBody:
