@@ -19,7 +19,7 @@ from torch import Tensor
 from service.attention.engine import Engine, LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
-from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
+from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
 from service.supervisor.status import DesiredState
@@ -78,17 +78,15 @@ class LayerRegistry:
 
         Raises LayerError if every layer fails or, if `strict`, if one fails.
         """
-        found = await self._read(self._load_thread, load_all, self._store, strict=strict)
-        for name, error in found.failures.items():
-            self._listener.layer_refused(name, error)
-        for name, stored in found.layers.items():
+        names = await self._read(self._load_thread, self._store.names)
+        for name in names:
             try:
-                await self._load(stored)
+                await self._load(await self._read(self._load_thread, self._store.load, name))
             except LayerError as error:
                 if strict:
                     raise
                 self._listener.layer_refused(name, error)
-        if not self._loaded and (found.layers or found.failures):
+        if names and not self._loaded:
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
         return dict(self._loaded.keys())
 
