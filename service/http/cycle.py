@@ -12,6 +12,7 @@ began in it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -51,24 +52,21 @@ class WriteCoalescer:
             send_later()
 
 
-START = "http.response.start"
 # Above this many unread bytes of a body, reading pauses. Most bodies are smaller, and one read returns at most as many.
 MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
 
 
+@dataclasses.dataclass(slots=True)
 class ReadAhead:
     """The bytes of bodies that have arrived and that the application does not read yet, of all connections on one loop.
 
     One tick reads every socket that has something to read, thousands in an overload, before any application task runs.
     """
 
-    __slots__ = ("max_bytes", "num_bytes")
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
+    max_bytes: int
+    num_bytes: int = 0
 
     def take(self, num_bytes: int) -> None:
         """Count bytes; raise QueueFull, and count nothing, if they are too many."""
@@ -93,8 +91,7 @@ class CoalescingTransport:
         self._head = b""
         self._held: list[bytes] = []
         self.is_closing = transport.is_closing
-        self.is_head = False
-        """Whether the next write is the head of a response."""
+        self.is_head = False  # whether the next write is the head of a response
 
     def write(self, data: bytes) -> None:
         if self.is_head:
@@ -173,10 +170,8 @@ class Cycle(RequestResponseCycle):
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
-    num_written = 0
-    """Bytes of a long response so far."""
-    waited_s = 0.0
-    """Total time that the response has waited for the client to read; the last wait began at `paused_at`."""
+    num_written = 0  # bytes of a long response so far
+    waited_s = 0.0  # total time that the response has waited for the client to read; the last wait began at `paused_at`
     paused_at: float | None = None
 
     def __init__(
@@ -330,7 +325,7 @@ class Cycle(RequestResponseCycle):
             self.expected_content_length = len(message.get("body", b""))
         if message.get("more_body"):
             self.num_written += len(message["body"])
-        self.transport.is_head = message["type"] == START
+        self.transport.is_head = message["type"] == "http.response.start"
         await super().send(message)
         if self.response_complete:
             self.transport.flush()

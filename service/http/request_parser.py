@@ -10,6 +10,7 @@ trailers together take at most half as many bytes as the data, so that a million
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import urllib.parse
@@ -272,18 +273,20 @@ LINES_A_TICK = 250
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
 
+@dataclasses.dataclass(slots=True)
 class CountedBody:
-    """A body of `length` bytes, of which `left` are still to come."""
+    """A body of which `left` bytes are still to come."""
 
-    def __init__(self, length: int) -> None:
-        self.left = length
-        self.is_complete = length == 0
+    left: int
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.left
 
     def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
         """Return the body's part of `data`, and the rest: bytes of the next request."""
         piece = data if len(data) <= self.left else data[: self.left]
         self.left -= len(piece)
-        self.is_complete = not self.left
         return piece, data[len(piece) :]
 
 
@@ -319,7 +322,11 @@ class ChunkedBody:
                 self._begun, at = data[at:], len(data)
                 break
             self._line(data[at:end])
-            self._count_framing(end + len(CRLF) - at)
+            self._num_framing_bytes += end + len(CRLF) - at
+            if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
+                raise BadRequest(
+                    "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
+                )
             at = end + len(CRLF)
             lines += 1
         return b"".join(pieces), data[at:]
@@ -361,10 +368,3 @@ class ChunkedBody:
                 raise BadRequest("a trailer field must not have control characters")
         else:
             self.is_complete = True
-
-    def _count_framing(self, num_bytes: int) -> None:
-        self._num_framing_bytes += num_bytes
-        if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
-            raise BadRequest(
-                "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
-            )

@@ -13,6 +13,7 @@ process counts against none of them, because the coordinator itself was paused.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from service.errors import LayerChanged, NotReady, ServiceError
@@ -32,7 +33,7 @@ class Member:
 
     send: Callable[[ServiceStatus], None]
     status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
-    reported_at: float | None = None
+    reported_at: float = -math.inf
     has_served: bool = False
     last_change: int = 0
     outcome: Outcome | None = None
@@ -73,7 +74,10 @@ class Coordinator:
         member = self._members.get(pid)
         if member is None:
             return
-        self._forgive_pause()
+        now, before = self._now(), self._reported_at
+        self._reported_at = now
+        for other in self._members.values() if now - before > PAUSE_S else ():  # forgive the pause
+            other.reported_at += now - before
         member.status, member.reported_at = status, self._reported_at
         member.has_served |= status.state in {State.READY, State.DRAINING}
         if self.desired.version == 0 and status.found is not None:
@@ -83,16 +87,12 @@ class Coordinator:
             self._abort(None)
         if change is not None and change.number != member.last_change:
             member.last_change = change.number
-            self._begin(pid, change)
+            try:
+                self.desired, self._rollout = self._prepare(pid, change)
+            except ServiceError as error:
+                member.outcome = _outcome(change.number, error)
         member.sent = None
         self._go_on()
-
-    def _forgive_pause(self) -> None:
-        now, before = self._now(), self._reported_at
-        self._reported_at = now
-        for member in self._members.values() if now - before > PAUSE_S else ():
-            if member.reported_at is not None:
-                member.reported_at += now - before
 
     def leave(self, pid: int) -> None:
         """Remove a process that has ended."""
@@ -103,7 +103,7 @@ class Coordinator:
 
     def why_not_ready(self) -> str | None:
         """Return None while every expected process is ready, else the worst reason in one sentence."""
-        reported = [member for member in self._members.values() if member.reported_at is not None]
+        reported = [member for member in self._members.values() if member.reported_at > -math.inf]
         fresh = [member.status for member in self._fresh().values()]
         for status in fresh:
             if status.state is State.FAILED:
@@ -112,7 +112,7 @@ class Coordinator:
             if count := sum(status.state is state for status in fresh):
                 return self._count(count, state.value)
         if len(fresh) < len(reported):
-            oldest = min(member.reported_at or 0.0 for member in reported)
+            oldest = min(member.reported_at for member in reported)
             return f"a process has not reported for {self._now() - oldest:.0f} s"
         if len(fresh) < self.expected_workers:
             return self._count(self.expected_workers - len(fresh), "not up yet")
@@ -124,15 +124,7 @@ class Coordinator:
 
     def _fresh(self) -> dict[int, Member]:
         oldest = self._now() - MAX_AGE_S
-        return {
-            pid: one for pid, one in self._members.items() if one.reported_at is not None and one.reported_at >= oldest
-        }
-
-    def _begin(self, author: int, change: Change) -> None:
-        try:
-            self.desired, self._rollout = self._prepare(author, change)
-        except ServiceError as error:
-            self._members[author].outcome = _outcome(change.number, error)
+        return {pid: member for pid, member in self._members.items() if member.reported_at >= oldest}
 
     def _prepare(self, author: int, change: Change) -> tuple[DesiredState, Rollout | None]:
         """Return the state and the rollout that begin the change; raise LayerChanged or NotReady.

@@ -174,14 +174,11 @@ class Posix:
 
     def reap(self) -> Iterator[tuple[int, int]]:
         """Yield each child that ended: its pid and its exit code (negative: the signal). PID 1 also gets adopted ones."""
-        while True:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            while pid:
+                yield pid, os.waitstatus_to_exitcode(status)
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            yield pid, os.waitstatus_to_exitcode(status)
 
     def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None:
         """Return the next signal; None if a channel has something to do, or `timeout_s` passed first."""

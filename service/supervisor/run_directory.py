@@ -49,7 +49,10 @@ class RunDirectory:
                 parent.mkdir(parents=True, exist_ok=True)
             elif os.access(IN_MEMORY, os.W_OK):
                 parent = IN_MEMORY
-            _remove_abandoned(Path(tempfile.gettempdir()) if parent is None else parent)
+            with contextlib.suppress(OSError):  # the parent may be writable and not readable
+                for path in list((parent or Path(tempfile.gettempdir())).iterdir()):
+                    if _NAME.fullmatch(path.name):
+                        _remove_unlocked(path)
             made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
             try:
                 made.restore()
@@ -119,14 +122,6 @@ def _make(path: Path) -> bool:
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it belongs to another user")
     return False
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the directories of services whose processes have all ended."""
-    with contextlib.suppress(OSError):  # the parent may be writable and not readable
-        for path in list(parent.iterdir()):
-            if _NAME.fullmatch(path.name):
-                _remove_unlocked(path)
 
 
 def _remove_unlocked(path: Path) -> None:

@@ -152,11 +152,16 @@ class Readiness:
                     await self._batcher.submit(call, lane, cost, until)
 
     def report(self) -> None:
-        """Report the current state to the supervisor."""
-        before, self._write_error = self._write_error, self._why_not_writable()
-        if self._write_error is not None and self._write_error != before:
-            self._log.heartbeat_failed(self._write_error)
-        elif self._write_error is None and before is not None:
+        """Make the missing parts of the run directory, and report the current state to the supervisor."""
+        before, self._write_error = self._write_error, None
+        try:
+            if self._restore():
+                self._log.run_directory_recreated()
+        except OSError as error:
+            self._write_error = f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
+            if self._write_error != before:
+                self._log.heartbeat_failed(self._write_error)
+        if self._write_error is None and before is not None:
             self._log.heartbeat_recovered()
         reason = self._own_reason()
         refusal, is_file_changed = self._registry.refusal or ("", False)
@@ -178,15 +183,6 @@ class Readiness:
         self._ready_before |= ready
         if has_joined:
             self.joined()
-
-    def _why_not_writable(self) -> str | None:
-        """Make the missing parts of the run directory, or return why that fails; the next report tries again."""
-        try:
-            if self._restore():
-                self._log.run_directory_recreated()
-        except OSError as error:
-            return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
-        return None
 
     def _state(self, reason: str | None) -> State:
         has_served = self._registry.catalog is not None
