@@ -87,7 +87,7 @@ def test_a_line_that_is_no_json_is_none_and_the_next_is_read(ends, line):
 
 def test_of_many_lines_only_the_last_is_parsed(ends, monkeypatch):
     parsed: list[bytes] = []
-    monkeypatch.setattr(channel.json, "loads", parsed.append)
+    monkeypatch.setattr("service.supervisor.channel.json.loads", parsed.append)
     ends[0].sendall(b"\n" * 50_000 + b"{}\n[")
     Channel(ends[1]).receive()
     assert parsed == [b"{}"]
