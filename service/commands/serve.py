@@ -221,6 +221,7 @@ def _server(
     from service.limits import transport_limits
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
+    from service.worker.service import Service
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -228,9 +229,11 @@ def _server(
         server.leave(exit_code)
 
     tracer = None if export is None else export.tracer
-    outer, service = build(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
+    service = Service(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
-    server = Server(outer, service, listener, transport_limits(settings), **times, tls=_tls_files(settings))
+    server = Server(
+        build(service, tracer), service, listener, transport_limits(settings), **times, tls=_tls_files(settings)
+    )
     channel.ended = server.supervisor_ended
     service.readiness.joined = server.rebalance
     return server

@@ -59,7 +59,11 @@ def _engine_options(settings: Settings) -> EngineOptions:
 
 
 class Service:
-    """One process's engine, batcher and layer registry; made inside the event loop it runs on."""
+    """One process's engine, batcher and layer registry; made inside the event loop it runs on.
+
+    `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
+    With a `tracer`, batches are spans. `restore` makes the missing parts of the run directory again.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,8 @@ class Service:
         tracer: Tracer | None = None,
         restore: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._settings = settings
-        self._telemetry = telemetry
+        self.settings = settings
+        self.telemetry = telemetry
         self._channel = channel
         self._leave = leave
         options = _engine_options(settings)
@@ -131,15 +135,15 @@ class Service:
         try:
             layer = await self._rollout.put(name)
         except InvalidInput as error:
-            self._telemetry.layer_refused(name, error)
+            self.telemetry.layer_refused(name, error)
             raise
-        self._telemetry.layers_changed("put", name)
+        self.telemetry.layers_changed("put", name)
         return layer
 
     async def drop_layer(self, name: str) -> None:
         """Make every process stop serving that layer."""
         await self._rollout.drop(name)
-        self._telemetry.layers_changed("drop", name)
+        self.telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
@@ -162,13 +166,13 @@ class Service:
     async def stop(self) -> None:
         """Finish admitted jobs within `shutdown_grace_s` and fail the rest; then end the tasks, the threads and the engine."""
         self.begin_drain()
-        await self.batcher.drain(self._settings.shutdown_grace_s)
+        await self.batcher.drain(self.settings.shutdown_grace_s)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
-        self._telemetry.sample(self.engine)  # counts the work since the last heartbeat
+        self.telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self._registry.close()
         self.rendering.shutdown(wait=False)
         await self.layer_requests.end()
@@ -178,7 +182,7 @@ class Service:
         return self.readiness.why_not_ready()
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
-        layer, spec, settings = served.stored, served.spec, self._settings
+        layer, spec, settings = served.stored, served.spec, self.settings
         return LayerAnswer(
             **{**spec.to_json(), "extra_keys": spec.extra_keys},
             name=layer.name,
@@ -209,16 +213,16 @@ class Service:
         return await self._rendered.get()
 
     async def _render(self) -> bytes:
-        self._telemetry.sample(self.engine)
-        self._telemetry.flush()
+        self.telemetry.sample(self.engine)
+        self.telemetry.flush()
         # Run in a thread, because it reads the files of all processes.
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.render)
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
-        self._telemetry.flush_layer_counters()
-        self._telemetry.flush()  # else the thread may read the files before the loop tick ends
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
+        self.telemetry.flush_layer_counters()
+        self.telemetry.flush()  # else the thread may read the files before the loop tick ends
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.layer_totals)
 
     def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
@@ -227,7 +231,7 @@ class Service:
     async def _load_and_beat(self) -> None:
         self._heartbeat()
         try:
-            await self._reconciler.load(strict=self._settings.strict_layers)
+            await self._reconciler.load(strict=self.settings.strict_layers)
         except EngineDown:
             raise  # a refusal would end the whole service
         except ServiceError as error:
@@ -244,7 +248,7 @@ class Service:
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
             self._reconciler.check()
-            await self.batcher.ended_within(self._settings.heartbeat_s)
+            await self.batcher.ended_within(self.settings.heartbeat_s)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
@@ -258,16 +262,16 @@ class Service:
             self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")
-            self._telemetry.task_failed(error)
+            self.telemetry.task_failed(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
 
     async def _watch_loads(self) -> None:
         """Raise EngineDown if a step of a load takes longer than a batch may; a load of many steps may take any time."""
-        while (left_s := self._settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
+        while (left_s := self.settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
             await asyncio.sleep(left_s)
         raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
 
     def _heartbeat(self) -> None:
-        self._telemetry.sample(self.engine)
-        self._telemetry.overload_changed(is_overloaded=self.batcher.num_overloaded > 0)
+        self.telemetry.sample(self.engine)
+        self.telemetry.overload_changed(is_overloaded=self.batcher.num_overloaded > 0)
         self.readiness.report()

@@ -127,15 +127,9 @@ async def running(
     )
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(
-        settings,
-        telemetry,
-        channel,
-        lambda _, reason: refusals.append(reason),
-        HeldEngine,
-        tracer,
-        restore,
-    )
+    leave = lambda _, reason: refusals.append(reason)
+    service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
+    edge = build(service, tracer)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),

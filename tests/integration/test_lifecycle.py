@@ -172,7 +172,7 @@ def test_a_process_reports_the_work_since_its_last_heartbeat_at_its_end(tmp_path
         async with running(tmp_path, heartbeat_s=60.0) as service:
             for _ in range(3):
                 assert (await service.attend({"query": X})).status_code == 200
-            telemetry = service.service._telemetry
+            telemetry = service.service.telemetry
         return telemetry.render().decode()
 
     told = dict(line.rsplit(" ", 1) for line in asyncio.run(main()).splitlines() if not line.startswith("#"))
