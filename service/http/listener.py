@@ -73,24 +73,16 @@ class ConnectionSlot:
 
 
 class ConnectionSet(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; `emptied` waits until it is empty."""
+    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def add(self, item: T) -> None:
-        super().add(item)
-        self._empty.clear()
+        self.emptied = asyncio.Event()
 
     def discard(self, item: object) -> None:
         super().discard(item)
         if not self:
-            self._empty.set()
-
-    async def emptied(self) -> None:
-        await self._empty.wait()
+            self.emptied.set()
 
 
 class Listener:

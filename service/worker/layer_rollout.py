@@ -14,6 +14,7 @@ import asyncio
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.stored_layer import NAME
+from service.observability.telemetry import Telemetry
 from service.supervisor.status import Change, DesiredState, Outcome, Phase
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
@@ -26,9 +27,12 @@ NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
 class LayerRollout:
     """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
 
-    def __init__(self, registry: LayerRegistry, channel: ControlChannel, timeout_s: float) -> None:
+    def __init__(
+        self, registry: LayerRegistry, channel: ControlChannel, telemetry: Telemetry, timeout_s: float
+    ) -> None:
         self._registry = registry
         self._channel = channel
+        self._telemetry = telemetry
         self._timeout_s = timeout_s
         self._number = 0
         self._ended: asyncio.Future[tuple[Outcome, Catalog | None]] | None = None  # set while a change is in progress
@@ -54,6 +58,7 @@ class LayerRollout:
         # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
         catalog, is_new = await self._roll_out(name, await self._digest(name), seen)
         assert catalog is not None, "a layer is served, and nothing is. This is a bug."
+        self._telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
 
     async def drop(self, name: str) -> None:
@@ -61,6 +66,7 @@ class LayerRollout:
         if name not in self._settled(name).layers:
             raise LayerNotFound(NOT_SERVED)
         await self._roll_out(name, None, None)
+        self._telemetry.layers_changed("drop", name)
 
     def _settled(self, name: str) -> DesiredState:
         """Return the current state; raise LayerNotFound for a name that no layer can have, Draining after `close`, and NotReady
@@ -86,6 +92,7 @@ class LayerRollout:
         except LayerMissing:
             raise LayerNotFound("the layer directory has no file of that name") from None
         except LayerError as error:
+            self._telemetry.layer_refused(name, error)
             raise InvalidInput(error.message) from error
 
     async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:

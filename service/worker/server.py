@@ -217,7 +217,9 @@ class Server(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._connections or self._tasks:
-                    await self._connections.emptied()
+                    if self._connections:
+                        self._connections.emptied.clear()
+                        await self._connections.emptied.wait()
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)

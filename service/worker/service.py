@@ -30,7 +30,7 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.errors import EngineDown, InvalidInput, ServiceError
+from service.errors import EngineDown, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -94,7 +94,8 @@ class Service:
         self.numerics = fingerprint(options)
         self.max_sequences = settings.max_sequences
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._rollout = LayerRollout(registry, channel, settings.layer_change_s)
+        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
+        self.put_layer, self.drop_layer = rollout.put, rollout.drop
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._rendered = Throttle(self._render, LoopClock())
         self.readiness = Readiness(
@@ -129,21 +130,6 @@ class Service:
         self.readiness.check()
         self._reconciler.check()
         self._rollout.check()
-
-    async def put_layer(self, name: str) -> tuple[ServedLayer, bool]:
-        """Make every process serve the layer that the directory has under that name; return it and whether it is new."""
-        try:
-            layer = await self._rollout.put(name)
-        except InvalidInput as error:
-            self.telemetry.layer_refused(name, error)
-            raise
-        self.telemetry.layers_changed("put", name)
-        return layer
-
-    async def drop_layer(self, name: str) -> None:
-        """Make every process stop serving that layer."""
-        await self._rollout.drop(name)
-        self.telemetry.layers_changed("drop", name)
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""

@@ -132,11 +132,12 @@ class Process:
         quiet = SimpleNamespace(
             layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_not_loaded=lambda *_: None,
             serving=lambda *_: None, readiness_changed=lambda **_: None, seconds_since_answer=lambda _: 0.0,
+            layers_changed=lambda *_: None,
         )  # fmt: skip
         self.registry = LayerRegistry(files, self.engine, quiet)  # type: ignore[arg-type]
         self.registry.close()
         self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
-        self.rollout = LayerRollout(self.registry, self.channel, TIMEOUT_S)
+        self.rollout = LayerRollout(self.registry, self.channel, quiet, TIMEOUT_S)  # type: ignore[arg-type]
         batcher = SimpleNamespace(is_alive=True)
         self.readiness = Readiness(self.channel, batcher, self.registry, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
         self.reconciler = Reconciler(self.registry, self.channel, clock, 10.0, self.readiness.state_applied)
