@@ -97,7 +97,7 @@ class Service:
         self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
         self.put_layer, self.drop_layer = rollout.put, rollout.drop
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
-        self._rendered = Throttle(self._render, LoopClock())
+        self.metrics_text = Throttle(self._render, LoopClock()).get
         self.readiness = Readiness(
             channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
         )
@@ -193,10 +193,6 @@ class Service:
         """Return name and spec of a served layer, so that the examples of the API document fit it; None without layers."""
         served = [] if self._registry.catalog is None else [*self._registry.catalog.layers.values()]
         return (served[0].name, served[0].spec) if served else None
-
-    async def metrics_text(self) -> bytes:
-        """Return the current metrics; computed once for all requests within 0.1 s."""
-        return await self._rendered.get()
 
     async def _render(self) -> bytes:
         self.telemetry.sample(self.engine)
