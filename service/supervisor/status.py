@@ -87,12 +87,6 @@ class Change:
     seen: str | None
     timeout_s: float
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every field has its type."""
-        types = (int, str, str | None, str | None, float)
-        return all(map(isinstance, _values(self), types)) and math.isfinite(self.timeout_s)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerStatus:
@@ -121,16 +115,20 @@ class WorkerStatus:
             status = cls(**{**fields, "state": State(fields["state"]), "change": change})
         except (ValueError, TypeError, KeyError):
             return None
-        types = (State, str, int, str, bool, dict | None, Change | None, str)
-        is_whole = all(map(isinstance, _values(status), types)) and (change is None or change.is_whole)
-        if not is_whole or not all(isinstance(digest, str) for digest in (status.found or {}).values()):
+        types = (int, str, str | None, str | None, float)
+        if change is not None and not (_fits(change, *types) and math.isfinite(change.timeout_s)):
+            return None
+        if not _fits(status, State, str, int, str, bool, dict | None, Change | None, str):
+            return None
+        if not all(isinstance(digest, str) for digest in (status.found or {}).values()):
             return None
         texts = {name: getattr(status, name)[:MAX_REASON_CHARS] for name in ("reason", "refusal", "start_error")}
         return dataclasses.replace(status, **texts)
 
 
-def _values(message: Any) -> list[Any]:
-    return [getattr(message, field.name) for field in dataclasses.fields(message)]
+def _fits(message: Any, *types: Any) -> bool:
+    """Return whether each field of a dataclass has its type."""
+    return all(map(isinstance, [getattr(message, field.name) for field in dataclasses.fields(message)], types))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

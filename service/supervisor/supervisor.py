@@ -169,26 +169,24 @@ class Supervisor:
         due = min(self._check_at, self._deadline, *(slot.start_at for slot in self._slots))
         return None if due == math.inf else max(0.0, due - self._system.now())
 
-    def _hear(self, slot: Slot) -> None:
-        """Pass on what a worker has sent, and notice its end."""
+    def _hear(self, slot: Slot, *, is_dead: bool = False) -> None:
+        """Pass on what a worker has sent, and close its channel if it ends, is dead, or has sent too long a message.
+
+        A living process whose channel is closed drains, or the watchdog ends it.
+        """
         if slot.pid is None or slot.channel is None:
             return
         status = WorkerStatus.parse(slot.channel.receive())
         if status is not None:
             slot.checks_since_message = 0
             self._coordinator.report(slot.pid, status)
-        if slot.channel.is_ended:
+        if is_dead or slot.channel.is_ended:
             slot.checks_since_message = slot.checks_since_message or 0
-            self._leave(slot, slot.pid)
-        else:
-            slot.channel.flush()
-
-    def _leave(self, slot: Slot, pid: int) -> None:
-        """Close the channel of a process that ended or sent too long a message; the latter drains, or the watchdog ends it."""
-        if slot.channel is not None:
             slot.channel.close()
             slot.channel = None
-            self._coordinator.leave(pid)
+            self._coordinator.leave(slot.pid)
+        else:
+            slot.channel.flush()
 
     def _check_all(self) -> None:
         """Check each worker: a silent one writes its stacks at one check, and is killed at the next; `_reaped` does the rest."""
@@ -223,8 +221,7 @@ class Supervisor:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        self._hear(slot)
-        self._leave(slot, pid)
+        self._hear(slot, is_dead=True)
         slot.pid = slot.checks_since_message = None
         slot.has_served |= slot.member is not None and slot.member.has_served
         self._clean_up(slot.index)
