@@ -122,6 +122,7 @@ class Connection(HttpToolsProtocol):
     """One client connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
+    flow: Flow
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._flow = Flow(transport)
+        self.flow = Flow(transport)
         self._common_scope = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -266,7 +267,7 @@ class Connection(HttpToolsProtocol):
         return rest
 
     def _take_early(self) -> None:
-        data, self._early_bytes, self._flow.is_full = self._early_bytes, b"", False
+        data, self._early_bytes, self.flow.is_full = self._early_bytes, b"", False
         self._take(data)
         if self._is_half_closed and not self._client_waits():
             self._coalescing.send_held()
@@ -275,8 +276,8 @@ class Connection(HttpToolsProtocol):
     def _keep_early(self, data: Bytes) -> None:
         self._early_bytes += data
         if len(self._early_bytes) > MAX_EARLY_BYTES:
-            self._flow.is_full = True
-            self._flow.pause_reading()
+            self.flow.is_full = True
+            self.flow.pause_reading()
 
     def _count_dropped(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes
@@ -375,7 +376,7 @@ class Connection(HttpToolsProtocol):
     def _lingering_close(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
         is_finished = self._is_half_closed or (self._stage is Stage.EARLY and not self._early_bytes)
-        self._stage, self._early_bytes, self._flow.is_full = Stage.DROP, b"", False
+        self._stage, self._early_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()
         self._write_deadline.set(self._limits.write_timeout_s)
         if is_finished or self.transport.is_closing():
