@@ -54,8 +54,8 @@ def bind(host: str, port: int, *, is_shared: bool = True) -> socket.socket:
 def reserve_port(host: str, port: int) -> socket.socket:
     """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's shared sockets.
 
-    The first bind fails if a listener or another supervisor has the port; with SO_REUSEADDR on both, a second supervisor's would
-    succeed.
+    The first bind fails if a listener or another supervisor has the port. SO_REUSEADDR is removed afterwards, because with it the
+    bind of a second supervisor would succeed.
     """
     try:
         bind(host, port, is_shared=False).close()
@@ -187,8 +187,7 @@ class Posix:
         ready, _, _ = select.select(read, [channel for channel in channels if channel.is_full], [], timeout_s)
         return os.read(self._signalled, 1)[0] if self._signalled in ready else None
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
 
 def write_log_line(level: str, event: str, **fields: object) -> None:
