@@ -24,7 +24,6 @@ class Clock(Protocol):
     """Monotonic seconds, and calls at a later time on the same event loop."""
 
     def now(self) -> float: ...
-
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle: ...
 
 
