@@ -34,7 +34,6 @@ class Member:
     send: Callable[[ServiceStatus], None]
     status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
     reported_at: float = -math.inf
-    has_served: bool = False
     last_change: int = 0
     outcome: Outcome | None = None
     sent: ServiceStatus | None = None
@@ -63,11 +62,10 @@ class Coordinator:
         self._reported_at = now()
         self._rollout: Rollout | None = None
 
-    def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> Member:
+    def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> None:
         """Add a process that has been started; `send` gets each new status of the service, and must not call the coordinator."""
-        self._members[pid] = member = Member(send)
+        self._members[pid] = Member(send)
         self._go_on()
-        return member
 
     def report(self, pid: int, status: WorkerStatus) -> None:
         """Take in what a process reports of itself; ignore one that has left."""
@@ -79,7 +77,6 @@ class Coordinator:
         for other in self._members.values() if now - before > PAUSE_S else ():  # forgive the pause
             other.reported_at += now - before
         member.status, member.reported_at = status, self._reported_at
-        member.has_served |= status.state in {State.READY, State.DRAINING}
         if self.desired.version == 0 and status.found is not None:
             self.desired = DesiredState(1, layers=status.found)
         rollout, change = self._rollout, status.change

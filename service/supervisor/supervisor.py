@@ -33,9 +33,9 @@ from typing import NoReturn, Protocol
 
 from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
-from service.supervisor.coordinator import Coordinator, Member
+from service.supervisor.coordinator import Coordinator
 from service.supervisor.run_directory import RunDirectory
-from service.supervisor.status import WorkerStatus
+from service.supervisor.status import State, WorkerStatus
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -84,7 +84,7 @@ class Slot:
     start_at: float
     pid: int | None = None
     channel: Channel | None = None
-    member: Member | None = None
+    start_error: str = ""
     started: float = 0.0
     has_served: bool = False
     checks_since_message: int | None = None  # None before the first message
@@ -174,7 +174,8 @@ class Supervisor:
             return
         status = WorkerStatus.parse(slot.channel.receive())
         if status is not None:
-            slot.checks_since_message = 0
+            slot.checks_since_message, slot.start_error = 0, status.start_error
+            slot.has_served |= status.state in {State.READY, State.DRAINING}
             self._coordinator.report(slot.pid, status)
         if is_dead or slot.channel.is_ended:
             slot.checks_since_message = slot.checks_since_message or 0
@@ -209,9 +210,9 @@ class Supervisor:
             self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
-        slot.start_at = math.inf
+        slot.start_at, slot.start_error = math.inf, ""
         self._log("info", "worker_started", worker=slot.index, pid=slot.pid)
-        slot.member = self._coordinator.join(slot.pid, slot.channel.send)
+        self._coordinator.join(slot.pid, slot.channel.send)
 
     def _reaped(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
@@ -219,7 +220,6 @@ class Supervisor:
             return
         self._hear(slot, is_dead=True)
         slot.pid = slot.checks_since_message = None
-        slot.has_served |= slot.member is not None and slot.member.has_served
         self._clean_up(slot.index)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
@@ -230,8 +230,8 @@ class Supervisor:
                 self._exit_code = self._exit_code or EXIT_FAILED
         elif code == EXIT_REFUSED and not slot.has_served:
             self._log("error", "worker_refused", worker=slot.index, pid=pid, lived_s=lived_s, **how)
-            if slot.member is not None and slot.member.status.start_error:
-                processes.print_error(slot.member.status.start_error)
+            if slot.start_error:
+                processes.print_error(slot.start_error)
             self._end_all(EXIT_REFUSED)
         else:
             restart_in_s = slot.retry_later(self._system.now())

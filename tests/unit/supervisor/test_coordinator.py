@@ -133,17 +133,6 @@ def test_a_process_that_left_is_missing_and_what_it_still_reports_counts_for_not
         assert service.one.service.why_not_ready == "1 of 2 processes is not up yet"
 
 
-@pytest.mark.parametrize(
-    ("state", "has_served"),
-    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
-)
-def test_whether_a_process_ever_served_is_known(empty, state, has_served):
-    member = empty.coordinator.join(13, lambda _: None)
-    for reported in (state, State.FAILED):
-        empty.coordinator.report(13, WorkerStatus(reported))
-    assert member.has_served is has_served
-
-
 def test_only_news_are_sent(service):
     number = len(service.two.received)
     for _ in range(3):

@@ -420,6 +420,16 @@ def test_a_refusal_of_a_slot_that_served_is_a_crash_and_the_others_continue():
     assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
 
 
+@pytest.mark.parametrize(
+    ("state", "has_served"),
+    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
+)
+def test_a_slot_has_served_if_its_process_ever_reported_ready_or_draining(state, has_served):
+    reports = ("report", 0, WorkerStatus(state)), ("due",), ("report", 0, WorkerStatus(State.FAILED))
+    outcome = Outcome(FakeSystem(*reports, ("exit", 1001, EXIT_REFUSED)), workers=1)
+    assert outcome.exit_code == (None if has_served else EXIT_REFUSED)
+
+
 def test_a_death_by_an_unnamed_signal_is_logged_too():
     outcome = Outcome(FakeSystem(("exit", 1001, -40)))
     assert outcome.fields("worker_died")[0]["signal"] == "signal 40"
