@@ -21,7 +21,6 @@ from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
 from service.supervisor.status import DesiredState
 
 P = ParamSpec("P")
@@ -78,7 +77,7 @@ class LayerRegistry:
         names = await self._read(self._load_thread, self._store.names)
         for name in names:
             try:
-                await self._load(await self._read(self._load_thread, self._store.load, name))
+                await self._load(name)
             except LayerError as error:
                 if strict:
                     raise
@@ -99,7 +98,7 @@ class LayerRegistry:
         errors: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.loaded - self._loaded.keys()):
             try:
-                await self._load(await self._read_version(name, digest))
+                await self._load(name, digest)
             except LayerError as error:
                 errors[name, digest] = error
         self._serve(desired)
@@ -129,14 +128,11 @@ class LayerRegistry:
             del before  # the last reference, unless a request was admitted with a released layer
             self._engine.release()
 
-    async def _read_version(self, name: str, digest: str) -> StoredLayer:
-        """Read the version with that digest; raises LayerError if the directory has no such version (any more, or yet)."""
+    async def _load(self, name: str, digest: str | None = None) -> None:
+        """Load a layer, with that digest if one is given; raises LayerError if the directory has none (any more, or yet)."""
         stored = await self._read(self._load_thread, self._store.load, name)
-        if stored.digest != digest:
+        if digest not in (None, stored.digest):
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
-        return stored
-
-    async def _load(self, stored: StoredLayer) -> None:
         loaded = await self._load_on_engine(f'layer "{stored.name}"', stored.spec, stored.tensors)
         self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
         self._listener.layer_loaded(stored.name, loaded)

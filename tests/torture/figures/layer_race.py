@@ -56,7 +56,7 @@ def plant() -> None:
                 stored = await self._read(self._load_thread, self._store.load, name)
                 if (name, stored.digest) not in desired.loaded:
                     raise LayerError("the file is not the version that is served")  # noqa: TRY301 (as it was)
-                await self._load(stored)
+                await self._load(name, stored.digest)
             except LayerError as error:
                 errors[name] = error
         self._serve(desired)
