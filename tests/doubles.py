@@ -208,7 +208,7 @@ class LocalChannel(ControlChannel):
         self.pid = pid
         super().__init__(None, has_peers=has_peers)  # type: ignore[arg-type]
 
-    def open(self, changed: Callable[[], object]) -> None:
+    def open(self, *changed: Callable[[], object]) -> None:
         self._changed = changed
         self.coordinator.join(self.pid, self._take)
         self._repeat()

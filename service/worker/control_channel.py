@@ -37,10 +37,10 @@ class ControlChannel:
         self.is_orphaned = False
         self._end = end
         self._num_unanswered = 0
-        self._changed: Callable[[], object] = bool
+        self._changed: tuple[Callable[[], object], ...] = ()
 
-    def open(self, changed: Callable[[], object]) -> None:
-        """Begin to report, from the running loop; from now on call `changed` whenever a status of the service arrives."""
+    def open(self, *changed: Callable[[], object]) -> None:
+        """Begin to report, from the running loop; from now on call each `changed` whenever a status of the service arrives."""
         self._changed = changed
         if sys.stderr is not None:
             faulthandler.register(STACKS_SIGNAL)
@@ -91,4 +91,5 @@ class ControlChannel:
 
     def _take(self, service: ServiceStatus) -> None:
         self.service, self.has_heard, self._num_unanswered = service, True, 0
-        self._changed()
+        for changed in self._changed:
+            changed()

@@ -113,7 +113,7 @@ class Service:
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
-        self._channel.open(self._service_changed)
+        self._channel.open(self.readiness.check, self._reconciler.check, self._rollout.check)
         if self.keys is not None:
             try:
                 await self.keys.open()
@@ -124,12 +124,6 @@ class Service:
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
         self._start_task(self._watch_loads(), "loads")
-
-    def _service_changed(self) -> None:
-        """Check for other ready processes, another desired state and the outcome of a rollout."""
-        self.readiness.check()
-        self._reconciler.check()
-        self._rollout.check()
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""

@@ -100,7 +100,7 @@ class SlowChannel(LocalChannel):
     inbox: ServiceStatus | None = None
     has_unsent = is_dead = False
 
-    def open(self, changed: Callable[[], object]) -> None:
+    def open(self, *changed: Callable[[], object]) -> None:
         self._changed = changed
         self.coordinator.join(self.pid, self._take)
         self.receive()
