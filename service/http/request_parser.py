@@ -305,10 +305,7 @@ class ChunkedBody:
         self._num_framing_bytes = 0
 
     def take(self, data: Bytes) -> tuple[bytes, bytes]:
-        """Return the body's part of `data`, and the rest: bytes of the next request, or bytes for another loop tick.
-
-        Raises BadRequest.
-        """
+        """Return the body's part of `data`, and the rest: of the next request, or for another loop tick. Raises BadRequest."""
         data, self._begun = self._begun + data, b""
         pieces: list[bytes] = []
         at = lines = 0

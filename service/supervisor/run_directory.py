@@ -67,10 +67,7 @@ class RunDirectory:
         return made
 
     def restore(self) -> bool:
-        """Make what is missing and lock the directory; return whether anything was missing.
-
-        Raise OSError if that fails or no file can be written there.
-        """
+        """Make what is missing and lock the directory; return whether anything was. Raise OSError if no file can be written."""
         is_new = _make(self.path)
         self._lock()
         is_new |= _make(self.metrics)

@@ -23,10 +23,7 @@ MAX_UNANSWERED = int(MAX_AGE_S / PING_S)
 
 
 class ControlChannel:
-    """`has_peers`: other processes' event loops ran already when this one started.
-
-    `ended` is called if the supervisor ends before this process.
-    """
+    """`has_peers`: other processes' loops ran already when this one started. `ended` is called if the supervisor ends first."""
 
     def __init__(self, end: Channel, *, has_peers: bool) -> None:
         self.has_peers = has_peers
