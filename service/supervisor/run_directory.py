@@ -67,7 +67,7 @@ class RunDirectory:
         return made
 
     def restore(self) -> bool:
-        """Make what is missing and lock the directory; return whether anything was. Raise OSError if no file can be written."""
+        """Make what is missing and lock the directory; return whether anything was. Raise OSError if that, or a write, fails."""
         is_new = _make(self.path)
         self._lock()
         is_new |= _make(self.metrics)

@@ -55,8 +55,18 @@ class LayerRollout:
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
         seen = self._settled(name).layers.get(name)
-        # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
-        catalog, is_new = await self._roll_out(name, await self._digest(name), seen)
+        try:
+            # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
+            async with asyncio.timeout(self._timeout_s):
+                digest = await self._registry.digest(name)
+        except TimeoutError:
+            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
+        except LayerMissing:
+            raise LayerNotFound("the layer directory has no file of that name") from None
+        except LayerError as error:
+            self._telemetry.layer_refused(name, error)
+            raise InvalidInput(error.message) from error
+        catalog, is_new = await self._roll_out(name, digest, seen)
         assert catalog is not None, "a layer is served, and nothing is. This is a bug."
         self._telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
@@ -82,18 +92,6 @@ class LayerRollout:
         if desired.phase is not Phase.SETTLED or self._ended is not None:
             raise NotReady("another change of layers is under way", retry_after_s=1)
         return desired
-
-    async def _digest(self, name: str) -> str:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._registry.digest(name)
-        except TimeoutError:
-            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
-        except LayerMissing:
-            raise LayerNotFound("the layer directory has no file of that name") from None
-        except LayerError as error:
-            self._telemetry.layer_refused(name, error)
-            raise InvalidInput(error.message) from error
 
     async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:
         self._settled(name)
