@@ -139,7 +139,9 @@ class Supervisor:
         while True:
             for slot in self._slots:
                 self._start_if_due(slot)
-            signum = self._system.wait(self._timeout_s(), [slot.channel for slot in self._slots if slot.channel])
+            due = min(self._check_at, self._deadline, *(slot.start_at for slot in self._slots))
+            timeout_s = None if due == math.inf else max(0.0, due - self._system.now())
+            signum = self._system.wait(timeout_s, [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
             if signum in (signal.SIGTERM, signal.SIGINT):
@@ -159,11 +161,6 @@ class Supervisor:
 
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
-
-    def _timeout_s(self) -> float | None:
-        """Return seconds until something is due; None if only a signal or a message can change anything."""
-        due = min(self._check_at, self._deadline, *(slot.start_at for slot in self._slots))
-        return None if due == math.inf else max(0.0, due - self._system.now())
 
     def _hear(self, slot: Slot, *, is_dead: bool = False) -> None:
         """Pass on what a worker has sent, and close its channel if it ends, is dead, or has sent too long a message.
